@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Makes .venv beside the repository from constraints.txt: what a job needs and, with --dev, what the tests need.
+#
+# The one idea: a stamp, written last, names everything the installation depends on. As long as it fits there is nothing
+# to do, and nothing is started to find that out. A mark set before the first change tells the next call that this one
+# was killed in the middle; it then begins anew, for half an installed package looks whole to pip.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=$root/.venv
+stamp=$venv/.samebits-stamp
+unfinished=$venv/.samebits-unfinished
+log=$venv/setup.log
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+case ${1-} in
+    '' | --dev) ;;
+    -h | --help)
+        echo 'usage: setup.sh [--dev]    makes .venv beside the repository; --dev adds what scripts/test.sh needs'
+        exit 0
+        ;;
+    *) fail "unknown argument '$1': expected nothing or --dev" ;;
+esac
+
+extras=examples
+if compgen -G '/dev/davinci[0-9]*' >/dev/null; then extras+=,npu; fi
+if [ "${1-}" = --dev ]; then extras+=,dev; fi
+
+# What the installation depends on. The interpreter is named by the two links that make the environment's python.
+fingerprint() {
+    { printf '%s\n' "$root" && cat "$root"/{setup.cfg,pyproject.toml,constraints.txt} "$venv/pyvenv.cfg"; } | cksum
+}
+
+is_done() {
+    [ -x "$venv/bin/python" ] && [ -r "$stamp" ] && [ ! -e "$unfinished" ] || return 1
+    local stamped_fingerprint stamped_extras
+    { read -r stamped_fingerprint && read -r stamped_extras; } <"$stamp" || return 1
+    [ "$stamped_fingerprint" = "$(fingerprint)" ] || return 1
+    [ "$stamped_extras" = "$extras" ] || [ "$stamped_extras" = "$extras,dev" ]
+}
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# Prints a usable interpreter. A name on PATH may be a shim of something not installed, so each is tried.
+find_python() {
+    local candidates=(python3 python3.11 python3.12 python3.13 python3.14) candidate
+    if [ -n "${PYTHON-}" ]; then candidates=("$PYTHON"); fi
+    for candidate in "${candidates[@]}"; do
+        if is_new_enough "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python from 3.11 on among ${candidates[*]}: install one, or name it with PYTHON=<its path> bash $0"
+}
+
+# stage WHAT COMMAND...: runs the command into the log, says every ten seconds that it still does.
+stage() {
+    local what=$1 began=$SECONDS status line waited
+    shift
+    say "$what"
+    exec {done_fd}< <(
+        status=0
+        "$@" >>"$log" 2>&1 </dev/null || status=$?
+        echo "$status"
+    )
+    while :; do
+        waited=0
+        read -r -t 10 line <&"$done_fd" || waited=$?
+        [ "$waited" -gt 128 ] || break # above 128: ten seconds went by without an answer
+        say "$what: $((SECONDS - began)) s so far"
+    done
+    exec {done_fd}<&-
+    status=${line:-killed}
+    [ "$status" = 0 ] && return
+    # pip that failed before it began to install has changed nothing, and what was there may stay.
+    if [ "$status" != killed ] && [ -x "$venv/bin/pip" ] && ! grep -q '^Installing collected packages' "$log"; then
+        rm -f "$unfinished"
+    fi
+    tail -n 4 "$log" | sed 's/^/    /' >&2
+    fail "$what failed after $((SECONDS - began)) s (exit status $status): all of it is in $log, and where no package index" \
+        "can be reached, PIP_FIND_LINKS=<folder with the wheels of constraints.txt> lets the same command work offline"
+}
+
+make_environment() {
+    "$python" -m venv "$venv" && "$venv/bin/python" -m pip --version
+}
+
+install_packages() {
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input --constraint constraints.txt)
+    cd "$root"
+    "${pip[@]}" setuptools wheel && "${pip[@]}" --no-build-isolation --editable ".[$extras]"
+}
+
+# An installed package of another project called `runtime` would be imported instead of ours.
+check_import_name() {
+    (cd / && "$venv/bin/python" -P - "$root") <<'PYTHON'
+import importlib.util
+import sys
+from pathlib import Path
+
+spec = importlib.util.find_spec("runtime")
+origin = spec and spec.origin
+expected = Path(sys.argv[1], "runtime", "__init__.py")
+if origin is None or Path(origin).resolve() != expected.resolve():
+    sys.exit(f"`import runtime` finds {origin} instead of {expected}: remove that other project's package")
+PYTHON
+}
+
+if is_done; then exit 0; fi
+
+began=$SECONDS
+python=$(find_python)
+exec {lock_fd}<"$root/setup.cfg"
+# The lock belongs to the open file, which this shell keeps when the little Python is gone; pip inherits it too, so that
+# what a killed setup.sh left running is waited for.
+"$python" - "$lock_fd" <<'PYTHON'
+import fcntl
+import sys
+
+descriptor = int(sys.argv[1])
+try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("setup: another setup.sh is at work here, waiting for it", flush=True)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+PYTHON
+if is_done; then exit 0; fi
+
+if [ -e "$unfinished" ]; then
+    say "an earlier setup was killed in the middle, so $venv is made anew"
+    rm -rf "$venv"
+elif [ -e "$venv" ] && [ ! -x "$venv/bin/python" ]; then
+    say "$venv has no working Python, so it is made anew"
+    rm -rf "$venv"
+fi
+mkdir -p "$venv"
+: >"$unfinished"
+rm -f "$stamp"
+: >"$log"
+if [ ! -x "$venv/bin/python" ]; then
+    stage "making $venv with $("$python" --version)" make_environment
+fi
+if ! is_new_enough "$venv/bin/python"; then
+    rm -f "$unfinished"
+    fail "$venv has $("$venv/bin/python" --version), expected 3.11 or newer: move it away and call this again"
+fi
+stage "installing what constraints.txt names [$extras]" install_packages
+if ! wrong=$(check_import_name 2>&1); then
+    rm -f "$unfinished"
+    fail "$wrong, with $venv/bin/python -m pip uninstall runtime"
+fi
+printf '%s\n%s\n' "$(fingerprint)" "$extras" >"$stamp.new"
+mv "$stamp.new" "$stamp"
+rm -f "$unfinished"
+say "$venv is ready after $((SECONDS - began)) s"

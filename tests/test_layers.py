@@ -1,0 +1,352 @@
+"""The rooms of the package and who may import whom, read from the sources themselves.
+
+Every file of ``runtime`` is parsed, never imported, so an import inside a function counts as much as one at the top.
+The rules are the tables below; :func:`breaches` applies them to one source, and the small offending sources further
+down show that each rule can fail. What parsing cannot see, the last test does: it imports the scheduler's path in a
+process of its own and looks whether torch came along.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "runtime"
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "settings_table": (),
+    "config": ("settings_table",),
+    "core": ("core",),
+    "store": ("core", "store"),
+    "net": ("core", "net"),
+    "service": ("core", "store", "net", "config", "service"),
+    # Of the core only its types: decisions are taken in the scheduler's process and in the agent.
+    "training": (
+        *("core.messages", "core.point", "core.ready", "core.records", "core.schema", "core.state"),
+        *("store", "config", "service", "training"),
+    ),
+    "ops": ("service.status", "store", "net", "config", "training", "ops"),
+    "__init__": ("config", "service", "training"),
+    "__main__": ("core", "store", "net", "config", "service", "training", "ops"),
+}
+"""What each room may import besides ``runtime.errors``, which is everybody's."""
+
+ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "__init__": ("config", "service", "training"),
+    "__main__": ("training",),
+    "ops": ("training",),
+}
+"""What of it must wait until a function is called, so that a process without training never loads torch."""
+
+TORCH = {"torch", "torch_npu", "torchvision", "functorch"}
+PICKLE = {"pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+PICKLING_CALLS = {
+    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
+    *("recv_object_list", "send_object_list", "recv_pyobj", "send_pyobj"),
+}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+CORE_MAY_IMPORT = {
+    *(
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+    ),
+    *("heapq", "ipaddress", "itertools", "math", "operator", "re", "string", "struct", "types", "typing"),
+    "msgpack",  # values to bytes and back, for the schema that wire and journal share
+}
+"""All of the world outside ``runtime`` that a decision may depend on: no I/O, clock, randomness, thread or log."""
+CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint"}
+NAMES_THAT_SAY_NOTHING = {"util", "utils", "helper", "helpers", "common", "misc"}
+FEWEST_WORDS_OF_AN_OPENING = 8
+
+
+class When(Enum):
+    """When an import happens."""
+
+    LOADING = "when the module is loaded"
+    CALLED = "when a function is called"
+    TYPING = "for the type checker only"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name, resolved to its absolute dotted path."""
+
+    target: str
+    line: int
+    when: When
+
+
+class Imports(ast.NodeVisitor):
+    """Collects every import of one module, relative ones resolved, ``import_module("...")`` included."""
+
+    def __init__(self, package: list[str]) -> None:
+        self.package = package
+        self.found: list[Import] = []
+        self.computed: list[int] = []
+        self._when = When.LOADING
+
+    def _inside(self, when: When, nodes: list[ast.stmt] | list[ast.AST]) -> None:
+        outer, self._when = self._when, when
+        for node in nodes:
+            self.visit(node)
+        self._when = outer
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
+        self._inside(When.CALLED, list(ast.iter_child_nodes(node)))
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_function
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            self._inside(When.TYPING, node.body)
+            self._inside(self._when, node.orelse)
+        else:
+            self.generic_visit(node)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found += [Import(alias.name, node.lineno, self._when) for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self.package[: len(self.package) - node.level + 1] if node.level else []
+        base += [node.module] if node.module else []
+        self.found += [Import(".".join([*base, alias.name]), node.lineno, self._when) for alias in node.names]
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if ast.unparse(node.func) in ("import_module", "importlib.import_module", "__import__") and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                self.found.append(Import(name.value, node.lineno, self._when))
+            else:
+                self.computed.append(node.lineno)
+        self.generic_visit(node)
+
+
+def is_under(target: str, places: tuple[str, ...]) -> bool:
+    """Whether the dotted ``target``, less its leading ``runtime.``, is one of the places or lies below one."""
+    return any(f"{target}.".startswith(f"runtime.{place}.") for place in places)
+
+
+def breaches(path: str, source: str) -> list[str]:
+    """Every rule that ``source`` breaks as the file ``path``, given relative to the package; each names its line."""
+    place = PurePosixPath(path)
+    room = place.parts[0].removesuffix(".py")
+    tree = ast.parse(source, filename=f"runtime/{path}")
+    collected = Imports(["runtime", *place.parts[:-1]])
+    collected.visit(tree)
+    found = [
+        *breached_by_place(place, room, tree),
+        *breached_by_expressions(room, tree),
+        *(f"{line}: imports a module whose name is computed" for line in collected.computed if room != "__init__"),
+    ]
+    for imported in collected.found:
+        found += [f"{imported.line}: {text}" for text in breached_by_import(room, imported)]
+    return [f"runtime/{path}:{text}" for text in found]
+
+
+def breached_by_place(place: PurePosixPath, room: str, tree: ast.Module) -> Iterator[str]:
+    if room not in MAY_IMPORT:
+        yield f"1: lies in no room; the rooms are {', '.join(MAY_IMPORT)}"
+    for part in place.parts:
+        if part.removesuffix(".py") in NAMES_THAT_SAY_NOTHING:
+            yield f"1: {part!r} does not say what lives there"
+    if len((ast.get_docstring(tree) or "").split()) < FEWEST_WORDS_OF_AN_OPENING:
+        yield "1: opens with no paragraph on what lives here and what never does"
+
+
+def breached_by_import(room: str, imported: Import) -> Iterator[str]:
+    target, when = imported.target, imported.when
+    outermost = target.partition(".")[0]
+    if outermost == "runtime":
+        if not is_under(target, (*MAY_IMPORT.get(room, ()), "errors")):
+            yield f"{room} may not import {target}"
+        elif when is When.LOADING and is_under(target, ONLY_INSIDE_FUNCTIONS.get(room, ())):
+            yield f"{room} may import {target} only inside a function"
+    elif room == "core" and outermost not in CORE_MAY_IMPORT:
+        yield f"core may not import {outermost}: a decision depends on its inputs and `now` alone"
+    if outermost in TORCH and room != "training":
+        yield f"only training imports {outermost}"
+    if outermost in PICKLE:
+        yield f"{outermost} runs code that a peer or a file brings"
+    if room != "config" and target in {f"os.{name}" for name in ENVIRONMENT}:
+        yield f"only config reads {target}"
+
+
+def breached_by_expressions(room: str, tree: ast.Module) -> Iterator[str]:
+    os_names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "os"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            if isinstance(node.value, ast.Name) and node.value.id in os_names and node.attr in ENVIRONMENT:
+                if room != "config":
+                    yield f"{node.lineno}: only config reads {dotted}"
+            elif dotted in ("torch.load", "torch.save") or node.attr in PICKLING_CALLS:
+                yield f"{node.lineno}: {dotted} pickles"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            yield f"{node.value.lineno}: allow_pickle pickles"
+        elif room == "core" and isinstance(node, ast.Call) and ast.unparse(node.func) in CORE_MAY_NOT_CALL:
+            yield f"{node.lineno}: core may not call {ast.unparse(node.func)}"
+
+
+def breaches_below(package: Path) -> list[str]:
+    """Every breach in every source file below ``package``."""
+    return [
+        breach
+        for file in sorted(package.rglob("*.py"))
+        for breach in breaches(file.relative_to(package).as_posix(), file.read_text(encoding="utf-8"))
+    ]
+
+
+def test_every_file_keeps_to_its_room() -> None:
+    assert breaches_below(PACKAGE) == []
+
+
+def test_no_file_of_the_repository_has_a_name_that_says_nothing() -> None:
+    files = [file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
+    assert files
+    assert [file for file in files if file.stem in NAMES_THAT_SAY_NOTHING] == []
+
+
+OPENING = '"""Small sources with one fault each, to show that the rule against it can fail."""\n'
+
+OFFENDING: list[tuple[str, str, str]] = [
+    ("core/decide.py", "from runtime.store import journal", "core may not import runtime.store.journal"),
+    ("core/decide.py", "from ..net import codec", "core may not import runtime.net.codec"),
+    ("core/decide.py", "def f():\n    import time", "core may not import time"),
+    ("core/decide.py", "from os import path", "core may not import os"),
+    ("core/decide.py", "import random", "core may not import random"),
+    ("core/decide.py", "import threading", "core may not import threading"),
+    ("core/decide.py", "import logging", "core may not import logging"),
+    ("core/decide.py", "import socket", "core may not import socket"),
+    ("core/decide.py", "from uuid import uuid4", "core may not import uuid"),
+    ("core/decide.py", "import torch", "core may not import torch"),
+    ("core/decide.py", "import zmq", "core may not import zmq"),
+    ("core/decide.py", "print('seated')", "core may not call print"),
+    ("store/journal.py", "from runtime.net.codec import pack", "store may not import runtime.net.codec"),
+    ("store/journal.py", "import runtime.config", "store may not import runtime.config"),
+    ("net/server.py", "from runtime.store.journal import Journal", "net may not import runtime.store.journal"),
+    ("service/agent.py", "from runtime.training import group", "service may not import runtime.training.group"),
+    (
+        "service/agent.py",
+        "import importlib\nimportlib.import_module('runtime.ops.x')",
+        "service may not import runtime.ops",
+    ),
+    ("service/agent.py", "import importlib\nimportlib.import_module(name)", "whose name is computed"),
+    ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "only training imports torch"),
+    ("service/agent.py", "def f():\n    from torch import nn", "only training imports torch"),
+    ("service/agent.py", "from runtime import elastic", "service may not import runtime.elastic"),
+    ("training/group.py", "from runtime.ops import launcher", "training may not import runtime.ops.launcher"),
+    (
+        "training/group.py",
+        "from runtime.core.scheduler import SchedulerCore",
+        "training may not import runtime.core.scheduler",
+    ),
+    ("training/group.py", "from runtime.net import client", "training may not import runtime.net.client"),
+    ("ops/command_line.py", "from runtime.service.agent import Agent", "ops may not import runtime.service.agent"),
+    ("ops/command_line.py", "from runtime.training import device", "only inside a function"),
+    ("__main__.py", "from runtime.training import device", "only inside a function"),
+    ("__init__.py", "from runtime.training.elastic import run", "only inside a function"),
+    ("__init__.py", "def f():\n    from runtime.ops import launcher", "__init__ may not import runtime.ops.launcher"),
+    ("errors.py", "from runtime.config import Settings", "errors may not import runtime.config"),
+    ("store/journal.py", "import os\nos.environ['HOME']", "only config reads os.environ"),
+    ("store/journal.py", "import os as system\nsystem.getenv('HOME')", "only config reads system.getenv"),
+    ("store/journal.py", "from os import environ", "only config reads os.environ"),
+    ("store/journal.py", "import pickle", "pickle runs code"),
+    ("training/state.py", "import torch\ntorch.load('x')", "torch.load pickles"),
+    ("training/state.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "pickles"),
+    ("store/ckpt.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allow_pickle pickles"),
+    ("net/utils.py", "", "does not say what lives there"),
+    ("common/codec.py", "", "does not say what lives there"),
+    ("helpers.py", "", "lies in no room"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "expected"), OFFENDING)
+def test_a_breach_is_found(path: str, source: str, expected: str) -> None:
+    assert any(expected in breach for breach in breaches(path, OPENING + source)), breaches(path, OPENING + source)
+
+
+def test_a_missing_opening_is_found() -> None:
+    assert "opens with no paragraph" in breaches("net/codec.py", "import zmq")[0]
+    assert "opens with no paragraph" in breaches("net/codec.py", '"""Codec."""\nimport zmq')[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "core/decide.py",
+            "from dataclasses import dataclass\nfrom runtime.core.state import Seat\nfrom . import point",
+        ),
+        ("core/decide.py", "from ..errors import ProtocolError"),
+        ("store/journal.py", "import os\nfrom runtime.core.records import Record\nos.fsync(0)"),
+        (
+            "service/scheduler.py",
+            "import logging\nfrom runtime.net.server import Server\nfrom runtime.store import journal",
+        ),
+        ("training/group.py", "import torch.distributed\nfrom runtime.core.point import Point"),
+        (
+            "ops/command_line.py",
+            "from runtime.service import status\ndef doctor():\n    from runtime.training import device",
+        ),
+        ("config.py", "import os\nos.environ.get('ROLE')"),
+        ("__main__.py", "from runtime.ops import command_line\ndef f():\n    from runtime.training import device"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from runtime.training.elastic import run\nelse:\n    import typing"),
+        ("__init__.py", "import importlib\ndef __getattr__(name):\n    return importlib.import_module(PLACES[name])"),
+    ],
+)
+def test_what_the_rules_allow_is_no_breach(path: str, source: str) -> None:
+    assert breaches(path, OPENING + source) == []
+
+
+def test_a_breach_in_any_file_of_a_tree_is_found(tmp_path: Path) -> None:
+    place = tmp_path / "core" / "deep"
+    place.mkdir(parents=True)
+    (place / "decide.py").write_text(OPENING + "import time\n", encoding="utf-8")
+    assert breaches_below(tmp_path) == [
+        "runtime/core/deep/decide.py:2: core may not import time: a decision depends on its inputs and `now` alone"
+    ]
+
+
+def modules_outside_training() -> list[str]:
+    relative = (file.relative_to(ROOT).with_suffix("") for file in sorted(PACKAGE.rglob("*.py")))
+    dotted = [".".join(place.parts).removesuffix(".__init__") for place in relative if place.parts[1] != "training"]
+    assert "runtime" in dotted
+    return dotted
+
+
+@pytest.mark.parametrize(
+    "modules", [["runtime", "runtime.__main__"], modules_outside_training()], ids=["scheduler", "all"]
+)
+def test_without_training_nothing_loads_torch(modules: list[str]) -> None:
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print([name for name in ('torch', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")

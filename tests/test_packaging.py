@@ -1,0 +1,144 @@
+"""The wheel: built from a copy of the sources, opened, and run from a place that knows nothing of the repository."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email.message
+import email.parser
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
+IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq"}
+
+
+def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
+    """Runs a command to its end and returns what it printed; a failure shows everything it said."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} left with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built without a network in a copy, so that no build leftovers of the checkout can slip in."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in SOURCES:
+        if (repository / name).is_dir():
+            shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (repository / name).exists():
+            shutil.copy(repository / name, source / name)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=source)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        return email.parser.Parser().parsestr(archive.read("samebits-0.1.0.dist-info/METADATA").decode())
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, repository: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.startswith("samebits-0.1.0.dist-info/")}
+        folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
+    sources = {file.relative_to(repository).as_posix() for file in (repository / "runtime").rglob("*.py")}
+    assert names == sources | {"runtime/py.typed"}
+    assert wheel.name == "samebits-0.1.0-py3-none-any.whl"
+    assert "Apache License" in folded
+
+
+def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
+    folders = {file.parent for file in (repository / "runtime").rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> None:
+    assert metadata["Name"] == "samebits"
+    assert metadata["Version"] == "0.1.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("Provides-Extra") == ["npu", "examples", "dev"]
+    required = metadata.get_all("Requires-Dist") or []
+    assert {'torch_npu==2.13.0; extra == "npu"', 'scikit-learn>=1.5; extra == "examples"'} <= set(required)
+    assert any(line.startswith("torch>=") for line in required)
+    assert not any(line.startswith(("runtime", "samebits")) for line in required)
+
+
+def test_the_console_command_is_samebits(wheel: Path) -> None:
+    entry_points = configparser.ConfigParser()
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points.read_string(archive.read("samebits-0.1.0.dist-info/entry_points.txt").decode())
+    assert dict(entry_points["console_scripts"]) == {"samebits": "runtime.__main__:main"}
+
+
+def declared(repository: Path, *extras: str) -> set[str]:
+    """The import names of the requirements in setup.cfg."""
+    parser = configparser.ConfigParser()
+    parser.read(repository / "setup.cfg", encoding="utf-8")
+    lines = parser["options"]["install_requires"].split("\n")
+    for extra in extras:
+        lines += parser["options.extras_require"][extra].split("\n")
+    names = (line.split(";")[0].split(">")[0].split("=")[0].strip() for line in lines)
+    return {IMPORTED_AS.get(name, name) for name in names if name and not name.startswith("#")}
+
+
+def test_every_import_of_the_package_is_a_declared_requirement(repository: Path) -> None:
+    imported: set[str] = set()
+    for file in (repository / "runtime").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) - {"runtime"} - declared(repository, "npu") == set()
+
+
+def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
+    lines = (repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
+    pinned = {IMPORTED_AS.get(name, name) for name, _ in pins}
+    assert declared(repository, "examples", "dev") <= pinned
+    assert ["torch", "2.13.0"] in pins
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it; the heavy packages are borrowed from the one the tests run in."""
+    environment = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=environment)
+    # Written after the installation: pip must not see the editable samebits that lies beside the borrowed packages.
+    (site_packages,) = (environment / "lib").glob("python*/site-packages")
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site_packages / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n", encoding="utf-8")
+    return environment
+
+
+@pytest.mark.system
+def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    python = installed / "bin" / "python"
+    place = Path(run(python, "-c", "import runtime; print(runtime.__file__)", cwd=tmp_path).strip())
+    assert place.is_relative_to(installed)
+    assert "usage" in run(python, "-m", "runtime", "--help", cwd=tmp_path).lower()
+    assert "usage" in run(installed / "bin" / "samebits", "--help", cwd=tmp_path).lower()
+    assert list(tmp_path.iterdir()) == []
