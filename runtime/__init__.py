@@ -1,0 +1,55 @@
+"""SameBits: a PyTorch training job that kill -9 cannot end.
+
+The public names; each is imported when it is first used, so that a scheduler never loads torch::
+
+    import runtime
+    runtime.init()
+    state = runtime.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+
+    @runtime.elastic.run
+    def train(state): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.training import elastic as elastic
+    from runtime.training.checkpointing import CheckpointConfig as CheckpointConfig
+    from runtime.training.context import get_local_rank as get_local_rank
+    from runtime.training.context import get_rank as get_rank
+    from runtime.training.context import get_world_size as get_world_size
+    from runtime.training.context import init as init
+    from runtime.training.context import is_spare as is_spare
+    from runtime.training.sampler import ElasticSampler as ElasticSampler
+
+_HOME = {
+    "CheckpointConfig": "runtime.training.checkpointing",
+    "ElasticSampler": "runtime.training.sampler",
+    "elastic": "runtime.training.elastic",
+    "get_local_rank": "runtime.training.context",
+    "get_rank": "runtime.training.context",
+    "get_world_size": "runtime.training.context",
+    "init": "runtime.training.context",
+    "is_spare": "runtime.training.context",
+}
+
+__all__ = [
+    "CheckpointConfig",
+    "ElasticSampler",
+    "elastic",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "init",
+    "is_spare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'runtime' has no attribute {name!r}")
+    home = importlib.import_module(_HOME[name])
+    return home if name == "elastic" else getattr(home, name)

@@ -1,0 +1,334 @@
+"""What the environment says: the only module that reads or writes ``os.environ``.
+
+Here live the reader that turns an environment into frozen ``Settings``, the checks between values, and the few names
+that are written back for torch. Never here: name resolution, files, sockets, the clock. The one idea: everything
+follows from the entries of ``runtime.settings_table``; all problems are collected and raised at once, and a secret's
+value appears in none of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import SettingsError
+from runtime.settings_table import (
+    VARIABLES,
+    Role,
+    Scope,
+    Variable,
+    WrongValueError,
+    environment_table,
+    environment_table_zh,
+)
+
+__all__ = [
+    "KEPT_NAMES",
+    "Role",
+    "Settings",
+    "environment_table",
+    "environment_table_zh",
+    "fixed_settings",
+    "is_loopback",
+    "kept_environment",
+    "publish",
+    "read",
+    "require_secret",
+]
+
+PREFIX = "MS_"
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+
+KEPT_NAMES: tuple[str, ...] = (
+    *(
+        prefix + variable.name
+        for variable in VARIABLES
+        if not variable.secret and variable.scope is not Scope.PROCESS
+        for prefix in ("", PREFIX)
+    ),
+    *("PATH", "PYTHONPATH", "OMP_*", "*_VISIBLE_DEVICES", "DATA_PATH"),
+)
+"""Patterns of the names a restart keeps. Not ROLE and NODE_ID: whoever starts a process tells it those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values of ``VARIABLES``, typed. Folders are as given: relative ones are below the current folder.
+
+    ``role`` is None, and ``worker_num`` with its bounds 0, only where a tool reads without ``role_required``.
+    """
+
+    role: Role | None
+    worker_num: int
+    sched_host: str
+    sched_port: int
+    sched_bind: str | None
+    node_id: str | None
+    enable_recovery: bool
+    recovery_path: Path
+    register_cooldown_s: float
+    heartbeat_interval_s: float
+    node_timeout_s: float
+    reconnect_grace_s: float
+    topo_timeout_s: float
+    min_worker_num: int
+    max_worker_num: int
+    start_grace_s: float
+    spare_num: int
+    checkpoint_path: Path
+    log_dir: Path
+    job_name: str
+    cluster_secret: str | None = field(repr=False)
+    cluster_secret_file: Path | None
+    cluster_insecure: bool
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True) -> tuple[Settings, list[str]]:
+    """The settings that ``environ`` asks for, and warnings to show once; a function of its arguments only.
+
+    ``role_required=False`` is for tools such as ``status``: ROLE and WORKER_NUM may then be absent.
+
+    Raises:
+        SettingsError: with every problem found, in the table's order, then the relations between values.
+    """
+    reading = _Reading(environ, role_required)
+    for variable in VARIABLES:
+        reading.take(variable)
+    reading.check_relations()
+    if reading.problems:
+        raise SettingsError(reading.problems)
+    return Settings(**reading.values), reading.warnings
+
+
+class _Reading:
+    """One pass over the table: what was read so far (by field), under which name it was found, and what is wrong."""
+
+    def __init__(self, environ: Mapping[str, str], role_required: bool) -> None:
+        self.environ = environ
+        self.role_required = role_required
+        self.values: dict[str, Any] = {}
+        self.shown: dict[str, str] = {}
+        """By variable name: ``NAME=value`` as found, or with its default; only of variables that could be read."""
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+
+    def take(self, variable: Variable) -> None:
+        plain, prefixed = self.environ.get(variable.name, ""), self.environ.get(PREFIX + variable.name, "")
+        if variable.name == "NODE_ID" and self.values.get("role") is Role.SCHEDULER:
+            plain = prefixed = ""  # scripts leak a worker's MS_NODE_ID into the scheduler, whose identity is the lock
+        name, text = (variable.name, plain) if plain else (PREFIX + variable.name, prefixed)
+        if not text:
+            self._take_default(variable)
+            return
+        found = _shown(variable, name, text)
+        try:
+            value = variable.kind.parse(text)
+        except WrongValueError as wrong:
+            why = f"{wrong.why}; " if wrong.why else ""
+            mend = wrong.mend.format(name=name) or _mend(variable, name)
+            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Mend: {mend}")
+            return
+        if plain and prefixed and not _reads_as(variable, prefixed, value):
+            other = _shown(variable, PREFIX + variable.name, prefixed)
+            self.warnings.append(f"{found} is used; {other} differs and is ignored. Mend: unset one of the two")
+        self.values[variable.field] = value
+        self.shown[variable.name] = found
+        if not variable.capability.built and not self._asks_for_nothing(variable, value):
+            capability, harmless = variable.capability, variable.accepts_only
+            expected = "no value" if harmless is None else f"no value, or {harmless}"
+            self.problems.append(
+                f"{found}: not built yet in this release ({capability.name}); expected {expected}. "
+                f"Mend: unset {name}; {capability.meanwhile}"
+            )
+
+    def _take_default(self, variable: Variable) -> None:
+        if variable.required:
+            if self.role_required:
+                mend = _mend(variable, variable.name)
+                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Mend: {mend}")
+            else:
+                self.values[variable.field] = None if variable.name == "ROLE" else 0
+        elif variable.default is None:
+            self.values[variable.field] = None
+        elif (same_as := _BY_NAME.get(variable.default)) is not None:
+            if same_as.field in self.values:
+                self.values[variable.field] = self.values[same_as.field]
+                self.shown[variable.name] = f"{variable.name}={self.values[same_as.field]} (default)"
+        else:
+            self.values[variable.field] = variable.kind.parse(variable.default)
+            self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
+
+    def _asks_for_nothing(self, variable: Variable, value: object) -> bool:
+        if variable.accepts_only is None:
+            return False
+        same_as = _BY_NAME.get(variable.accepts_only)
+        if same_as is None:
+            return value == variable.kind.parse(variable.accepts_only)
+        # Where the other variable is itself missing or wrong, its own problem is the one to show.
+        return same_as.field not in self.values or value == self.values[same_as.field]
+
+    def check_relations(self) -> None:
+        """What no variable can get wrong alone; a relation with an unreadable value is left until that is mended."""
+        self._check_times()
+        self._check_bounds()
+        self._check_listening()
+        values = self.values
+        if values.get("role") is Role.WORKER and values.get("enable_recovery") and values.get("node_id", "") is None:
+            self.warnings.append(
+                "NODE_ID is not set although ENABLE_RECOVERY=1: started again, this process would be a stranger to the "
+                "scheduler and not get its rank back. Mend: export NODE_ID=<0 to WORKER_NUM - 1>, another one in each "
+                "worker"
+            )
+        if values.get("cluster_secret") is not None:
+            values["cluster_secret_file"] = None
+
+    def _check_times(self) -> None:
+        values, shown = self.values, self.shown
+        interval_s, timeout_s = values.get("heartbeat_interval_s"), values.get("node_timeout_s")
+        topo_timeout_s = values.get("topo_timeout_s")
+        if interval_s is not None and timeout_s is not None and 2 * interval_s > timeout_s:
+            self.problems.append(
+                f"{shown['HEARTBEAT_INTERVAL']}, {shown['NODE_TIMEOUT']}: one late heartbeat would lose a node; "
+                f"expected 2 × HEARTBEAT_INTERVAL ≤ NODE_TIMEOUT. Mend: export NODE_TIMEOUT={2 * interval_s:.15g} or "
+                f"export HEARTBEAT_INTERVAL={timeout_s / 2:.15g}"
+            )
+        if timeout_s is not None and topo_timeout_s is not None and timeout_s > topo_timeout_s:
+            self.problems.append(
+                f"{shown['NODE_TIMEOUT']}, {shown['TOPO_TIMEOUT']}: a round would give up before a loss is noticed; "
+                f"expected NODE_TIMEOUT ≤ TOPO_TIMEOUT. Mend: export TOPO_TIMEOUT={timeout_s:.15g} or "
+                f"export NODE_TIMEOUT={topo_timeout_s:.15g}"
+            )
+
+    def _check_bounds(self) -> None:
+        names = [name for name in ("MIN_WORKER_NUM", "WORKER_NUM", "MAX_WORKER_NUM") if name in self.shown]
+        sizes = [self.values[_BY_NAME[name].field] for name in names]
+        if sizes != sorted(sizes):
+            self.problems.append(
+                f"{', '.join(self.shown[name] for name in names)}: expected {' ≤ '.join(names)}. "
+                "Mend: unset MIN_WORKER_NUM MAX_WORKER_NUM, or put them in this order"
+            )
+
+    def _check_listening(self) -> None:
+        name = "SCHED_HOST" if self.values.get("sched_bind", "") is None else "SCHED_BIND"
+        address = self.values.get(_BY_NAME[name].field)
+        if self.values.get("role") is not Role.SCHEDULER or address is None or "cluster_insecure" not in self.values:
+            return
+        protected = self.values.get("cluster_secret") or self.values.get("cluster_secret_file")
+        if _is_literal(address) and not (is_loopback(address) or protected or self.values["cluster_insecure"]):
+            self.problems.append(_listening_problem(self.shown[name]))
+
+
+def _reads_as(variable: Variable, text: str, value: object) -> bool:
+    try:
+        return variable.kind.parse(text) == value
+    except WrongValueError:
+        return False
+
+
+def _shown(variable: Variable, name: str, text: str) -> str:
+    if variable.secret:
+        return f"{name}=(hidden)"
+    if not text.isprintable() or text != text.strip():
+        text = ascii(text)
+    return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"
+
+
+def _mend(variable: Variable, name: str) -> str:
+    if variable.example:
+        return f"export {name}={variable.example}"
+    if variable.default is None or variable.default in _BY_NAME:
+        return f"unset {name}"
+    return f"export {name}={variable.default}, which is its default"
+
+
+# --- who may listen where ---------------------------------------------------------------------------------------------
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is a literal loopback address or ``localhost``; resolves nothing."""
+    if address.lower().removesuffix(".") == "localhost":
+        return True
+    if not _is_literal(address):
+        return False
+    literal = ipaddress.ip_address(address)
+    mapped = literal.ipv4_mapped if isinstance(literal, ipaddress.IPv6Address) else None
+    return (mapped or literal).is_loopback
+
+
+def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
+    """Refuse to listen on ``bind_addresses`` (resolved, without port) beyond loopback without authentication.
+
+    For whoever binds: ``read`` has judged literal addresses, only the binder knows what a name resolves to.
+
+    Raises:
+        SettingsError: naming the addresses and what allows them.
+    """
+    beyond = [address for address in bind_addresses if not is_loopback(address)]
+    protected = settings.cluster_secret or settings.cluster_secret_file or settings.cluster_insecure
+    if beyond and not protected:
+        asked = f"SCHED_BIND={settings.sched_bind}" if settings.sched_bind else f"SCHED_HOST={settings.sched_host}"
+        raise SettingsError([_listening_problem(f"{asked} (listening on {', '.join(beyond)})")])
+
+
+def _is_literal(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _listening_problem(found: str) -> str:
+    built = _BY_NAME["CLUSTER_SECRET"].capability.built
+    return (
+        f"{found}: anyone who reaches a scheduler beyond loopback could join or end its job; expected CLUSTER_SECRET "
+        f"or CLUSTER_SECRET_FILE{'' if built else ' (not built yet in this release)'}, or CLUSTER_INSECURE=1 on a "
+        "network you trust. Mend: export CLUSTER_INSECURE=1, or export SCHED_HOST=127.0.0.1 and unset SCHED_BIND"
+    )
+
+
+# --- what others are told ---------------------------------------------------------------------------------------------
+
+
+def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Names and values that every process of one job must share, in the table's order; compared at registration."""
+    values = (
+        (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
+    )
+    return tuple((name, str(int(value))) for name, value in values)
+
+
+def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of ``environ`` that a restart of the job needs, as found: no secret, nothing of one process alone."""
+    return {name: text for name, text in environ.items() if any(fnmatchcase(name, kept) for kept in KEPT_NAMES)}
+
+
+def publish(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    master_addr: str,
+    master_port: int,
+    environ: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Write the names from which ``torch.distributed.init_process_group("env://")`` forms its group.
+
+    The two TORCHELASTIC names make every rank, 0 included, a client of the TCPStore that already listens on
+    ``master_addr``:``master_port`` (torch/distributed/rendezvous.py, ``_create_c10d_store``); without them rank 0
+    would try to open the port that is already held for it.
+    """
+    environ["RANK"] = str(rank)
+    environ["LOCAL_RANK"] = str(local_rank)
+    environ["WORLD_SIZE"] = str(world_size)
+    environ["MASTER_ADDR"] = master_addr
+    environ["MASTER_PORT"] = str(master_port)
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    environ["TORCHELASTIC_RESTART_COUNT"] = "0"

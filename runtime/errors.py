@@ -1,0 +1,198 @@
+"""Every error SameBits raises, with the exit code a process leaves with when it is not caught.
+
+::
+
+    SameBitsError                     1   base; never raised itself
+    ├── SettingsError                64   the environment does not say what this process is to do
+    ├── FencedError                  65   this process was replaced while it could not be heard
+    ├── DuplicateNodeError           66   another live process holds this NODE_ID
+    ├── SchedulerUnreachableError    67   no scheduler answered for TOPO_TIMEOUT
+    ├── RefusedError                 68   other job, other settings, unknown protocol, no seat
+    ├── NumericsError                69   this process would compute other bits than the group
+    ├── FormationTimeoutError        70   a round waited TOPO_TIMEOUT for its members
+    ├── StoreError                   71   what is on disk cannot be used as it stands
+    │   ├── JournalDamagedError      71   a record in the middle of the journal is not what was written
+    │   ├── ForeignFolderError       72   the folder belongs to another job
+    │   ├── LockedError              73   another live process writes there
+    │   └── CheckpointError          74   one point cannot be used: torn, flipped, incomplete
+    ├── ListenError                  75   the scheduler's address cannot be listened on
+    ├── JobFailedError               76   a death ended the job (ENABLE_RECOVERY=0)
+    ├── JobInterruptedError          77   the job stopped unfinished; recover.sh goes on from there
+    ├── JobStoppedError              78   somebody asked the job to stop
+    ├── StuckError                   79   this process could not leave a blocked collective
+    ├── UsageError                   80   the runtime's calls are in an order that cannot work
+    ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
+    ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
+    └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
+        └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
+
+Every message names the variable or file, the value found, what was expected, and the command that mends it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "CheckpointError",
+    "CommunicationError",
+    "DuplicateNodeError",
+    "FencedError",
+    "ForeignFolderError",
+    "FormationTimeoutError",
+    "GenerationEndedError",
+    "JobFailedError",
+    "JobInterruptedError",
+    "JobStoppedError",
+    "JournalDamagedError",
+    "LayoutError",
+    "ListenError",
+    "LockedError",
+    "NumericsError",
+    "ProtocolError",
+    "RefusedError",
+    "SameBitsError",
+    "SchedulerUnreachableError",
+    "SettingsError",
+    "StoreError",
+    "StuckError",
+    "UsageError",
+]
+
+
+class SameBitsError(Exception):
+    """Base of every error of this package; ``exit_code`` is the status an uncaught one ends the process with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class SettingsError(SameBitsError):
+    """One or more environment variables are wrong; all of them are in the message, a line each."""
+
+    exit_code = 64
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class FencedError(SameBitsError):
+    """The scheduler seated another process under this node id; this one must not touch the job again."""
+
+    exit_code = 65
+
+
+class DuplicateNodeError(SameBitsError):
+    """A live process holds this node id and did not go away within TOPO_TIMEOUT."""
+
+    exit_code = 66
+
+
+class SchedulerUnreachableError(SameBitsError):
+    """A process that is not training heard no scheduler for TOPO_TIMEOUT."""
+
+    exit_code = 67
+
+
+class RefusedError(SameBitsError):
+    """The scheduler will never admit this process; the message shows both sides' values."""
+
+    exit_code = 68
+
+
+class NumericsError(SameBitsError):
+    """Threads, torch version, device type or deterministic flags differ from those the job was started with."""
+
+    exit_code = 69
+
+
+class FormationTimeoutError(SameBitsError):
+    """A round waited TOPO_TIMEOUT; the message names the missing members."""
+
+    exit_code = 70
+
+
+class StoreError(SameBitsError):
+    """Something on disk cannot be used as it stands; nothing was changed or deleted."""
+
+    exit_code = 71
+
+
+class JournalDamagedError(StoreError):
+    """A record before the journal's last one fails its checksum."""
+
+
+class ForeignFolderError(StoreError):
+    """A journal, checkpoint or log folder carries another job's id."""
+
+    exit_code = 72
+
+
+class LockedError(StoreError):
+    """Another live process holds the lock; the message names it."""
+
+    exit_code = 73
+
+
+class CheckpointError(StoreError):
+    """One restore point cannot be used; the message names it and the reason."""
+
+    exit_code = 74
+
+
+class ListenError(SameBitsError):
+    """SCHED_HOST:SCHED_PORT cannot be listened on; the message says by whom it is held where that can be read."""
+
+    exit_code = 75
+
+
+class JobFailedError(SameBitsError):
+    """With ENABLE_RECOVERY=0 one process died, so the job ended; the message is the first cause."""
+
+    exit_code = 76
+
+
+class JobInterruptedError(SameBitsError):
+    """No worker is left and the job is not finished; its journal and checkpoints are whole."""
+
+    exit_code = 77
+
+
+class JobStoppedError(SameBitsError):
+    """The user asked for the job to end; ``recover.sh`` goes on from its newest checkpoint."""
+
+    exit_code = 78
+
+
+class StuckError(SameBitsError):
+    """A collective did not end after its sockets were broken; the process gives up its seat."""
+
+    exit_code = 79
+
+
+class UsageError(SameBitsError):
+    """A call of this package cannot work where it was made; the message says which call belongs there."""
+
+    exit_code = 80
+
+
+class ProtocolError(SameBitsError):
+    """Bytes that are not a message of this protocol; the sender is refused and counted."""
+
+    exit_code = 81
+
+
+class LayoutError(SameBitsError):
+    """Gradient buckets differ between ranks or from the restore point: training on would diverge silently."""
+
+    exit_code = 82
+
+
+class CommunicationError(SameBitsError):
+    """A collective failed because a member of the group is gone."""
+
+    exit_code = 83
+
+
+class GenerationEndedError(CommunicationError):
+    """This process's generation is over: a member was lost or a new round was opened."""

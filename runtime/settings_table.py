@@ -1,0 +1,361 @@
+"""The table of every environment variable, and the words and rows the README shows of it.
+
+Here live the entries, the kinds that turn a text into a value, and which capabilities are built. Never here: an
+environment; ``runtime.config`` reads that, and nobody else imports this module. The one idea: a variable is one entry
+of ``VARIABLES``; its value, its checks, the refusal of what is not built yet, what a restart keeps, what a job's
+processes must agree on and the README's rows all follow from that entry.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+MOST_WORKERS = 100_000
+LONGEST_S = 1e9
+"""Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
+
+
+class Role(Enum):
+    """What a process is in its job."""
+
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+
+
+class Scope(Enum):
+    """For whom one value of a variable holds."""
+
+    PROCESS = "process"
+    """Told to each process by whoever starts it; never kept for a restart."""
+    JOB = "job"
+    """The same in every process of a job; compared at registration."""
+    ANY = "any"
+    """May differ from process to process."""
+
+
+# --- kinds: how a text becomes a value ------------------------------------------------------------------------------
+
+
+class WrongValueError(ValueError):
+    """A text that its kind cannot read: why, and the mend where ``export NAME=<example>`` is not the best one."""
+
+    def __init__(self, why: str = "", mend: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+        self.mend = mend
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type and its range: what is expected, in both languages, and the parser that insists on it."""
+
+    expected: str
+    expected_zh: str
+    parse: Callable[[str], object]
+
+
+def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text: None) -> Kind:
+    def parse(text: str) -> int:
+        parse_first(text)
+        # int() alone takes 1_000 and any script's digits, and raises on thousands of them.
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) or not low <= int(text) <= high:
+            raise WrongValueError()
+        return int(text.strip())
+
+    return Kind(f"a whole number from {low} to {high}", f"{low} 到 {high} 的整数", parse)
+
+
+def _explain_service_link(text: str) -> None:
+    if "://" in text:
+        raise WrongValueError(
+            "this is the link Kubernetes sets for a Service of that name, not a port",
+            "set `enableServiceLinks: false` in the pod's spec, or give the port yourself: export {name}=8118",
+        )
+
+
+def _seconds(low: float) -> Kind:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text.strip()):
+            unit = re.fullmatch(r"\s*[0-9.]+\s*(ms|s|sec|m|min|h)\s*", text)
+            raise WrongValueError("seconds are written without a unit" if unit else "")
+        value = float(text.strip())
+        if not low <= value <= LONGEST_S:
+            raise WrongValueError(f"no timer goes beyond {LONGEST_S:.0f} s" if value > LONGEST_S else "")
+        return value
+
+    return Kind(f"seconds, {low:g} or more", f"秒数，不小于 {low:g}", parse)
+
+
+def _parse_switch(text: str) -> bool:
+    value = text.strip()
+    if value in ("0", "1"):
+        return value == "1"
+    meant = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}.get(value.lower())
+    raise WrongValueError(mend="" if meant is None else f"export {{name}}={meant}")
+
+
+def _parse_role(text: str) -> Role:
+    value = text.strip()
+    if value == "MS_PSERVER":
+        why = "there are no parameter servers here, the workers hold the parameters"
+        raise WrongValueError(why, "do not start this process; start the scheduler and the workers only")
+    names = {"scheduler": Role.SCHEDULER, "MS_SCHED": Role.SCHEDULER, "worker": Role.WORKER, "MS_WORKER": Role.WORKER}
+    if value in names:
+        return names[value]
+    meant = {name.lower(): role.value for name, role in names.items()}.get(value.lower())
+    if meant is not None:
+        raise WrongValueError("upper and lower case matter", f"export {{name}}={meant}")
+    raise WrongValueError()
+
+
+def _parse_host(text: str) -> str:
+    value = text.strip()
+    if "://" in value or re.fullmatch(r"(\[[^\]]*\]|[^:]*):[0-9]+", value):
+        raise WrongValueError("only the host belongs here, the port goes into SCHED_PORT")
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    try:
+        return str(ipaddress.IPv6Address(bare) if bare != value else ipaddress.ip_address(bare))
+    except ValueError:
+        # RFC 1123 labels, and the underscore that compose files put in service names. A name whose last label is a
+        # number is a mistyped IPv4 address (RFC 3696, section 2), so nobody is asked to resolve it.
+        labels = value.removesuffix(".").split(".")
+        wellformed = all(re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label) for label in labels)
+        if len(value) > 253 or not wellformed or labels[-1].isdigit():
+            raise WrongValueError() from None
+        return value
+
+
+def _parse_folder(text: str) -> Path:
+    if text.startswith("~"):
+        raise WrongValueError("only a shell expands `~`, and only unquoted", 'export {name}="$HOME/..."')
+    return Path(text)
+
+
+def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind:
+    def parse(text: str) -> str:
+        if len(text) > longest or not text.isprintable() or any(char in forbidden for char in text):
+            raise WrongValueError()
+        return text
+
+    return Kind(expected, expected_zh, parse)
+
+
+_ROLE = Kind(
+    "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
+)
+_SWITCH = Kind("0 or 1", "0 或 1", _parse_switch)
+_WORKERS = _whole(1, MOST_WORKERS)
+_HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
+_PORT = _whole(1, 65535, _explain_service_link)
+_FOLDER = Kind("a folder", "目录", _parse_folder)
+_FILE = Kind("a file", "文件", _parse_folder)
+_SECRET = Kind("a secret text", "密钥文本", str)
+_NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
+_TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a variable serves, and whether this release has built it; if not, what a user does meanwhile."""
+
+    name: str
+    built: bool = True
+    meanwhile: str = ""
+
+
+_JOB = Capability("a job")
+_RECOVERY = Capability("recovery")
+_INSECURE = Capability("listening without authentication")
+_ELASTIC = Capability(
+    "a world that shrinks and grows", built=False, meanwhile="the world has WORKER_NUM workers, or waits for them"
+)
+_SPARES = Capability("spares", built=False, meanwhile="a killed worker is started again with `bash scripts/recover.sh`")
+_AUTHENTICATION = Capability(
+    "authentication",
+    built=False,
+    meanwhile="stay on loopback, or export CLUSTER_INSECURE=1 on a network you trust",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
+    value". ``shown_default`` is what the README says instead, in both languages. ``accepts_only`` is the value that
+    asks for nothing and is therefore accepted before the capability is built (None: whatever is set is refused).
+    """
+
+    name: str
+    field: str
+    kind: Kind
+    default: str | None
+    capability: Capability
+    meaning: str
+    meaning_zh: str
+    example: str = ""
+    shown_default: tuple[str, str] = ("", "")
+    accepts_only: str | None = None
+    scope: Scope = Scope.ANY
+    required: bool = False
+    secret: bool = False
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "ROLE", "role", _ROLE, None, _JOB,
+        "What this process is.",
+        "本进程的角色。",
+        example="worker", scope=Scope.PROCESS, required=True,
+    ),
+    Variable(
+        "WORKER_NUM", "worker_num", _WORKERS, None, _JOB,
+        "World size to form.",
+        "要组成的 world size（worker 数）。",
+        example="4", scope=Scope.JOB, required=True,
+    ),
+    Variable(
+        "SCHED_HOST", "sched_host", _HOST, "127.0.0.1", _JOB,
+        "Where workers find the scheduler; it listens on those local addresses this resolves to.",
+        "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。",
+    ),
+    Variable(
+        "SCHED_PORT", "sched_port", _PORT, "8118", _JOB,
+        "Port the scheduler listens on.",
+        "scheduler 监听的端口。",
+    ),
+    Variable(
+        "SCHED_BIND", "sched_bind", _HOST, None, _JOB,
+        "Local address the scheduler listens on, where SCHED_HOST names none of its own (NAT, a Service).",
+        "scheduler 监听的本机地址，用于 SCHED_HOST 不是本机地址的情形（NAT、Service）。",
+        example="0.0.0.0", shown_default=("SCHED_HOST's addresses", "SCHED_HOST 的地址"),
+    ),
+    Variable(
+        "NODE_ID", "node_id", _NODE, None, _JOB,
+        "The worker's name; digits below WORKER_NUM are its slot. Ignored in the scheduler role.",
+        "worker 的名字；小于 WORKER_NUM 的数字即其 slot。scheduler 角色忽略此变量。",
+        example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,
+    ),
+    Variable(
+        "ENABLE_RECOVERY", "enable_recovery", _SWITCH, "0", _RECOVERY,
+        "`1`: killed processes can come back to the same bits. `0`: a death ends the job with its cause.",
+        "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",
+        shown_default=("0 (`run.sh` exports 1 unless set)", "0（未设置时 `run.sh` 导出 1）"), scope=Scope.JOB,
+    ),
+    Variable(
+        "RECOVERY_PATH", "recovery_path", _FOLDER, "./recovery", _RECOVERY,
+        "Folder of the scheduler's journal and lock.",
+        "scheduler 的日志（journal）和锁所在目录。",
+    ),
+    Variable(
+        "REGISTER_COOLDOWN", "register_cooldown_s", _seconds(0), "30", _RECOVERY,
+        "Seconds a new process of a known node waits before it may take its seat again.",
+        "已知节点的新进程重新就位前须等待的秒数。",
+    ),
+    Variable(
+        "HEARTBEAT_INTERVAL", "heartbeat_interval_s", _seconds(0.001), "1", _JOB,
+        "Seconds between a worker's heartbeats; at most half of NODE_TIMEOUT.",
+        "worker 心跳间隔（秒），至多为 NODE_TIMEOUT 的一半。",
+    ),
+    Variable(
+        "NODE_TIMEOUT", "node_timeout_s", _seconds(0.001), "5", _JOB,
+        "Seconds of silence after which a node is lost; at most TOPO_TIMEOUT.",
+        "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
+    ),
+    Variable(
+        "RECONNECT_GRACE", "reconnect_grace_s", _seconds(0), "0.5", _JOB,
+        "Seconds a closed connection has to come back before its node is lost.",
+        "连接断开后等待其恢复的秒数，超过则节点视为丢失。",
+    ),
+    Variable(
+        "TOPO_TIMEOUT", "topo_timeout_s", _seconds(0.001), "1800", _JOB,
+        "Seconds a round waits for members, and a worker that is not training for a scheduler.",
+        "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
+    ),
+    Variable(
+        "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
+        "Smallest world that trains on.",
+        "可继续训练的最小 world size。",
+        accepts_only="WORKER_NUM", scope=Scope.JOB,
+    ),
+    Variable(
+        "MAX_WORKER_NUM", "max_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
+        "Largest world that is formed.",
+        "可组成的最大 world size。",
+        accepts_only="WORKER_NUM", scope=Scope.JOB,
+    ),
+    Variable(
+        "START_GRACE", "start_grace_s", _seconds(0), "30", _ELASTIC,
+        "Seconds after which the first generation forms without WORKER_NUM, if MIN_WORKER_NUM are present.",
+        "首次组网时，人数未达 WORKER_NUM 但已达 MIN_WORKER_NUM，等待多少秒后开始。",
+    ),
+    Variable(
+        "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
+        "Spares admitted beyond the largest world.",
+        "在最大 world size 之外接纳的热备（spare）数。",
+        accepts_only="0", scope=Scope.JOB,
+    ),
+    Variable(
+        "CHECKPOINT_PATH", "checkpoint_path", _FOLDER, "./ckpt_of_rank", _RECOVERY,
+        "Folder with one checkpoint directory per rank.",
+        "检查点目录，每个 rank 一个子目录。",
+    ),
+    Variable(
+        "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,
+        "Logs and pid files of the scripts.",
+        "脚本的日志和 pid 文件目录。",
+    ),
+    Variable(
+        "JOB_NAME", "job_name", _TITLE, "", _JOB,
+        "Name a new worker is recognised by.",
+        "作业名，用于核对新加入的 worker。",
+        example="digits", shown_default=("the script's file name", "脚本文件名"),
+    ),
+    Variable(
+        "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,
+        "Secret of the cluster: authentication and encryption; wins over CLUSTER_SECRET_FILE.",
+        "集群密钥：认证与加密；优先于 CLUSTER_SECRET_FILE。",
+        secret=True,
+    ),
+    Variable(
+        "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
+        "File that holds the secret.",
+        "存放密钥的文件。",
+    ),
+    Variable(
+        "CLUSTER_INSECURE", "cluster_insecure", _SWITCH, "0", _INSECURE,
+        "`1`: the scheduler may listen beyond loopback without a secret, on a network you trust.",
+        "`1`：允许 scheduler 在无密钥时监听非回环地址（仅限可信网络）。",
+    ),
+)  # fmt: skip
+
+
+# --- the README's rows ------------------------------------------------------------------------------------------------
+
+
+def environment_table() -> str:
+    """The README's table of variables: markdown, one row per entry, no trailing newline."""
+    rows = ["| name | default | value | meaning |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = variable.shown_default[0] or variable.default or "–"
+        note = "" if variable.capability.built else "(not built yet: refused) "
+        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected} | {note}{variable.meaning} |")
+    return "\n".join(rows)
+
+
+def environment_table_zh() -> str:
+    """The same table for README.zh-CN.md."""
+    rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = variable.shown_default[1] or variable.default or "–"
+        note = "" if variable.capability.built else "（尚未实现，设置即拒绝）"
+        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected_zh} | {note}{variable.meaning_zh} |")
+    return "\n".join(rows)

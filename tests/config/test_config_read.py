@@ -1,0 +1,366 @@
+"""The reader: names, prefixes, defaults, and every single wrong value with its own sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.config import Role, Settings, read
+from runtime.errors import SettingsError
+from runtime.settings_table import VARIABLES
+
+WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
+SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
+
+
+def problems_of(environ: Mapping[str, str], *, role_required: bool = True) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(environ, role_required=role_required)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return caught.value.problems
+
+
+def the_problem(environ: Mapping[str, str]) -> str:
+    problems = problems_of(environ)
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings, warnings = read(WORKER)
+    assert warnings == []
+    assert settings == Settings(
+        role=Role.WORKER,
+        worker_num=4,
+        sched_host="127.0.0.1",
+        sched_port=8118,
+        sched_bind=None,
+        node_id="0",
+        enable_recovery=False,
+        recovery_path=Path("./recovery"),
+        register_cooldown_s=30.0,
+        heartbeat_interval_s=1.0,
+        node_timeout_s=5.0,
+        reconnect_grace_s=0.5,
+        topo_timeout_s=1800.0,
+        min_worker_num=4,
+        max_worker_num=4,
+        start_grace_s=30.0,
+        spare_num=0,
+        checkpoint_path=Path("./ckpt_of_rank"),
+        log_dir=Path("./device"),
+        job_name="",
+        cluster_secret=None,
+        cluster_secret_file=None,
+        cluster_insecure=False,
+    )
+
+
+GIVEN: list[tuple[str, str, str, object]] = [
+    ("ROLE", "scheduler", "role", Role.SCHEDULER),
+    ("ROLE", "MS_SCHED", "role", Role.SCHEDULER),
+    ("ROLE", "MS_WORKER", "role", Role.WORKER),
+    ("WORKER_NUM", "1", "worker_num", 1),
+    ("WORKER_NUM", "100000", "worker_num", 100_000),
+    ("WORKER_NUM", " 8\r", "worker_num", 8),
+    ("SCHED_HOST", "node-0.jobs.svc.cluster.local", "sched_host", "node-0.jobs.svc.cluster.local"),
+    ("SCHED_HOST", "my_service", "sched_host", "my_service"),
+    ("SCHED_HOST", "localhost", "sched_host", "localhost"),
+    ("SCHED_HOST", "10.0.0.1", "sched_host", "10.0.0.1"),
+    ("SCHED_HOST", "::1", "sched_host", "::1"),
+    ("SCHED_HOST", "[::1]", "sched_host", "::1"),
+    ("SCHED_HOST", "fe80::1%eth0", "sched_host", "fe80::1%eth0"),
+    ("SCHED_BIND", "[::]", "sched_bind", "::"),
+    ("SCHED_PORT", "1", "sched_port", 1),
+    ("SCHED_PORT", "65535", "sched_port", 65535),
+    ("NODE_ID", "pod-7", "node_id", "pod-7"),
+    ("NODE_ID", "节点7", "node_id", "节点7"),
+    ("ENABLE_RECOVERY", "0", "enable_recovery", False),
+    ("ENABLE_RECOVERY", "1", "enable_recovery", True),
+    ("RECOVERY_PATH", "/jobs/a b/recovery", "recovery_path", Path("/jobs/a b/recovery")),
+    ("REGISTER_COOLDOWN", "0", "register_cooldown_s", 0.0),
+    ("REGISTER_COOLDOWN", "1e3", "register_cooldown_s", 1000.0),
+    ("HEARTBEAT_INTERVAL", "2.5", "heartbeat_interval_s", 2.5),
+    ("NODE_TIMEOUT", "2", "node_timeout_s", 2.0),
+    ("NODE_TIMEOUT", "1800", "node_timeout_s", 1800.0),
+    ("RECONNECT_GRACE", "0", "reconnect_grace_s", 0.0),
+    ("TOPO_TIMEOUT", "5", "topo_timeout_s", 5.0),
+    ("MIN_WORKER_NUM", "4", "min_worker_num", 4),
+    ("MAX_WORKER_NUM", "4", "max_worker_num", 4),
+    ("SPARE_NUM", "0", "spare_num", 0),
+    ("CHECKPOINT_PATH", "ckpt", "checkpoint_path", Path("ckpt")),
+    ("LOG_DIR", "logs", "log_dir", Path("logs")),
+    ("JOB_NAME", "my job", "job_name", "my job"),
+    ("CLUSTER_INSECURE", "1", "cluster_insecure", True),
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "MS_"])
+@pytest.mark.parametrize(("name", "text", "field", "value"), GIVEN)
+def test_a_given_value_is_read_under_both_names(prefix: str, name: str, text: str, field: str, value: object) -> None:
+    environ = {key: kept for key, kept in WORKER.items() if key != name}
+    settings, warnings = read({**environ, prefix + name: text})
+    assert getattr(settings, field) == value
+    assert [line for line in warnings if "NODE_ID" not in line] == []
+
+
+def test_every_variable_of_the_table_is_given_a_value_somewhere() -> None:
+    unbuilt = {variable.name for variable in VARIABLES if not variable.capability.built}
+    assert {name for name, *_ in GIVEN} | unbuilt == {variable.name for variable in VARIABLES}
+
+
+def test_an_empty_text_counts_as_unset() -> None:
+    everything_empty = {prefix + variable.name: "" for variable in VARIABLES for prefix in ("", "MS_")}
+    assert read({**everything_empty, **WORKER}) == read(WORKER)
+    assert read({**WORKER, "SCHED_PORT": "", "MS_SCHED_PORT": "9000"})[0].sched_port == 9000
+
+
+def test_settings_are_frozen_and_have_the_declared_types() -> None:
+    settings, _ = read({**WORKER, "SCHED_BIND": "::1"})
+    declared = typing.get_type_hints(Settings)
+    assert [variable.field for variable in VARIABLES] == [field.name for field in dataclasses.fields(Settings)]
+    for name, expected in declared.items():
+        assert isinstance(getattr(settings, name), expected), name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.worker_num = 5  # type: ignore[misc]
+    assert not hasattr(settings, "__dict__")
+
+
+WRONG: list[tuple[str, str, tuple[str, ...]]] = [
+    ("ROLE", "bogus", ("scheduler or worker", "export ROLE=worker")),
+    ("ROLE", "Worker", ("upper and lower case", "export ROLE=worker")),
+    ("ROLE", "ms_sched", ("upper and lower case", "export ROLE=scheduler")),
+    ("ROLE", "MS_PSERVER", ("no parameter servers", "do not start this process")),
+    ("WORKER_NUM", "0", ("from 1 to 100000", "export WORKER_NUM=4")),
+    ("WORKER_NUM", "-1", ("from 1 to 100000",)),
+    ("WORKER_NUM", "100001", ("from 1 to 100000",)),
+    ("WORKER_NUM", "four", ("from 1 to 100000",)),
+    ("WORKER_NUM", "4.0", ("whole number",)),
+    ("WORKER_NUM", "1_0", ("whole number",)),
+    ("WORKER_NUM", "９", ("whole number",)),
+    ("WORKER_NUM", "9" * 5000, ("whole number", "…")),
+    ("SCHED_PORT", "0", ("from 1 to 65535", "export SCHED_PORT=8118")),
+    ("SCHED_PORT", "99999", ("from 1 to 65535", "export SCHED_PORT=8118")),
+    ("SCHED_PORT", "tcp://10.0.0.1:8118", ("Kubernetes", "enableServiceLinks: false", "export SCHED_PORT=8118")),
+    ("SCHED_HOST", "10.0.0.1:8118", ("the port goes into SCHED_PORT",)),
+    ("SCHED_HOST", "[::1]:8118", ("the port goes into SCHED_PORT",)),
+    ("SCHED_HOST", "tcp://10.0.0.1", ("the port goes into SCHED_PORT",)),
+    ("SCHED_HOST", "10.0.0.256", ("host name, an IPv4 or an IPv6 address", "export SCHED_HOST=127.0.0.1")),
+    ("SCHED_HOST", "10.0.0", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "[10.0.0.1]", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "::g", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "-node", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "a..b", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "a" * 64, ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_HOST", "two words", ("host name, an IPv4 or an IPv6 address",)),
+    ("SCHED_BIND", "*", ("host name, an IPv4 or an IPv6 address", "export SCHED_BIND=0.0.0.0")),
+    ("NODE_ID", "a b", ("no space", "export NODE_ID=0")),
+    ("NODE_ID", "a/b", ("no /",)),
+    ("NODE_ID", "a\nb", ("printable", r"'a\nb'")),
+    ("NODE_ID", "\udcff", ("printable", r"'\udcff'")),
+    ("NODE_ID", "n" * 129, ("at most 128",)),
+    ("ENABLE_RECOVERY", "2", ("0 or 1",)),
+    ("ENABLE_RECOVERY", "True", ("0 or 1", "export ENABLE_RECOVERY=1")),
+    ("ENABLE_RECOVERY", "no", ("0 or 1", "export ENABLE_RECOVERY=0")),
+    ("CLUSTER_INSECURE", "yes", ("0 or 1", "export CLUSTER_INSECURE=1")),
+    ("RECOVERY_PATH", "~/recovery", ("a shell expands", "$HOME")),
+    ("REGISTER_COOLDOWN", "-1", ("seconds, 0 or more", "export REGISTER_COOLDOWN=30")),
+    ("REGISTER_COOLDOWN", "nan", ("seconds, 0 or more",)),
+    ("REGISTER_COOLDOWN", "inf", ("seconds, 0 or more",)),
+    ("REGISTER_COOLDOWN", "1e999", ("no timer goes beyond",)),
+    ("REGISTER_COOLDOWN", "30s", ("without a unit",)),
+    ("HEARTBEAT_INTERVAL", "0", ("seconds, 0.001 or more",)),
+    ("NODE_TIMEOUT", "0", ("seconds, 0.001 or more",)),
+    ("TOPO_TIMEOUT", "0", ("seconds, 0.001 or more",)),
+    ("RECONNECT_GRACE", "-0.1", ("seconds, 0 or more",)),
+    ("START_GRACE", "soon", ("seconds, 0 or more",)),
+    ("SPARE_NUM", "-1", ("from 0 to 100000",)),
+    ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
+    ("MAX_WORKER_NUM", "100001", ("from 1 to 100000", "unset MAX_WORKER_NUM")),
+    ("JOB_NAME", "a\tb", ("printable", "export JOB_NAME=digits")),
+    # Each breaks a relation with a default.
+    (
+        "HEARTBEAT_INTERVAL",
+        "3",
+        ("NODE_TIMEOUT=5 (default)", "2 × HEARTBEAT_INTERVAL ≤ NODE_TIMEOUT", "NODE_TIMEOUT=6"),
+    ),
+    ("NODE_TIMEOUT", "1.5", ("HEARTBEAT_INTERVAL=1 (default)", "HEARTBEAT_INTERVAL=0.75")),
+    ("NODE_TIMEOUT", "2000", ("TOPO_TIMEOUT=1800 (default)", "NODE_TIMEOUT ≤ TOPO_TIMEOUT", "TOPO_TIMEOUT=2000")),
+    ("TOPO_TIMEOUT", "4", ("NODE_TIMEOUT=5 (default)", "NODE_TIMEOUT=4")),
+    # Each asks for what this release has not built.
+    ("SPARE_NUM", "1", ("not built yet", "spares", "unset SPARE_NUM", "recover.sh")),
+    ("START_GRACE", "30", ("not built yet", "unset START_GRACE")),
+    ("MAX_WORKER_NUM", "8", ("not built yet", "or WORKER_NUM", "unset MAX_WORKER_NUM")),
+    ("MIN_WORKER_NUM", "2", ("not built yet", "or WORKER_NUM", "unset MIN_WORKER_NUM")),
+    ("CLUSTER_SECRET_FILE", "/run/secret", ("not built yet", "authentication", "CLUSTER_INSECURE=1")),
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "MS_"])
+@pytest.mark.parametrize(("name", "text", "said"), WRONG)
+def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_mend(
+    prefix: str, name: str, text: str, said: tuple[str, ...]
+) -> None:
+    environ = {key: kept for key, kept in WORKER.items() if key != name}
+    problem = the_problem({**environ, prefix + name: text})
+    assert f"{prefix}{name}=" in problem
+    assert (text if text.isprintable() else ascii(text))[:60] in problem
+    assert "expected " in problem
+    assert "Mend: " in problem
+    assert "\n" not in problem
+    for part in said:
+        assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
+
+
+@pytest.mark.parametrize(("name", "mend"), [("ROLE", "export ROLE=worker"), ("WORKER_NUM", "export WORKER_NUM=4")])
+def test_what_is_required_is_asked_for(name: str, mend: str) -> None:
+    problem = the_problem({key: text for key, text in WORKER.items() if key != name})
+    assert problem.startswith(f"{name} is not set: expected ")
+    assert problem.endswith(mend)
+
+
+def test_a_tool_needs_neither_role_nor_worker_num_but_wrong_values_stay_wrong() -> None:
+    settings, warnings = read({"SCHED_PORT": "9000"}, role_required=False)
+    assert (settings.role, settings.worker_num, settings.min_worker_num, settings.max_worker_num) == (None, 0, 0, 0)
+    assert settings.sched_port == 9000
+    assert warnings == []
+    assert read(WORKER, role_required=False) == read(WORKER)
+    assert len(problems_of({"ROLE": "x", "WORKER_NUM": "0", "MIN_WORKER_NUM": "2"}, role_required=False)) == 2
+
+
+def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
+    problems = problems_of(
+        {
+            "ROLE": "bogus",
+            "MS_WORKER_NUM": "0",
+            "SCHED_PORT": "99999",
+            "ENABLE_RECOVERY": "maybe",
+            "REGISTER_COOLDOWN": "nan",
+            "HEARTBEAT_INTERVAL": "3",
+            "MIN_WORKER_NUM": "3",
+            "MAX_WORKER_NUM": "2",
+            "START_GRACE": "5",
+            "SPARE_NUM": "2",
+            "CLUSTER_SECRET": "hunter2",
+        }
+    )
+    assert [problem.split("=")[0] for problem in problems] == [
+        "ROLE",
+        "MS_WORKER_NUM",
+        "SCHED_PORT",
+        "ENABLE_RECOVERY",
+        "REGISTER_COOLDOWN",
+        "START_GRACE",
+        "SPARE_NUM",
+        "CLUSTER_SECRET",
+        "HEARTBEAT_INTERVAL",
+        "MIN_WORKER_NUM",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"MIN_WORKER_NUM": "5", "MAX_WORKER_NUM": "3"}, ("MIN_WORKER_NUM=5", "WORKER_NUM=4", "MAX_WORKER_NUM=3")),
+        ({"MIN_WORKER_NUM": "5"}, ("MIN_WORKER_NUM=5", "WORKER_NUM=4", "MAX_WORKER_NUM=4 (default)")),
+        ({"MAX_WORKER_NUM": "3"}, ("MIN_WORKER_NUM=4 (default)", "WORKER_NUM=4", "MAX_WORKER_NUM=3")),
+    ],
+)
+def test_bounds_out_of_order_show_all_three_values(given: dict[str, str], shown: tuple[str, ...]) -> None:
+    last = problems_of({**WORKER, **given})[-1]
+    assert "expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM. Mend: " in last
+    for part in shown:
+        assert part in last
+
+
+def test_two_heartbeats_may_just_fit() -> None:
+    assert read({**WORKER, "HEARTBEAT_INTERVAL": "2.5"})[0].heartbeat_interval_s == 2.5
+    assert read({**WORKER, "NODE_TIMEOUT": "3", "TOPO_TIMEOUT": "3"})[0].topo_timeout_s == 3.0
+    # Nothing else is checked: a cool-down may be shorter than the lease, a grace longer.
+    assert read({**WORKER, "REGISTER_COOLDOWN": "0", "RECONNECT_GRACE": "60"})[1] == []
+
+
+def test_a_plain_name_wins_over_a_prefixed_one_that_differs_with_one_warning() -> None:
+    settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "9001"})
+    assert settings.sched_port == 9000
+    assert len(warnings) == 1
+    assert "SCHED_PORT=9000 is used" in warnings[0]
+    assert "MS_SCHED_PORT=9001" in warnings[0]
+
+
+def test_a_prefixed_name_that_means_the_same_is_silent_and_an_unreadable_one_only_warns() -> None:
+    assert read({**WORKER, "MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "04", "MS_SCHED_PORT": "8118"})[1] == []
+    settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "tcp://10.0.0.1:8118"})
+    assert settings.sched_port == 9000
+    assert len(warnings) == 1
+
+
+def test_a_plain_name_that_is_wrong_is_a_problem_even_beside_a_right_prefixed_one() -> None:
+    assert the_problem({**WORKER, "SCHED_PORT": "99999", "MS_SCHED_PORT": "9000"}).startswith("SCHED_PORT=99999: ")
+
+
+def test_the_originals_own_start_script_works() -> None:
+    shared = {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118", "MS_NODE_ID": "7"}
+    shared |= {"MS_ENABLE_RECOVERY": "1", "MS_RECOVERY_PATH": "/jobs/recovery/", "MS_TOPO_TIMEOUT": "600"}
+    worker, warnings = read({**shared, "MS_ROLE": "MS_WORKER"})
+    assert (worker.role, worker.worker_num, worker.node_id, worker.enable_recovery) == (Role.WORKER, 8, "7", True)
+    assert (worker.recovery_path, worker.topo_timeout_s) == (Path("/jobs/recovery"), 600.0)
+    assert warnings == []
+    scheduler, warnings = read({**shared, "MS_ROLE": "MS_SCHED"})
+    assert (scheduler.role, scheduler.node_id) == (Role.SCHEDULER, None)
+    assert warnings == []
+
+
+@pytest.mark.parametrize("leak", ["7", "sched", "not / a name", "x" * 500])
+def test_a_node_id_that_leaks_into_the_scheduler_is_ignored(leak: str) -> None:
+    assert read({**SCHEDULER, "NODE_ID": "1", "MS_NODE_ID": leak}) == read(SCHEDULER)
+    assert read({**SCHEDULER, "NODE_ID": leak}) == read(SCHEDULER)
+
+
+def test_recovery_without_a_node_id_warns_the_worker_alone() -> None:
+    nameless = {"ROLE": "worker", "WORKER_NUM": "4"}
+    (warning,) = read({**nameless, "ENABLE_RECOVERY": "1"})[1]
+    assert warning.startswith("NODE_ID is not set although ENABLE_RECOVERY=1")
+    assert "export NODE_ID=" in warning
+    assert read(nameless)[1] == []
+    assert read({**nameless, "ENABLE_RECOVERY": "1", "NODE_ID": "0"})[1] == []
+    assert read({**SCHEDULER, "ENABLE_RECOVERY": "1"})[1] == []
+
+
+def test_a_capability_that_gets_built_needs_only_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = tuple(
+        dataclasses.replace(variable, capability=dataclasses.replace(variable.capability, built=True))
+        for variable in VARIABLES
+    )
+    monkeypatch.setattr(config, "VARIABLES", built)
+    asked = {"MIN_WORKER_NUM": "2", "MAX_WORKER_NUM": "8", "START_GRACE": "5", "SPARE_NUM": "1"}
+    settings, _ = read({**WORKER, **asked})
+    assert (settings.min_worker_num, settings.max_worker_num) == (2, 8)
+    assert (settings.start_grace_s, settings.spare_num) == (5.0, 1)
+    settings, _ = read({**WORKER, "CLUSTER_SECRET_FILE": "/run/secret"})
+    assert settings.cluster_secret_file == Path("/run/secret")
+    settings, _ = read({**WORKER, "CLUSTER_SECRET": "hunter2", "CLUSTER_SECRET_FILE": "/run/secret"})
+    assert (settings.cluster_secret, settings.cluster_secret_file) == ("hunter2", None)
+    (bounds,) = problems_of({**WORKER, "MIN_WORKER_NUM": "8", "MAX_WORKER_NUM": "2"})
+    assert bounds.startswith("MIN_WORKER_NUM=8, WORKER_NUM=4, MAX_WORKER_NUM=2: ")
+
+
+def test_without_an_argument_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.removeprefix("MS_") in {variable.name for variable in VARIABLES}:
+            monkeypatch.delenv(name)
+    for name, text in WORKER.items():
+        monkeypatch.setenv(name, text)
+    assert read() == read(WORKER)
+
+
+def test_every_field_and_name_is_there_once() -> None:
+    for column in ("name", "field"):
+        names = [getattr(variable, column) for variable in VARIABLES]
+        assert len(names) == len(set(names))

@@ -1,0 +1,130 @@
+"""What others are told: the README's tables, what a restart keeps, what a job shares, what torch finds."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+
+from runtime.config import (
+    KEPT_NAMES,
+    environment_table,
+    environment_table_zh,
+    fixed_settings,
+    kept_environment,
+    publish,
+    read,
+)
+from runtime.settings_table import VARIABLES
+
+WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+@pytest.mark.parametrize("table", [environment_table(), environment_table_zh()], ids=["en", "zh"])
+def test_the_table_has_one_whole_row_per_variable(table: str) -> None:
+    head, rule, *rows = cells(table)
+    assert len(head) == 4
+    assert rule == ["---"] * 4
+    assert [row[0] for row in rows] == [f"`{variable.name}`" for variable in VARIABLES]
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def test_the_table_says_defaults_and_what_is_refused() -> None:
+    rows = {row[0].strip("`"): row for row in cells(environment_table())}
+    assert rows["SCHED_PORT"][1:3] == ["8118", "a whole number from 1 to 65535"]
+    assert rows["MIN_WORKER_NUM"][1] == "WORKER_NUM"
+    assert rows["NODE_ID"][1] == "random"
+    assert rows["JOB_NAME"][1] == "the script's file name"
+    chinese = {row[0].strip("`"): row for row in cells(environment_table_zh())}
+    for variable in VARIABLES:
+        assert ("not built yet" in rows[variable.name][3]) is not variable.capability.built
+        assert ("尚未实现" in chinese[variable.name][3]) is not variable.capability.built
+
+
+def test_what_this_release_refuses() -> None:
+    assert {variable.name for variable in VARIABLES if not variable.capability.built} == {
+        "MIN_WORKER_NUM",
+        "MAX_WORKER_NUM",
+        "START_GRACE",
+        "SPARE_NUM",
+        "CLUSTER_SECRET",
+        "CLUSTER_SECRET_FILE",
+    }
+
+
+def test_a_restart_keeps_the_jobs_names_and_the_allow_list_and_nothing_else() -> None:
+    kept = {
+        "WORKER_NUM": "4",
+        "MS_SCHED_HOST": "127.0.0.1",
+        "ENABLE_RECOVERY": "1",
+        "CLUSTER_SECRET_FILE": "/run/secret",
+        "PATH": "/bin",
+        "PYTHONPATH": "/lib",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "ASCEND_RT_VISIBLE_DEVICES": "0",
+        "DATA_PATH": "/data",
+    }
+    dropped = {
+        "CLUSTER_SECRET": "hunter2",
+        "MS_CLUSTER_SECRET": "hunter2",
+        "ROLE": "worker",
+        "MS_ROLE": "MS_WORKER",
+        "NODE_ID": "0",
+        "MS_NODE_ID": "7",
+        "HOME": "/root",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "path": "lower case is another name",
+        "MY_OMP_NUM_THREADS": "1",
+        "RANK": "0",
+    }
+    assert kept_environment({**dropped, **kept}) == kept
+    assert "CLUSTER_SECRET" not in KEPT_NAMES
+
+
+def test_the_settings_a_job_shares() -> None:
+    assert fixed_settings(read({**WORKER, "MS_ENABLE_RECOVERY": "1"})[0]) == (
+        ("WORKER_NUM", "4"),
+        ("ENABLE_RECOVERY", "1"),
+        ("MIN_WORKER_NUM", "4"),
+        ("MAX_WORKER_NUM", "4"),
+        ("SPARE_NUM", "0"),
+    )
+    # What differs from process to process, or is only another way to the same scheduler, refuses nobody.
+    elsewhere = {**WORKER, "NODE_ID": "3", "SCHED_HOST": "::1", "LOG_DIR": "/logs", "NODE_TIMEOUT": "9"}
+    assert fixed_settings(read(elsewhere)[0]) == fixed_settings(read(WORKER)[0])
+
+
+def test_publish_writes_torchs_names() -> None:
+    environ = {"RANK": "9", "HOME": "/root"}
+    publish(2, 1, 4, "::1", 29500, environ)
+    assert environ == {
+        "HOME": "/root",
+        "RANK": "2",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "::1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def test_with_what_is_published_torchs_rank_0_joins_the_store_that_holds_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    server = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30), wait_for_workers=False)
+    written: dict[str, str] = {}
+    publish(0, 0, 1, "127.0.0.1", server.port, written)
+    for name, text in written.items():
+        monkeypatch.setenv(name, text)
+    assert os.environ["RANK"] == "0"
+    client, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=30)))
+    server.set("said", "by the server")
+    assert (client.get("said"), rank, world_size) == (b"by the server", 0, 1)
