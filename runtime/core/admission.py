@@ -1,0 +1,286 @@
+"""Who gets a seat: rules 1 to 8 of DESIGN section 4, one method each where a rule needs one.
+
+Every answer is a message to the session that asked. A refusal changes nothing but the list of those who wait, so it
+cannot extend a wait; an admission is a SeatGranted record first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runtime.core.leases import Leases
+from runtime.core.ledger import NAMED, Ledger
+from runtime.core.messages import PROTOCOL, Admitted, Fenced, Pending, Refusal, Refused, Register
+from runtime.core.ready import Level
+from runtime.core.records import SeatGranted, SeatRetired
+from runtime.core.restore import differing
+from runtime.core.state import Seat
+
+MIN_RETRY_S = 0.05
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A process that asked and has no seat yet."""
+
+    register: Register
+    until: float  # when it is forgotten unless it asks again
+    for_s: float  # how long that was when it asked
+
+
+class Admission:
+    """Answers Register; knows who waits for a seat."""
+
+    def __init__(self, ledger: Ledger, leases: Leases) -> None:
+        self._ledger = ledger
+        self._leases = leases
+        self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
+        self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
+        self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
+        self.check_at: float | None = None  # when one of them may have to be forgotten
+
+    def register(self, message: Register) -> Seat | None:
+        """Answer one Register. Returns the seat where the session holds one now."""
+        self.refused.pop(message.session, None)
+        stranger = self._is_stranger(message)
+        if stranger is not None:
+            self._refuse(message, *stranger)
+            return None
+        seat = self._ledger.state.seats.get(message.node)
+        if seat is not None and seat.session == message.session and not seat.left and seat.slot is not None:
+            return self._welcome_back(seat)
+        if message.incarnation > 0 or (seat is not None and seat.session == message.session):
+            self._fence(message, seat)
+            return None
+        if seat is None or seat.slot is None:
+            return self._admit_unknown(message)
+        return self._admit_known(message, seat)
+
+    def forget(self, session: str) -> None:
+        """The session's connection is closed."""
+        self.pending.pop(session, None)
+        self.refused.pop(session, None)
+
+    def forget_silent(self) -> None:
+        """Drop those who waited and have not asked again."""
+        now = self._ledger.now
+        if self.check_at is None or self.check_at > now:
+            return
+        for waiting in (self.pending, self.refused):
+            for session in [session for session, entry in waiting.items() if entry.until <= now]:
+                del waiting[session]
+        rest = [entry.until for entry in (*self.pending.values(), *self.refused.values())]
+        self.check_at = min(rest, default=None)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: nobody is forgotten by that."""
+        for waiting in (*self.pending.values(), *self.refused.values()):
+            waiting.until = min(waiting.until + gap_s, self._ledger.now + waiting.for_s)
+
+    # ---- rule 8
+
+    def _is_stranger(self, message: Register) -> tuple[Refusal, str] | None:
+        policy, state = self._ledger.policy, self._ledger.state
+        if message.protocol != PROTOCOL:
+            return Refusal.PROTOCOL, (
+                f"this scheduler speaks protocol {PROTOCOL}, worker {message.node} speaks {message.protocol}: "
+                "install the same samebits on all hosts"
+            )
+        if message.job and message.job != state.job:
+            return Refusal.OTHER_JOB, (
+                f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}: "
+                "its recovery path is not the one the worker's job was started with"
+            )
+        if policy.job_name and message.job_name and message.job_name != policy.job_name:
+            return Refusal.OTHER_JOB, (
+                f"worker {message.node} was started for {message.job_name!r}, this scheduler runs {policy.job_name!r}: "
+                "set SCHED_HOST and SCHED_PORT to its own scheduler, or the same JOB_NAME on both"
+            )
+        difference = differing(message.settings, policy.settings)
+        if difference:
+            return Refusal.OTHER_SETTINGS, f"worker {message.node} ('here') and the scheduler ('there'): {difference}"
+        return None
+
+    # ---- rules 2 and 6
+
+    def _welcome_back(self, seat: Seat) -> Seat:
+        if self._leases.renew(seat):
+            self._ledger.ready.say(f"worker {seat.node} is back ({seat.process}), same incarnation {seat.incarnation}")
+        self._admitted(seat)
+        return seat
+
+    def _fence(self, message: Register, seat: Seat | None) -> None:
+        holder = f"now held by {seat.process}" if seat is not None else "unknown to this scheduler"
+        text = f"the seat of worker {message.node} is {holder}: this process must not touch the job again"
+        self._ledger.ready.send(message.session, Fenced(message.session, message.incarnation, text))
+        self._ledger.ready.say(f"fenced {message.process}: {text}", Level.WARNING)
+
+    # ---- rules 3, 4, 5 and 7
+
+    def _admit_known(self, message: Register, seat: Seat) -> Seat | None:
+        policy = self._ledger.policy
+        if not policy.recovery:
+            self._refuse(
+                message,
+                Refusal.RECOVERY_OFF,
+                f"worker {message.node} was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+            )
+            return None
+        lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)
+        retry = max(lease_left, cool_down_left)
+        if not (seat.lost or seat.left):
+            text = f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence"
+            self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
+            return None
+        if cool_down_left > 0:
+            text = (
+                f"worker {seat.node} was lost ({seat.reason}); its seat is free again in {cool_down_left:.1f} s "
+                f"(REGISTER_COOLDOWN={policy.cool_down_s:g})"
+            )
+            self._refuse(message, Refusal.COOLING_DOWN, text, max(cool_down_left, MIN_RETRY_S))
+            return None
+        assert seat.slot is not None
+        return self._grant(message, seat.slot)
+
+    # ---- rule 1
+
+    def _admit_unknown(self, message: Register) -> Seat | None:
+        world_size = self._ledger.policy.world_size
+        wanted = _slot_named_by(message.node)
+        if wanted is not None and wanted >= world_size:
+            self._refuse(
+                message,
+                Refusal.FULL,
+                f"NODE_ID={message.node} names a spare, and this job has none: the slots are 0..{world_size - 1}",
+                self._ledger.policy.node_timeout_s,
+            )
+            return None
+        if wanted is not None:
+            holder = self._ledger.state.seat_of_slot(wanted)
+            return self._grant(message, wanted) if holder is None else self._take_over(message, [holder])
+        by_slot = self._ledger.state.by_slot
+        if len(by_slot) == world_size:
+            return self._take_over(message, [self._ledger.state.seats[node] for node in by_slot.values()])
+        known = self._ledger.state.seats.get(message.node)
+        if known is not None or self._ledger.state.generation is not None:
+            return self._grant(message, min(set(range(world_size)) - by_slot.keys()))
+        return self._wait_for_full_house(message)
+
+    def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
+        """No slot is free: a lost seat whose cool-down has passed is given away, the first by slot."""
+        waits = [
+            (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
+            for seat in holders
+            if seat.lost or seat.left
+        ]
+        if not waits:
+            names = ", ".join(f"{seat.node} ({seat.process})" for seat in holders[:4])
+            more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
+            retry = self._ledger.policy.node_timeout_s
+            self._refuse(message, Refusal.FULL, f"no seat for worker {message.node}: held by {names}{more}", retry)
+            return None
+        wait_s, slot, seat = min(waits, key=lambda entry: entry[:2])
+        if wait_s > 0:
+            text = f"slot {slot} of worker {seat.node}, lost ({seat.reason}), is free again in {wait_s:.1f} s"
+            self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
+            return None
+        self._ledger.write(SeatRetired(seat.node, slot))
+        return self._grant(message, slot)
+
+    def _wait_for_full_house(self, message: Register) -> Seat | None:
+        """Slots of nodes that name none are decided when all are in, before anything is written."""
+        ledger, world_size = self._ledger, self._ledger.policy.world_size
+        is_new = message.session not in self.pending
+        older = self._pending_session.get(message.node)
+        if older is not None and older != message.session:
+            self.pending.pop(older, None)
+        self._pending_session[message.node] = message.session
+        self._wait(self.pending, message, ledger.policy.node_timeout_s)
+        registered = len(ledger.state.by_slot) + len(self.pending)
+        if registered < world_size:
+            ledger.ready.send(message.session, Pending(message.session, ledger.state.term, registered, world_size))
+            if is_new:
+                ledger.ready.say(f"{registered}/{world_size} registered")
+            return None
+        self._seat_pending()
+        return ledger.state.seats[message.node]
+
+    def _seat_pending(self) -> None:
+        """The house is full: everybody who waited gets a slot, by (host, node id)."""
+        ledger = self._ledger
+        waiting = sorted(
+            (entry.register for entry in self.pending.values()),
+            key=lambda register: (_natural(register.process.host), _natural(register.node)),
+        )
+        free = sorted(set(range(ledger.policy.world_size)) - ledger.state.by_slot.keys())
+        self.pending.clear()
+        self._pending_session.clear()
+        for slot, register in zip(free, waiting, strict=False):  # a digit node may have taken one meanwhile
+            self._seat(register, slot)
+
+    # ---- answers
+
+    def _grant(self, message: Register, slot: int) -> Seat:
+        seat = self._seat(message, slot)
+        if self.pending and len(self._ledger.state.by_slot) + len(self.pending) >= self._ledger.policy.world_size:
+            self._seat_pending()
+        return seat
+
+    def _seat(self, message: Register, slot: int) -> Seat:
+        ledger = self._ledger
+        before = ledger.state.seats.get(message.node)
+        incarnation = before.incarnation + 1 if before is not None else 1
+        ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
+        seat = ledger.state.seats[message.node]
+        if before is not None:
+            ledger.sessions.pop(before.session, None)
+        ledger.sessions[seat.session] = seat.node
+        self._leases.begin(seat, heard=True)
+        self._admitted(seat)
+        world_size = ledger.policy.world_size
+        registered = world_size - len(ledger.absent) + len(self.pending)
+        named = 0 < len(ledger.absent) <= NAMED and not self.pending
+        text = f"{registered}/{world_size} registered: worker {seat.node} ({seat.process}) has slot {slot}"
+        if incarnation > 1:
+            text += f", incarnation {incarnation}"
+        ledger.ready.say(text + (f"; waiting for {ledger.names_of(ledger.absent)}" if named else ""))
+        return seat
+
+    def _admitted(self, seat: Seat) -> None:
+        ledger = self._ledger
+        assert seat.slot is not None
+        ledger.tell(
+            seat.node,
+            Admitted(
+                session=seat.session,
+                job=ledger.state.job,
+                term=ledger.state.term,
+                slot=seat.slot,
+                incarnation=seat.incarnation,
+                world_size=ledger.policy.world_size,
+                finished=ledger.state.final,
+            ),
+        )
+
+    def _refuse(self, message: Register, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> None:
+        ledger = self._ledger
+        ledger.ready.send(message.session, Refused(message.session, refusal, retry_after_s, text))
+        ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
+        if retry_after_s > 0:
+            self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)
+
+    def _wait(self, waiting: dict[str, Waiting], message: Register, for_s: float) -> None:
+        until = self._ledger.now + for_s
+        waiting[message.session] = Waiting(message, until, for_s)
+        self.check_at = until if self.check_at is None else min(self.check_at, until)
+
+
+def _slot_named_by(node: str) -> int | None:
+    """The slot that a node id of digits names; ``07`` is a name like any other."""
+    return int(node) if node.isascii() and node.isdigit() and str(int(node)) == node else None
+
+
+def _natural(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key in which 10.0.0.9 comes before 10.0.0.10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part)

@@ -1,0 +1,369 @@
+"""The worker's side of membership: ``step(event, now) -> AgentReady``, pure like the scheduler's core.
+
+The agent turns what its process does (enters the rendezvous, publishes its address, is done) into reports, and what the
+scheduler says into notices for its process. It repeats itself: on every connection it registers again, every
+heartbeat is its whole truth, and while it forms a group it repeats its address. So any message may be lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.core.agent_events import (
+    Addressed,
+    AgentEvent,
+    AgentReady,
+    Began,
+    BreakGroup,
+    Completed,
+    Connected,
+    Disconnected,
+    EndReason,
+    Entered,
+    Failed,
+    Heard,
+    Leaving,
+    Mapped,
+    MustEnd,
+    Over,
+    Passed,
+    SchedulerAway,
+    SchedulerBack,
+    Seated,
+    Spoke,
+    ToldToWait,
+    Trains,
+)
+from runtime.core.messages import (
+    PROTOCOL,
+    Activity,
+    AddressMap,
+    Admitted,
+    Credential,
+    EndJob,
+    EndKind,
+    Fenced,
+    Finished,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    LastWords,
+    Leave,
+    Pairs,
+    Pending,
+    Process,
+    Publish,
+    Refusal,
+    Refused,
+    Register,
+    RoundId,
+    RoundOpened,
+)
+from runtime.core.point import Point
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPolicy:
+    """Who this worker is and how long it is patient. Durations in seconds."""
+
+    node: str
+    session: str
+    process: Process
+    job_name: str
+    settings: Pairs
+    heartbeat_interval_s: float = 1.0
+    topo_timeout_s: float = 1800.0
+    stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
+
+
+_END_REASONS = {
+    EndKind.STOPPED: EndReason.STOPPED,
+    EndKind.INTERRUPTED: EndReason.INTERRUPTED,
+    EndKind.FORMATION_TIMEOUT: EndReason.FORMATION_TIMEOUT,
+    EndKind.FAILED: EndReason.FAILED,
+}
+
+
+class AgentCore:
+    """One worker's agent: no I/O, no clock, no threads."""
+
+    def __init__(self, policy: AgentPolicy, now: float) -> None:
+        self._policy = policy
+        self._now = now
+        self._ready = AgentReady()
+        self.job = ""
+        self.incarnation = 0
+        self.term = 0
+        self.activity = Activity.SEATED
+        self.generation = 0
+        self.step_count = 0
+        self._joined: RoundId | None = None
+        self._offered: RoundId | None = None
+        self._entered: Entered | None = None
+        self._blob: bytes | None = None
+        self._connected = False
+        self._registered = False  # on this connection
+        self._away_since = now
+        self._refused_since: float | None = None
+        self._ask_at = now
+        self._beat_at = now
+        self._told_to_end = False
+        self._ended = False
+
+    @property
+    def seated(self) -> bool:
+        """Whether the process was ever admitted."""
+        return self.incarnation > 0
+
+    def step(self, event: AgentEvent, now: float) -> AgentReady:
+        """Take one event into account."""
+        self._now = now
+        if not self._ended:
+            self._dispatch(event)
+        ready, self._ready = self._ready, AgentReady()
+        ready.wake_at = self._wake_at()
+        return ready
+
+    # ---- the process
+
+    def _dispatch(self, event: AgentEvent) -> None:
+        match event:
+            case Connected():
+                self._connected, self._registered = True, False
+                self._register()
+            case Disconnected():
+                self._disconnected()
+            case Heard(message):
+                self._hear(message)
+            case Passed(step):
+                self.step_count = step
+                self._pass()
+            case Failed():
+                if self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
+                    self._become(Activity.WAITING)
+            case Entered():
+                self._enter(event)
+            case Addressed(generation, blob):
+                if generation == self.generation and self.activity is Activity.FORMING:
+                    self._blob = blob
+                    self._publish()
+            case Trains(generation):
+                if generation == self.generation and self.activity is Activity.FORMING:
+                    self._become(Activity.TRAINING)
+            case Completed(generation, step):
+                self.step_count = step
+                if generation == self.generation and self.activity is Activity.TRAINING:
+                    self._become(Activity.DONE)
+            case Spoke(text):
+                if self.seated:
+                    self._send(LastWords(self._credential(), text, self.step_count))
+            case Leaving(on_purpose, text):
+                if self.seated:
+                    self._send(Leave(self._credential(), on_purpose, text))
+                self._ended = True
+
+    def _become(self, activity: Activity) -> None:
+        self.activity = activity
+        if activity is not Activity.FORMING:
+            self._blob = None
+        self._heartbeat()
+
+    def _enter(self, event: Entered) -> None:
+        self._entered = event
+        if self.activity is not Activity.FINISHED:
+            self._become(Activity.WAITING)
+            self._join()
+
+    def _join(self) -> None:
+        if self._entered is None or self._offered is None or not self._registered:
+            return
+        entered = self._entered
+        self._joined = self._offered
+        self._send(Join(self._credential(), self._offered, entered.points, entered.own_parts, entered.numerics))
+
+    def _publish(self) -> None:
+        if self._blob is not None and self._registered:
+            self._send(Publish(self._credential(), self.generation, self._blob))
+
+    # ---- time
+
+    def _pass(self) -> None:
+        if self._connected and not self._registered and self._ask_at <= self._now:
+            self._register()
+        if self._registered and self._beat_at <= self._now:
+            self._heartbeat()
+            self._publish()
+        deadline = self._patience_ends_at()
+        if deadline is not None and deadline <= self._now:
+            self._lose_patience()
+
+    def _patience_ends_at(self) -> float | None:
+        if self.activity is Activity.FINISHED or self._told_to_end:
+            return None
+        if self._refused_since is not None:
+            return self._refused_since + self._policy.topo_timeout_s
+        if not self._registered and self.activity is not Activity.TRAINING:
+            return self._away_since + self._policy.topo_timeout_s
+        return None
+
+    def _lose_patience(self) -> None:
+        waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+        if self._refused_since is not None:
+            self._end(EndReason.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
+        else:
+            self._end(EndReason.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
+
+    def _wake_at(self) -> float | None:
+        if self._ended:
+            return None
+        candidates = [self._patience_ends_at()]
+        if self._registered:
+            candidates.append(self._beat_at)
+        elif self._connected:
+            candidates.append(self._ask_at)
+        return min((at for at in candidates if at is not None), default=None)
+
+    # ---- the connection
+
+    def _disconnected(self) -> None:
+        if self._registered:
+            self._away_since = self._now
+            self._ready.notices.append(SchedulerAway())
+        self._connected = self._registered = False
+
+    def _register(self) -> None:
+        policy = self._policy
+        self._ask_at = self._now + policy.heartbeat_interval_s
+        self._ready.sends.append(
+            Register(
+                protocol=PROTOCOL,
+                job=self.job,
+                job_name=policy.job_name,
+                node=policy.node,
+                session=policy.session,
+                incarnation=self.incarnation,
+                process=policy.process,
+                settings=policy.settings,
+            )
+        )
+
+    def _credential(self) -> Credential:
+        return Credential(self.job, self._policy.node, self._policy.session, self.incarnation)
+
+    def _heartbeat(self) -> None:
+        self._beat_at = self._now + self._policy.heartbeat_interval_s
+        if self._registered:
+            self._send(Heartbeat(self._credential(), self.activity, self.generation, self._joined, self.step_count))
+
+    def _send(self, message: FromWorker) -> None:
+        self._ready.sends.append(message)
+
+    # ---- the scheduler
+
+    def _hear(self, message: FromScheduler) -> None:
+        match message:
+            case Admitted():
+                self._admitted(message)
+            case Pending():
+                if message.session == self._policy.session and not self.seated:
+                    text = f"{message.registered}/{message.world_size} registered; waiting for the others"
+                    self._ready.notices.append(ToldToWait(text, 0.0))
+            case Refused():
+                self._refused(message)
+            case Fenced():
+                if message.session == self._policy.session:
+                    self._end(EndReason.FENCED, message.text)
+            case RoundOpened():
+                if self._is_for_me(message.term, message.incarnation):
+                    self._round_opened(message)
+            case GenerationStarted():
+                if self._is_for_me(message.term, message.incarnation):
+                    self._generation_started(message)
+            case AddressMap():
+                if message.term >= self.term and message.generation == self.generation:
+                    self._ready.notices.append(Mapped(message.generation, message.blobs))
+            case Finished():
+                self._finished(message.point)
+            case EndJob():
+                self._end_job(message)
+
+    def _is_for_me(self, term: int, incarnation: int) -> bool:
+        return self.seated and term >= self.term and incarnation == self.incarnation
+
+    def _admitted(self, message: Admitted) -> None:
+        if message.session != self._policy.session or message.term < self.term:
+            return
+        if self.seated and message.incarnation != self.incarnation:
+            return
+        first, resumed = not self.seated, self.seated and not self._registered
+        self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
+        self._registered, self._refused_since = True, None
+        if first:
+            self._ready.notices.append(Seated(message))
+        elif resumed:
+            self._ready.notices.append(SchedulerBack(message.term, self._now - self._away_since))
+        if message.finished is not None:
+            self._finished(message.finished)
+        self._heartbeat()
+        self._publish()
+
+    def _refused(self, message: Refused) -> None:
+        if message.session != self._policy.session:
+            return
+        if message.refusal is Refusal.NUMERICS:
+            self._end(EndReason.NUMERICS, message.text)
+        elif self.activity is Activity.TRAINING:
+            # A scheduler that does not know this job must not stop its training.
+            self._ask_at = self._now + self._policy.stranger_retry_s
+            self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
+        elif message.refusal.is_final:
+            self._end(EndReason.REFUSED, message.text)
+        elif not self._registered:
+            self._ask_at = self._now + message.retry_after_s
+            if message.refusal is Refusal.COOLING_DOWN:
+                self._refused_since = None
+            elif self._refused_since is None:
+                self._refused_since = self._now
+            self._away_since = self._now + message.retry_after_s
+            self._ready.notices.append(ToldToWait(message.text, message.retry_after_s))
+
+    def _round_opened(self, message: RoundOpened) -> None:
+        self.term = message.term
+        if self.activity is Activity.FINISHED or (self._offered is not None and message.round < self._offered):
+            return
+        is_new = message.round != self._offered
+        self._offered = message.round
+        if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
+            self._ready.notices.append(BreakGroup(message.text))
+        if self.activity is Activity.WAITING:
+            self._join()
+
+    def _generation_started(self, message: GenerationStarted) -> None:
+        self.term = message.term
+        if self._entered is None or message.generation <= self.generation or message.round != self._joined:
+            return
+        self.generation, self._entered = message.generation, None
+        self._ready.notices.append(Began(message))
+        self._become(Activity.FORMING)
+
+    def _finished(self, point: Point) -> None:
+        if self.activity is not Activity.FINISHED:
+            self._entered = None
+            self._ready.notices.append(Over(point))
+            self._become(Activity.FINISHED)
+
+    def _end_job(self, message: EndJob) -> None:
+        if message.kind is EndKind.FINISHED:
+            if not self.seated:
+                self._end(EndReason.REFUSED, "the job is finished: there is nothing left to do")
+        else:
+            self._end(_END_REASONS[message.kind], message.text)
+
+    def _end(self, reason: EndReason, text: str) -> None:
+        if not self._told_to_end:
+            self._told_to_end = True
+            self._ready.notices.append(MustEnd(reason, text))
+            # The seat stays held until the process really leaves; whoever holds none must not say another word.
+            self._ended = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)

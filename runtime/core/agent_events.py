@@ -1,0 +1,190 @@
+"""What an agent is told and what it tells its process; frozen values, no behaviour.
+
+Events come from the process, the clock and the connection; notices go to the process. The decisions between the two are
+in ``core/agent.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from runtime.core.messages import Admitted, FromScheduler, FromWorker, GenerationStarted, Pairs
+from runtime.core.point import Point
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection to the scheduler stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to the scheduler is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The scheduler said something."""
+
+    message: FromScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Time has passed; ``step`` is the process's count of completed optimizer steps."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A collective failed: the process has left its generation and prepares to enter the rendezvous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The process waits for a generation, holding these verified points."""
+
+    points: tuple[Point, ...]
+    own_parts: bool
+    numerics: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """The process's part of its generation's address map."""
+
+    generation: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trains:
+    """The group of this generation stands and the state is restored."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The user's function returned; the commit of ``step`` is durable."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """The process is about to die of this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The process ends now."""
+
+    on_purpose: bool
+    text: str
+
+
+AgentEvent = (
+    Connected | Disconnected | Heard | Passed | Failed | Entered | Addressed | Trains | Completed | Spoke | Leaving
+)
+
+
+# ---- notices
+
+
+class EndReason(enum.Enum):
+    """Why the process must end."""
+
+    FENCED = "fenced"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    NUMERICS = "numerics"
+    UNREACHABLE = "unreachable"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    FORMATION_TIMEOUT = "formation timeout"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The process has a seat."""
+
+    admitted: Admitted
+
+
+@dataclass(frozen=True, slots=True)
+class ToldToWait:
+    """No seat yet; ask again in ``retry_after_s`` (0: the house is filling)."""
+
+    text: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakGroup:
+    """Leave whatever collective the process is in, now."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The process's place in a new generation."""
+
+    started: GenerationStarted
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """The addresses of the generation's members, in rank order."""
+
+    generation: int
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Training is finished on every rank; ``point`` is the final one."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class MustEnd:
+    """The process has no place in the job any more."""
+
+    reason: EndReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerAway:
+    """The connection closed; training goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBack:
+    """The agent resumed with the scheduler of this term."""
+
+    term: int
+    away_s: float
+
+
+Notice = Seated | ToldToWait | BreakGroup | Began | Mapped | Over | MustEnd | SchedulerAway | SchedulerBack
+
+
+@dataclass(slots=True)
+class AgentReady:
+    """Filled by one step, carried out by the shell: sends first, then notices."""
+
+    sends: list[FromWorker] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    wake_at: float | None = None

@@ -1,0 +1,151 @@
+"""Leases and cool-downs (DESIGN section 4): who is believed alive, and how long a known node must wait.
+
+One idea: a lease is renewed by every accepted message and ends by silence or by a closed connection; the cool-down runs
+from the last accepted message or observed close, whether or not the lease has ended. Deadlines sit in a lazy heap: one
+entry a seat, looked at again when it comes up, so that a heartbeat costs O(1) and a tick O(expired).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from runtime.core.ledger import Ledger, Presence
+from runtime.core.ready import Level
+from runtime.core.records import SeatLeft, SeatLost, SeatResumed
+from runtime.core.state import Seat
+
+
+class Leases:
+    """Renews, ends and measures leases; every change of who is alive goes through here."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._deadlines: list[tuple[float, str, int]] = []
+        self._closing: set[str] = set()  # live nodes whose connection is closed and has not come back
+
+    def begin(self, seat: Seat, *, heard: bool) -> None:
+        """A lease starts: the seat was just granted, or read from the journal (then nothing was heard yet)."""
+        ledger = self._ledger
+        presence = Presence(ledger.now + ledger.policy.node_timeout_s, ledger.now if heard else None)
+        ledger.presences[seat.node] = presence
+        if seat.slot is not None:
+            ledger.absent.discard(seat.slot)
+        heapq.heappush(self._deadlines, (presence.lease_until, seat.node, seat.incarnation))
+
+    def renew(self, seat: Seat) -> bool:
+        """An accepted message. True where the node comes back: first heard in this term, or after it was lost."""
+        ledger, presence = self._ledger, self._ledger.presences[seat.node]
+        came_back = presence.heard_at is None or seat.lost
+        if came_back:
+            was_lost = seat.lost
+            ledger.write(SeatResumed(seat.node, seat.incarnation))
+            if was_lost:
+                self.begin(seat, heard=True)
+                presence = ledger.presences[seat.node]
+        presence.heard_at, presence.closed_at, presence.grace_until = ledger.now, None, None
+        self._closing.discard(seat.node)
+        presence.lease_until = ledger.now + ledger.policy.node_timeout_s
+        return came_back
+
+    def close(self, seat: Seat, *, gone: bool) -> str | None:
+        """The connection of the seat's session closed. Returns the reason where that ends the lease at once."""
+        ledger, presence = self._ledger, self._ledger.presences[seat.node]
+        if seat.left:
+            return None
+        if seat.lost:
+            if presence.heard_at is not None:  # a later close is a later start of the cool-down
+                presence.closed_at = ledger.now
+                ledger.write(SeatLost(seat.node, seat.incarnation, ledger.now, seat.reason))
+            return None
+        if presence.closed_at is None or presence.grace_until is None:
+            presence.closed_at = ledger.now
+            presence.grace_until = ledger.now + ledger.policy.reconnect_grace_s
+        if gone:
+            return "its connection closed and its process is gone"
+        self._closing.add(seat.node)
+        heapq.heappush(self._deadlines, (presence.grace_until, seat.node, seat.incarnation))
+        return None
+
+    def end(self, seat: Seat, reason: str) -> None:
+        """The lease is over: the node is lost, durably."""
+        ledger, presence = self._ledger, self._ledger.presences[seat.node]
+        ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), presence.last_words or reason))
+        self._closing.discard(seat.node)
+        if seat.slot is not None:
+            ledger.absent.add(seat.slot)
+        ledger.ready.say(f"worker {seat.node} ({seat.process}) is lost: {seat.reason}", Level.WARNING)
+
+    def closing(self) -> list[Seat]:
+        """Live seats whose connection is closed and has not come back: lost at once, if a collective failed too."""
+        return [self._ledger.state.seats[node] for node in sorted(self._closing)]
+
+    def leave(self, seat: Seat) -> None:
+        """The node gave its seat up on purpose: no cool-down."""
+        self._ledger.write(SeatLeft(seat.node, seat.incarnation))
+        self._closing.discard(seat.node)
+        if seat.slot is not None:
+            self._ledger.absent.add(seat.slot)
+
+    def expired(self) -> list[tuple[Seat, str]]:
+        """Seats whose lease is over now, with the reason. Ask only after the socket is drained."""
+        ledger, over = self._ledger, []
+        again = []
+        while self._deadlines and self._deadlines[0][0] <= ledger.now:
+            _, node, incarnation = heapq.heappop(self._deadlines)
+            seat = ledger.state.seats.get(node)
+            if seat is None or seat.incarnation != incarnation or seat.lost or seat.left:
+                continue
+            presence = ledger.presences[node]
+            due, reason = self._due(presence)
+            if due <= ledger.now:
+                over.append((seat, reason))
+            else:
+                again.append((due, node, incarnation))
+        for entry in again:
+            heapq.heappush(self._deadlines, entry)
+        return list({seat.node: (seat, reason) for seat, reason in over}.values())
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler itself stood still for ``gap_s``: nobody may lose a lease by that.
+
+        What was renewed since (the queue may have been drained before) gets no more than a fresh lease; a cool-down
+        runs on, for it protects nobody from this scheduler.
+        """
+        now, policy = self._ledger.now, self._ledger.policy
+        for presence in self._ledger.presences.values():
+            presence.lease_until = min(presence.lease_until + gap_s, now + policy.node_timeout_s)
+            if presence.grace_until is not None:
+                presence.grace_until = min(presence.grace_until + gap_s, now + policy.reconnect_grace_s)
+
+    def next_deadline(self) -> float | None:
+        """When ``expired`` is worth asking again."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def lease_left_s(self, seat: Seat) -> float:
+        """Seconds until the lease can end; 0 where it has."""
+        if seat.lost or seat.left:
+            return 0.0
+        return max(0.0, self._due(self._ledger.presences[seat.node])[0] - self._ledger.now)
+
+    def cool_down_left_s(self, seat: Seat) -> float:
+        """Seconds until another session of this node may be seated, whatever the lease says."""
+        if seat.left:
+            return 0.0
+        return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
+
+    def _due(self, presence: Presence) -> tuple[float, str]:
+        policy = self._ledger.policy
+        silent = f"silent for {policy.node_timeout_s:g} s (NODE_TIMEOUT)"
+        if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
+            return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
+        return presence.lease_until, silent
+
+    def _quiet_from(self, seat: Seat) -> float:
+        """The last accepted message or observed close, or what the journal proves about it."""
+        ledger, presence = self._ledger, self._ledger.presences.get(seat.node)
+        if presence is not None and presence.heard_at is not None:
+            return max(presence.heard_at, presence.closed_at or presence.heard_at)
+        proven = seat.quiet_since
+        if proven is not None and proven.boot_id == ledger.boot_id:
+            return min(proven.at, ledger.now)
+        return ledger.loaded_at

@@ -1,0 +1,84 @@
+"""What the parts of the scheduler's core share during one step: the durable state, the volatile one, and the Ready.
+
+``write`` is the only way to change durable state: the record goes to the Ready and into the state in one breath, so the
+two cannot differ.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
+from runtime.core.ready import Ready
+from runtime.core.records import Record
+from runtime.core.state import JobState, Seat
+
+NAMED = 12  # how many nodes a sentence names before it counts the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The job's fixed settings, as far as decisions depend on them. Durations in seconds."""
+
+    world_size: int
+    job_name: str
+    settings: Pairs
+    recovery: bool = True
+    cool_down_s: float = 30.0
+    node_timeout_s: float = 5.0
+    reconnect_grace_s: float = 0.5
+    topo_timeout_s: float = 1800.0
+
+
+@dataclass(slots=True)
+class Presence:
+    """What is known about a seated node and not worth writing down."""
+
+    lease_until: float
+    heard_at: float | None = None  # None: not heard in this term
+    closed_at: float | None = None  # the connection is closed and has not come back
+    grace_until: float | None = None  # until when it may come back
+    activity: Activity = Activity.SEATED
+    generation: int = 0
+    round: RoundId | None = None
+    step: int = 0
+    last_words: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Shared by the parts of one scheduler core; ``ready`` and ``now`` are renewed at every step."""
+
+    policy: Policy
+    state: JobState
+    boot_id: str
+    loaded_at: float
+    now: float
+    ready: Ready = field(default_factory=Ready)
+    presences: dict[str, Presence] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
+    absent: set[int] = field(default_factory=set)  # slots without a live holder
+
+    def write(self, record: Record) -> None:
+        """Decide something durable."""
+        self.ready.records.append(record)
+        self.state.apply(record)
+
+    def tell(self, node: str, message: FromScheduler) -> None:
+        """Send to the session that holds the node's seat."""
+        self.ready.send(self.state.seats[node].session, message)
+
+    def live_seats(self) -> list[Seat]:
+        """Seats whose holder is believed alive, by slot."""
+        by_slot = self.state.by_slot
+        return [self.state.seats[by_slot[slot]] for slot in sorted(by_slot) if slot not in self.absent]
+
+    def names_of(self, slots: set[int]) -> str:
+        """The slots' holders, for messages: ``2, 5, 7``."""
+        shown = [self.state.by_slot.get(slot, str(slot)) for slot in heapq.nsmallest(NAMED, slots)]
+        return ", ".join(shown) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")
+
+    def process_of(self, node: str) -> Process:
+        """Where the node's present session runs."""
+        return self.state.seats[node].process

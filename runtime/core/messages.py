@@ -1,0 +1,313 @@
+"""What the scheduler and its workers say to each other; frozen values, no behaviour.
+
+A worker's messages after admission carry its :class:`Credential`; the scheduler compares it with the seat before it
+looks at anything else. Everything a worker says is a *report* that may be repeated, late or twice: the heartbeat is the
+whole truth about one agent, so a lost message is mended by the next heartbeat and no message needs an acknowledgement.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from runtime.core.point import Point
+from runtime.core.schema import Schema
+
+PROTOCOL = 1
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Activity(enum.IntEnum):
+    """What a seated worker is doing."""
+
+    SEATED = 1  # between init() and elastic.run
+    WAITING = 2  # in rendezvous: it wants a generation
+    FORMING = 3  # told its generation; building the group and restoring
+    TRAINING = 4
+    DONE = 5  # the user's function returned and the last commit is durable
+    FINISHED = 6  # told that training is finished
+
+
+class Refusal(enum.IntEnum):
+    """Why a process is not admitted."""
+
+    ALIVE = 1  # the previous session of this node still holds its lease
+    COOLING_DOWN = 2
+    FULL = 3
+    OTHER_JOB = 4
+    OTHER_SETTINGS = 5
+    PROTOCOL = 6
+    NUMERICS = 7
+    RECOVERY_OFF = 8  # a known node comes back where ENABLE_RECOVERY=0
+    STOPPING = 9
+
+    @property
+    def is_final(self) -> bool:
+        """Whether waiting cannot help."""
+        return self not in (Refusal.ALIVE, Refusal.COOLING_DOWN)
+
+
+class EndKind(enum.IntEnum):
+    """How a job ends for everybody."""
+
+    FINISHED = 1
+    STOPPED = 2  # the user asked; recoverable
+    INTERRUPTED = 3  # no worker is left; recoverable
+    FORMATION_TIMEOUT = 4  # a round waited TOPO_TIMEOUT; recoverable
+    FAILED = 5  # ENABLE_RECOVERY=0 and a process died
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RoundId:
+    """One attempt to form a generation; never reused, because ``term`` is durable and rises."""
+
+    term: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Where a session runs."""
+
+    host: str
+    pid: int
+    started_at: int  # clock ticks after boot, so that a reused pid is told apart
+    device: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Who speaks: compared with the seat before anything else is read."""
+
+    job: str
+    node: str
+    session: str
+    incarnation: int
+
+
+# ---- worker → scheduler -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A process asks for a seat (``incarnation`` 0) or resumes the one it holds. Idempotent by session."""
+
+    protocol: int
+    job: str  # "" where no job was ever told
+    job_name: str
+    node: str
+    session: str
+    incarnation: int
+    process: Process
+    settings: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The whole truth about one agent. Sent every HEARTBEAT_INTERVAL and at once on every change."""
+
+    sender: Credential
+    activity: Activity
+    generation: int  # the last one it was told; 0 before the first
+    round: RoundId | None  # the last round it joined
+    step: int  # completed optimizer steps
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The sender has left its old group and waits; these are the verified restore points it holds."""
+
+    sender: Credential
+    round: RoundId
+    points: tuple[Point, ...]
+    own_parts: bool  # it has state that only its own points hold (saved RNG state)
+    numerics: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The sender's contribution to the generation's address map."""
+
+    sender: Credential
+    generation: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """Why the sender is about to die: the cause everybody else is shown."""
+
+    sender: Credential
+    text: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The sender gives up its seat. ``on_purpose``: its program ended with status 0, or it was told to stop."""
+
+    sender: Credential
+    on_purpose: bool
+    text: str
+
+
+# ---- anybody → scheduler ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    """Asks for one :class:`Status`, or, with ``follow``, for one now and one at every change."""
+
+    follow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """Asks the scheduler to end the job gracefully; ``by`` is told to everybody."""
+
+    by: str
+
+
+# ---- scheduler → worker -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The session has the seat. Sent only after the seat is durable."""
+
+    session: str
+    job: str
+    term: int
+    slot: int
+    incarnation: int
+    world_size: int
+    finished: Point | None  # training is over; this is the final point
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The session is known; its slot is decided when the house is full."""
+
+    session: str
+    term: int
+    registered: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted. ``retry_after_s`` is the time until admission is possible; 0 where waiting cannot help."""
+
+    session: str
+    refusal: Refusal
+    retry_after_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The seat belongs to a later incarnation; the receiver must leave."""
+
+    session: str
+    incarnation: int  # the receiver's
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """Leave whatever generation you are in and join this round."""
+
+    term: int
+    incarnation: int
+    round: RoundId
+    text: str  # why, and for whom the round waits
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted:
+    """The generation is durable; this is the receiver's place in it."""
+
+    term: int
+    incarnation: int
+    generation: int
+    round: RoundId
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    restore: Point | None  # None: nothing was ever committed; start from rank 0's initial state
+    source: int  # the rank whose copy of the point the receiver loads; its own rank where it holds it
+    serves: tuple[int, ...]  # the ranks the receiver sends its copy to
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddressMap:
+    """All members' contributions, in rank order; sent when the last one is in."""
+
+    term: int
+    generation: int
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """TrainingFinished is journaled: ``elastic.run`` may return."""
+
+    term: int
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job is over for everybody, for this reason."""
+
+    term: int
+    kind: EndKind
+    text: str
+
+
+# ---- scheduler → anybody ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A snapshot as JSON text, for followers and ``samebits status``."""
+
+    json: str
+
+
+FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave
+FromScheduler = (
+    Admitted | Pending | Refused | Fenced | RoundOpened | GenerationStarted | AddressMap | Finished | EndJob | Status
+)
+
+SCHEMA = Schema(
+    {
+        1: Register,
+        2: Heartbeat,
+        3: Join,
+        4: Publish,
+        5: LastWords,
+        6: Leave,
+        7: StatusQuery,
+        8: StopJob,
+        20: Admitted,
+        21: Pending,
+        22: Refused,
+        23: Fenced,
+        24: RoundOpened,
+        25: GenerationStarted,
+        26: AddressMap,
+        27: Finished,
+        28: EndJob,
+        29: Status,
+    }
+)

@@ -1,0 +1,23 @@
+"""A restore point's identity: the value every room orders, compares and names points by.
+
+Only the pair lives here; where a point is stored and whether it may be resumed is decided elsewhere. The one idea: a
+step alone does not identify a state, because after a rollback the same step is reached again by another generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """The state after ``step`` optimizer steps, as ``generation`` computed it; ordered by (step, generation).
+
+    Generations count from 1: generation 0 means "before the first one" and never exists on disk.
+    """
+
+    step: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} of generation {self.generation}"

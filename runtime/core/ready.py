@@ -1,0 +1,63 @@
+"""What one step of a core asks its shell to do, in this order: make durable, send, show.
+
+The order is the promise "save, then speak" (DESIGN S7; the idea is etcd-io/raft's ``Ready``): nothing of ``sends`` may
+leave the process before every record of ``records`` is on disk.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from runtime.core.messages import EndKind, FromScheduler
+from runtime.core.records import Record
+
+
+class Level(enum.IntEnum):
+    """How loud a note is."""
+
+    INFO = 1
+    WARNING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One decision and its reason: log line, status text and test oracle."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message for the connection of one session."""
+
+    session: str
+    message: FromScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over; the shell delivers ``sends`` and leaves."""
+
+    kind: EndKind
+    text: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """Filled by one step, carried out by the shell, then forgotten."""
+
+    records: list[Record] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    wake_at: float | None = None
+    ended: Ended | None = None
+
+    def say(self, text: str, level: Level = Level.INFO) -> None:
+        """Add a note."""
+        self.notes.append(Note(level, text))
+
+    def send(self, session: str, message: FromScheduler) -> None:
+        """Add a message for a session."""
+        self.sends.append(Send(session, message))

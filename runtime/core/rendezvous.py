@@ -1,0 +1,229 @@
+"""Rounds and generations (DESIGN section 6): when the members meet, and what they are told when all are in.
+
+One round is open at a time and takes in every loss that happens meanwhile. It closes when each slot's present holder
+has joined; then the generation is written, and only then is anybody told its place. The address map of a generation is
+volatile: members repeat their part until their group stands, so a restarted scheduler collects it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from runtime.core.ledger import Ledger
+from runtime.core.messages import (
+    AddressMap,
+    GenerationStarted,
+    Join,
+    Publish,
+    Refusal,
+    Refused,
+    RoundId,
+    RoundOpened,
+)
+from runtime.core.ready import Level
+from runtime.core.records import GenerationCommitted, SeatLeft
+from runtime.core.restore import Joined, Restore, choose, differing
+from runtime.core.state import Seat, next_line
+
+
+@dataclass(slots=True)
+class Round:
+    """An attempt to form a generation."""
+
+    id: RoundId
+    text: str
+    opened_at: float
+    joined: dict[str, Joined] = field(default_factory=dict)
+
+
+class Rendezvous:
+    """Opens and closes rounds; starts generations and hands out their address maps."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._rounds_opened = 0
+        self.round: Round | None = None
+        self._restore: Restore | None = None  # of the last generation this term committed
+        self._blobs: dict[int, bytes] = {}
+
+    # ---- rounds
+
+    def open(self, reason: str) -> None:
+        """A new round: every live member is told to leave its generation and join."""
+        ledger = self._ledger
+        self._rounds_opened += 1
+        self._restore, self._blobs = None, {}
+        self.round = Round(RoundId(ledger.state.term, self._rounds_opened), reason, ledger.now)
+        ledger.ready.say(f"round {self.round.id} opened: {reason}")
+        for seat in ledger.live_seats():
+            self.invite(seat)
+
+    def invite(self, seat: Seat) -> None:
+        """Tell one member about the open round (again)."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None:
+            return
+        text = round_.text
+        if ledger.absent:
+            text += f"; waiting for {ledger.names_of(ledger.absent)}"
+        ledger.tell(seat.node, RoundOpened(ledger.state.term, seat.incarnation, round_.id, text))
+
+    def forget(self, node: str) -> None:
+        """The node was lost or left: what it brought into the open round is void."""
+        if self.round is not None:
+            self.round.joined.pop(node, None)
+
+    def join(self, seat: Seat, message: Join) -> None:
+        """A member joins the open round; with the last one the generation is committed."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or message.round != round_.id:
+            return
+        committed = ledger.state.generation
+        if committed is not None and committed.numerics and message.numerics != committed.numerics:
+            self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
+            return
+        round_.joined[seat.node] = Joined(seat.incarnation, message.points, message.own_parts, message.numerics)
+        if len(round_.joined) == ledger.policy.world_size and not ledger.absent:
+            self._close(round_)
+
+    def waits_for(self) -> str:
+        """Whom the open round waits for."""
+        ledger, round_ = self._ledger, self.round
+        missing = {
+            slot
+            for slot in range(ledger.policy.world_size)
+            if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined
+        }
+        return ledger.names_of(missing)
+
+    def timed_out(self) -> bool:
+        """Whether the open round has waited TOPO_TIMEOUT."""
+        deadline = self.deadline()
+        return deadline is not None and deadline <= self._ledger.now
+
+    def deadline(self) -> float | None:
+        """When the open round has waited long enough."""
+        return self.round.opened_at + self._ledger.policy.topo_timeout_s if self.round else None
+
+    def _close(self, round_: Round) -> None:
+        ledger, state = self._ledger, self._ledger.state
+        by_rank = {slot: round_.joined[node] for slot, node in sorted(state.by_slot.items())}
+        if not self._same_numerics(by_rank):
+            return
+        restore = choose(by_rank, state.generation)
+        members = tuple((node, state.seats[node].incarnation) for _, node in sorted(state.by_slot.items()))
+        ledger.write(
+            GenerationCommitted(
+                generation=state.generation_number + 1,
+                round=round_.id,
+                members=members,
+                restore=restore.point,
+                line=next_line(state.generation, restore.point),
+                numerics=by_rank[0].numerics,
+            )
+        )
+        self.round, self._restore = None, restore
+        ledger.ready.say(f"generation {state.generation_number} starts with {len(members)} workers; {restore.text}")
+        self._start_everybody()
+
+    def _same_numerics(self, by_rank: dict[int, Joined]) -> bool:
+        same = True
+        for rank, member in by_rank.items():
+            if member.numerics != by_rank[0].numerics:
+                seat = self._ledger.state.seat_of_slot(rank)
+                assert seat is not None, "every rank of a closing round is seated"
+                self._refuse_numerics(seat, member.numerics, by_rank[0].numerics, "rank 0")
+                same = False
+        return same
+
+    def _refuse_numerics(self, seat: Seat, theirs: tuple[tuple[str, str], ...], ours: object, whose: str) -> None:
+        ledger = self._ledger
+        assert isinstance(ours, tuple)
+        text = (
+            f"worker {seat.node} would compute other bits than {whose}: {differing(theirs, ours)}. "
+            "Start it with the same values"
+        )
+        ledger.tell(seat.node, Refused(seat.session, Refusal.NUMERICS, 0.0, text))
+        ledger.ready.say(text, Level.WARNING)
+        ledger.write(SeatLeft(seat.node, seat.incarnation))
+        if seat.slot is not None:
+            ledger.absent.add(seat.slot)
+        self.forget(seat.node)
+
+    # ---- generations
+
+    def rank_of(self, seat: Seat) -> int | None:
+        """The seat's rank in the last committed generation; None where this incarnation is no member."""
+        committed = self._ledger.state.generation
+        if committed is None or seat.slot is None or seat.slot >= len(committed.members):
+            return None
+        return seat.slot if committed.members[seat.slot] == (seat.node, seat.incarnation) else None
+
+    def can_tell(self) -> bool:
+        """Whether a member that missed its GenerationStarted can still be told; not after a scheduler restart."""
+        return self._restore is not None
+
+    def start(self, seat: Seat) -> None:
+        """Tell one member its place in the last committed generation (again)."""
+        self._start(seat.node, self._places())
+
+    def _start_everybody(self) -> None:
+        committed = self._ledger.state.generation
+        assert committed is not None
+        places = self._places()
+        for node, _ in committed.members:
+            self._start(node, places)
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """(local rank, local world size) of every node: ranks of one host in rank order."""
+        committed = self._ledger.state.generation
+        assert committed is not None
+        hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
+        sizes, seen = Counter(hosts), Counter[str]()
+        places = {}
+        for (node, _), host in zip(committed.members, hosts, strict=True):
+            places[node] = (seen[host], sizes[host])
+            seen[host] += 1
+        return places
+
+    def _start(self, node: str, places: dict[str, tuple[int, int]]) -> None:
+        ledger, restore = self._ledger, self._restore
+        committed = ledger.state.generation
+        assert committed is not None and restore is not None
+        seat = ledger.state.seats[node]
+        rank, world_size = self.rank_of(seat), len(committed.members)
+        assert rank is not None
+        ledger.tell(
+            node,
+            GenerationStarted(
+                term=ledger.state.term,
+                incarnation=seat.incarnation,
+                generation=committed.generation,
+                round=committed.round,
+                rank=rank,
+                world_size=world_size,
+                local_rank=places[node][0],
+                local_world_size=places[node][1],
+                restore=restore.point,
+                source=restore.source_of(rank),
+                serves=restore.served_by(rank),
+                text=restore.text,
+            ),
+        )
+
+    def publish(self, seat: Seat, message: Publish) -> None:
+        """A member's part of the address map; with the last one everybody gets the whole."""
+        ledger, committed = self._ledger, self._ledger.state.generation
+        rank = self.rank_of(seat)
+        if self.round is not None or committed is None or rank is None or message.generation != committed.generation:
+            return
+        is_new = self._blobs.get(rank) != message.blob
+        self._blobs[rank] = message.blob
+        if len(self._blobs) < len(committed.members):
+            return
+        whole = AddressMap(
+            ledger.state.term, committed.generation, tuple(self._blobs[i] for i in range(len(committed.members)))
+        )
+        for node in [node for node, _ in committed.members] if is_new else [seat.node]:
+            ledger.tell(node, whole)

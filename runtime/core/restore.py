@@ -1,0 +1,90 @@
+"""Which restore point a generation starts from, and where each member gets it (DESIGN section 6).
+
+Replicated state needs one verified holder, so the point is the greatest anybody holds, never an older one because one
+member holds none. Only state that a rank's own point alone holds (a saved RNG state) makes everybody step back, to the
+greatest point that all such ranks hold; where there is none, the greatest point stands and the choice says what is
+derived instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from runtime.core.messages import Pairs
+from runtime.core.point import Point
+from runtime.core.records import GenerationCommitted
+from runtime.core.state import is_on_line
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What one member brought into a round."""
+
+    incarnation: int
+    points: tuple[Point, ...]
+    own_parts: bool
+    numerics: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The point, the ranks that hold it, and the sentence that explains the choice."""
+
+    point: Point | None
+    holders: frozenset[int]
+    sources: Mapping[int, int]  # rank without the point → the holder it is sent by
+    text: str
+
+    def source_of(self, rank: int) -> int:
+        """The rank whose copy ``rank`` loads: itself where it holds one."""
+        return self.sources.get(rank, rank)
+
+    def served_by(self, rank: int) -> tuple[int, ...]:
+        """The ranks that load ``rank``'s copy."""
+        if rank not in self.holders or not self.sources:
+            return ()
+        return tuple(other for other, source in self.sources.items() if source == rank)
+
+
+def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> Restore:
+    """The restore point for these members, by rank."""
+    held = {rank: {point for point in member.points if is_on_line(point, committed)} for rank, member in joined.items()}
+    best = max((point for points in held.values() for point in points), default=None)
+    if best is None:
+        return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
+    needing = [rank for rank, member in joined.items() if member.own_parts]
+    common = set.intersection(*(held[rank] for rank in needing)) if needing else {best}
+    point = max(common, default=best)
+    holders = sorted(rank for rank, points in held.items() if point in points)
+    lacking = [rank for rank in joined if rank not in set(holders)]
+    sources = {rank: holders[index % len(holders)] for index, rank in enumerate(lacking)}  # shared evenly
+    text = _explain(point, best, holders, lacking)
+    if not common:
+        derived = [rank for rank in needing if rank in sources]
+        text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
+    return Restore(point, frozenset(holders), sources, text)
+
+
+def _explain(point: Point, best: Point, holders: list[int], lacking: list[int]) -> str:
+    text = f"restore point: step {point.step} of generation {point.generation}, "
+    if lacking:
+        text += f"held by rank {_some(holders)}; sent to rank {_some(lacking)}"
+    else:
+        text += "from every rank's own checkpoint"
+    if point != best:
+        text += f" (step {best.step} is not held by all, and RNG states are saved per rank; rng='per_step' avoids this)"
+    return text
+
+
+def _some(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    shown = ", ".join(map(str, listed[:8]))
+    return shown + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def differing(mine: Pairs, theirs: Pairs) -> str:
+    """``name: A here, B there`` for every value that differs; empty where none does."""
+    left, right = dict(mine), dict(theirs)
+    names = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
+    return "; ".join(f"{name} is {left.get(name, 'unset')} here and {right.get(name, 'unset')} there" for name in names)

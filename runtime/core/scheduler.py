@@ -1,0 +1,455 @@
+"""The scheduler's decisions: ``step(event, now) -> Ready`` (DESIGN section 8, "Core contract").
+
+The shell hands in what happened and carries out what comes back: records to disk, then sends, then notes. This file
+holds what no single part can decide alone: when a round must open, when training is finished, when the job is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.core.admission import Admission
+from runtime.core.leases import Leases
+from runtime.core.ledger import Ledger, Policy, Presence
+from runtime.core.messages import (
+    Activity,
+    Credential,
+    EndJob,
+    EndKind,
+    Fenced,
+    Finished,
+    FromWorker,
+    Heartbeat,
+    Join,
+    LastWords,
+    Leave,
+    Process,
+    Publish,
+    Register,
+)
+from runtime.core.point import Point
+from runtime.core.ready import Ended, Level, Ready
+from runtime.core.records import JobCreated, JobFinished, JobInterrupted, TermStarted, TrainingFinished
+from runtime.core.rendezvous import Rendezvous
+from runtime.core.state import JobState, Seat
+
+END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came in over the connection of this session."""
+
+    session: str
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session's connection closed. ``gone``: its process was seen to be dead on this host."""
+
+    session: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The scheduler itself stood still this long."""
+
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody asks for a graceful end."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed and the socket is drained: deadlines may be judged."""
+
+
+Event = Received | Closed | Stalled | StopRequested | Tick
+
+
+class SchedulerCore:
+    """One job's scheduler: no I/O, no clock, no randomness.
+
+    Args:
+        policy: the job's settings.
+        state: what the journal says (``JobState.replay``); an empty state begins a new job.
+        now: seconds of the boot clock.
+        boot_id: which boot that clock belongs to.
+        new_job_id: the id of the job where ``state`` is empty.
+    """
+
+    def __init__(self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str) -> None:
+        self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
+        self._leases = Leases(ledger)
+        self._admission = Admission(ledger, self._leases)
+        self._rendezvous = Rendezvous(ledger)
+        self._new_job_id = new_job_id
+        self._broken: list[str] = []  # why the last generation cannot go on
+        self._done: dict[str, int] = {}  # node → its final step, in the last generation
+        self._first_heard_at: float | None = None
+        self._filling_since = now
+        self._empty_since: float | None = None
+        self._end: Ended | None = None
+        self._end_by: float | None = None
+        self.first_cause = ""
+
+    # ---- the contract
+
+    def start(self) -> Ready:
+        """The first step: this scheduler start becomes a durable term, and leases start anew."""
+        ledger, state = self._ledger, self._ledger.state
+        if not state.job:
+            ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
+        ledger.write(TermStarted(state.term + 1, ledger.boot_id, ledger.now))
+        ledger.absent.update(range(ledger.policy.world_size))
+        for seat in state.seats.values():
+            ledger.sessions[seat.session] = seat.node
+            if seat.lost or seat.left or seat.slot is None:
+                ledger.presences[seat.node] = Presence(ledger.now)
+            else:
+                self._leases.begin(seat, heard=False)
+        self._compare_with_generation()
+        if state.final is not None:  # the last one may have left just before the scheduler died
+            self._end_if_everybody_left()
+            if self._end is None:
+                self._judge_emptiness()
+        return self._finish_step()
+
+    def step(self, event: Event, now: float) -> Ready:
+        """Take one event into account."""
+        self._ledger.now = now
+        match event:
+            case Received(session, message):
+                self._receive(session, message)
+            case Closed(session, gone):
+                self._closed(session, gone)
+            case Stalled(gap_s):
+                self._stalled(gap_s)
+            case StopRequested(by):
+                self._end_job(EndKind.STOPPED, f"stopped by {by}")
+            case Tick():
+                self._tick()
+        return self._finish_step()
+
+    @property
+    def state(self) -> JobState:
+        """The durable state; read only."""
+        return self._ledger.state
+
+    @property
+    def policy(self) -> Policy:
+        """The job's settings."""
+        return self._ledger.policy
+
+    def presence(self, node: str) -> Presence | None:
+        """What is known about a node's present session; read only."""
+        return self._ledger.presences.get(node)
+
+    def process_of_session(self, session: str) -> Process | None:
+        """Where the session that holds a seat runs."""
+        node = self._ledger.sessions.get(session)
+        return self._ledger.process_of(node) if node is not None else None
+
+    def phase(self) -> str:
+        """One word and, where somebody is waited for, their names."""
+        state = self._ledger.state
+        if self._end:
+            return "ending"
+        if state.final:
+            return "finished"
+        if self._rendezvous.round:
+            return f"forming; waiting for {self._rendezvous.waits_for()}"
+        if state.generation is None:
+            return f"filling; waiting for {self._ledger.names_of(set(self._ledger.absent))}"
+        return "training"
+
+    def _finish_step(self) -> Ready:
+        self._open_round_if_needed()
+        ready, self._ledger.ready = self._ledger.ready, Ready()
+        ready.wake_at = self._wake_at()
+        return ready
+
+    def _wake_at(self) -> float | None:
+        candidates = [
+            self._leases.next_deadline(),
+            self._rendezvous.deadline(),
+            self._end_by,
+            self._fill_deadline(),
+            None if self._empty_since is None else self._empty_since + self._emptiness_s(),
+            self._admission.check_at,
+        ]
+        return min((deadline for deadline in candidates if deadline is not None), default=None)
+
+    # ---- events
+
+    def _receive(self, session: str, message: FromWorker) -> None:
+        if self._first_heard_at is None:
+            self._first_heard_at = self._filling_since = self._ledger.now
+        if isinstance(message, Register):
+            self._register(message)
+            return
+        seat = self._holder(session, message.sender)
+        if seat is None:
+            return
+        self._leases.renew(seat)
+        match message:
+            case Heartbeat():
+                self._heartbeat(seat, message)
+            case Join():
+                self._rendezvous.join(seat, message)
+            case Publish():
+                self._rendezvous.publish(seat, message)
+            case LastWords():
+                presence = self._ledger.presences[seat.node]
+                presence.last_words, presence.step = message.text, message.step
+            case Leave():
+                self._leave(seat, message)
+
+    def _register(self, message: Register) -> None:
+        if self._end is not None:
+            self._ledger.ready.send(message.session, EndJob(self._ledger.state.term, self._end.kind, self._end.text))
+            return
+        before = self._ledger.state.seats.get(message.node)
+        old_incarnation = before.incarnation if before else 0
+        seat = self._admission.register(message)
+        if seat is None:
+            return
+        if seat.incarnation != old_incarnation:
+            self._rendezvous.forget(seat.node)
+            self._done.pop(seat.node, None)
+            if self._ledger.state.generation is not None:
+                self._broken.append(f"worker {seat.node} was started again ({seat.process})")
+        self._rendezvous.invite(seat)
+
+    def _holder(self, session: str, sender: Credential) -> Seat | None:
+        """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
+        seat = self._ledger.state.seats.get(sender.node)
+        if (
+            seat is not None
+            and sender.job == self._ledger.state.job
+            and (sender.session, sender.incarnation) == (seat.session, seat.incarnation)
+            and seat.slot is not None
+        ):
+            return None if seat.left else seat
+        if sender.job == self._ledger.state.job:
+            holder = f"now held by {seat.process}, incarnation {seat.incarnation}" if seat else "unknown here"
+            text = f"the seat of worker {sender.node} is {holder}: this process must not touch the job again"
+            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, text))
+        return None
+
+    def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
+        ledger = self._ledger
+        presence = ledger.presences[seat.node]
+        presence.activity, presence.generation = message.activity, message.generation
+        presence.round, presence.step = message.round, message.step
+        if message.activity is Activity.WAITING:
+            self._corroborate()
+        if self._end is not None:
+            ledger.tell(seat.node, EndJob(ledger.state.term, self._end.kind, self._end.text))
+        elif ledger.state.final is not None:
+            if message.activity is not Activity.FINISHED:
+                ledger.tell(seat.node, Finished(ledger.state.term, ledger.state.final))
+        elif self._rendezvous.round is not None:
+            if seat.node not in self._rendezvous.round.joined:
+                self._rendezvous.invite(seat)
+        elif self._rendezvous.rank_of(seat) is not None:
+            self._compare_member(seat, message)
+
+    def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
+        """A member of the last generation says where it is; mend what it missed."""
+        committed = self._ledger.state.generation_number
+        if message.generation < committed:
+            if self._rendezvous.can_tell():
+                self._rendezvous.start(seat)
+            else:
+                self._broken.append(f"worker {seat.node} was not told generation {committed} before the scheduler died")
+        elif message.generation == committed and message.activity is Activity.WAITING:
+            self._broken.append(f"worker {seat.node} could not go on: a collective of generation {committed} failed")
+        elif message.generation == committed and message.activity is Activity.DONE:
+            self._member_done(seat, message.step)
+
+    def _member_done(self, seat: Seat, step: int) -> None:
+        ledger, committed = self._ledger, self._ledger.state.generation
+        assert committed is not None
+        self._done[seat.node] = step
+        if len(self._done) < len(committed.members) or ledger.absent:
+            return
+        point = Point(max(self._done.values()), committed.generation)
+        ledger.write(TrainingFinished(point))
+        ledger.ready.say(f"training is finished at step {point.step}: every worker's last commit is durable")
+        for member in ledger.live_seats():
+            ledger.tell(member.node, Finished(ledger.state.term, point))
+
+    def _leave(self, seat: Seat, message: Leave) -> None:
+        if message.on_purpose:
+            self._leases.leave(seat)
+            self._ledger.ready.say(f"worker {seat.node} left: {message.text}")
+            self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
+        else:
+            self._lose(seat, message.text)
+        self._end_if_everybody_left()
+
+    def _closed(self, session: str, gone: bool) -> None:
+        self._admission.forget(session)
+        node = self._ledger.sessions.get(session)
+        seat = self._ledger.state.seats.get(node) if node is not None else None
+        if seat is None or seat.session != session or seat.slot is None:
+            return
+        reason = self._leases.close(seat, gone=gone)
+        if reason is not None:
+            self._lose(seat, reason)
+        elif self._rendezvous.round is not None and self._rendezvous.round.joined:
+            self._corroborate()
+        self._end_if_everybody_left()
+
+    def _corroborate(self) -> None:
+        """A member's collective failed: members of its generation whose connection is closed too need no grace."""
+        round_ = self._rendezvous.round
+        for seat in self._leases.closing():
+            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.joined):
+                self._lose(seat, "its connection closed and a collective with it failed")
+
+    def _stalled(self, gap_s: float) -> None:
+        self._leases.shift(gap_s)
+        self._admission.shift(gap_s)
+        now = self._ledger.now
+        if self._rendezvous.round is not None:
+            self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
+        if self._empty_since is not None:
+            self._empty_since = min(self._empty_since + gap_s, now)
+        if self._end_by is not None:
+            self._end_by = min(self._end_by + gap_s, now + END_GRACE_S)
+        self._filling_since = min(self._filling_since + gap_s, now)
+        text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
+        self._ledger.ready.say(text, Level.WARNING)
+
+    def _tick(self) -> None:
+        ledger = self._ledger
+        for seat, reason in self._leases.expired():
+            self._lose(seat, reason)
+        self._admission.forget_silent()
+        if self._end is not None:
+            self._end_if_everybody_left()
+        elif self._rendezvous.timed_out():
+            waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+            self._end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
+        elif (deadline := self._fill_deadline()) is not None and deadline <= ledger.now:
+            waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+            self._end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {ledger.names_of(ledger.absent)}")
+        else:
+            self._judge_emptiness()
+
+    # ---- losses, rounds
+
+    def _lose(self, seat: Seat, reason: str) -> None:
+        self._leases.end(seat, reason)
+        cause = f"worker {seat.node} ({seat.process}): {seat.reason}"
+        self.first_cause = self.first_cause or cause
+        self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
+
+    def _gone(self, seat: Seat, why: str) -> None:
+        """The seat has no live holder any more, for whatever reason."""
+        self._rendezvous.forget(seat.node)
+        if self._ledger.state.final is not None or self._end is not None:
+            return
+        self._done.pop(seat.node, None)
+        if not self._ledger.policy.recovery and seat.lost:
+            self._end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)")
+        elif self._rendezvous.rank_of(seat) is not None:
+            self._broken.append(why)
+
+    def _compare_with_generation(self) -> None:
+        """After a load: a member that is lost, left or was replaced means that the generation cannot go on."""
+        committed = self._ledger.state.generation
+        if committed is None or self._ledger.state.final is not None:
+            return
+        for node, incarnation in committed.members:
+            seat = self._ledger.state.seats[node]
+            if seat.lost or seat.left or seat.slot is None or seat.incarnation != incarnation:
+                self._broken.append(f"worker {node} of generation {committed.generation} is gone: {seat.reason}")
+
+    def _open_round_if_needed(self) -> None:
+        ledger, state = self._ledger, self._ledger.state
+        reasons, self._broken = self._broken, []
+        if self._rendezvous.round is not None or state.final is not None or self._end is not None:
+            return
+        if state.generation is None:
+            if not ledger.absent:
+                self._rendezvous.open(f"all {ledger.policy.world_size} workers are registered")
+        elif reasons and ledger.policy.recovery:
+            self._done.clear()
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            self._rendezvous.open(reasons[0] + more)
+
+    # ---- the end
+
+    def _fill_deadline(self) -> float | None:
+        """When a first generation has been waited for long enough."""
+        if self._ledger.state.generation is not None or self._rendezvous.round is not None or self._end is not None:
+            return None
+        return self._filling_since + self._ledger.policy.topo_timeout_s
+
+    def _judge_emptiness(self) -> None:
+        """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
+        ledger = self._ledger
+        occupied = len(ledger.absent) < ledger.policy.world_size
+        awaited = self._first_heard_at is None and ledger.state.final is None
+        if occupied or self._admission.pending or self._admission.refused or awaited:
+            self._empty_since = None
+            return
+        if self._empty_since is None:
+            self._empty_since = ledger.now
+        elif ledger.now - self._empty_since >= self._emptiness_s():
+            if ledger.state.final is not None:
+                self._job_finished()
+            else:
+                self._end_job(EndKind.INTERRUPTED, f"no worker is left; first cause: {self.first_cause or 'unknown'}")
+
+    def _emptiness_s(self) -> float:
+        """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""
+        policy = self._ledger.policy
+        return policy.topo_timeout_s if self._first_heard_at is None else 2 * policy.node_timeout_s
+
+    def _end_if_everybody_left(self) -> None:
+        ledger, state = self._ledger, self._ledger.state
+        if self._end is not None:
+            overdue = self._end_by is not None and self._end_by <= ledger.now
+            if overdue or len(ledger.absent) == ledger.policy.world_size:
+                ledger.ready.ended = self._end
+            return
+        if ledger.policy.recovery and state.generation is not None and state.final is None:
+            return  # stopped, not finished: recover.sh goes on from here
+        seats = [state.seats[node] for node in state.by_slot.values()]
+        if len(seats) == ledger.policy.world_size and all(seat.left for seat in seats):
+            self._job_finished()
+
+    def _job_finished(self) -> None:
+        self._ledger.write(JobFinished())
+        self._ledger.ready.say("job finished")
+        self._end = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
+
+    def _end_job(self, kind: EndKind, text: str) -> None:
+        """Unfinished: tell everybody, and leave when they have left."""
+        ledger = self._ledger
+        if self._end is not None:
+            return
+        if ledger.state.final is not None:
+            self._job_finished()
+            return
+        step = max((presence.step for presence in ledger.presences.values()), default=0)
+        ledger.write(JobInterrupted(kind, step, text))
+        ledger.ready.say(f"the job ends: {text}", Level.WARNING)
+        self._end, self._end_by = Ended(kind, text), ledger.now + END_GRACE_S
+        message = EndJob(ledger.state.term, kind, text)
+        for seat in ledger.live_seats():
+            ledger.tell(seat.node, message)
+        for session in (*self._admission.pending, *self._admission.refused):
+            ledger.ready.send(session, message)
+        self._end_if_everybody_left()

@@ -1,0 +1,183 @@
+"""Frozen dataclasses ↔ plain lists, strictly: the one description of every message and every journal record.
+
+A ``Schema`` is a closed set of dataclasses, each with a small integer tag. ``to_plain`` gives ``[tag, field, …]`` made
+of None, bool, int, float, str, bytes and lists; ``from_plain`` accepts exactly that and nothing else: a wrong tag, a
+missing or surplus field, a bool where an int belongs or an unknown enum value raises :class:`ProtocolError` and builds
+nothing. ``pack`` and ``unpack`` are the same as msgpack bytes, bounded before they are parsed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgpack
+
+from runtime.errors import ProtocolError
+
+Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | None"
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class Schema:
+    """A closed set of dataclasses that can be written and read.
+
+    Args:
+        types_by_tag: wire tag → frozen dataclass. A tag is never given to another type once released.
+    """
+
+    def __init__(self, types_by_tag: Mapping[int, type]) -> None:
+        self._readers = {tag: _dataclass_reader(kind) for tag, kind in types_by_tag.items()}
+        self._writers = {kind: (tag, _dataclass_writer(kind)) for tag, kind in types_by_tag.items()}
+        if len(self._writers) != len(self._readers):
+            raise ValueError("one type under two tags")
+
+    def to_plain(self, value: object) -> list[Plain]:
+        """``[tag, field, …]`` of one of the schema's dataclasses."""
+        tag, write = self._writers[type(value)]
+        return [tag, *write(value)]
+
+    def pack(self, value: object) -> bytes:
+        """``to_plain`` as msgpack."""
+        packed: bytes = msgpack.packb(self.to_plain(value), use_bin_type=True)
+        return packed
+
+    def unpack(self, packed: bytes | memoryview, max_bytes: int = 1 << 20) -> Any:
+        """The dataclass that ``pack`` was given. Longer than ``max_bytes`` or malformed: :class:`ProtocolError`."""
+        if len(packed) > max_bytes:
+            raise ProtocolError(f"{len(packed)} bytes, at most {max_bytes} are accepted")
+        try:
+            plain = msgpack.unpackb(packed, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
+        return self.from_plain(plain)
+
+    def from_plain(self, plain: object) -> Any:
+        """The dataclass that ``to_plain`` was given; anything else raises :class:`ProtocolError`."""
+        if not isinstance(plain, list) or not plain:
+            raise ProtocolError(f"expected a list that begins with a tag, found {_shown(plain)}")
+        tag = plain[0]
+        if type(tag) is not int or tag not in self._readers:
+            raise ProtocolError(f"unknown tag {_shown(tag)}")
+        return self._readers[tag](plain[1:])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:40] + '…'}"
+
+
+_Reader: TypeAlias = Callable[[Any], Any]
+_Writer: TypeAlias = Callable[[Any], Plain]
+
+
+def _dataclass_reader(kind: type) -> _Reader:
+    fields = dataclasses.fields(kind)
+    hints = typing.get_type_hints(kind)
+    readers = [(field.name, _reader(hints[field.name])) for field in fields]
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, list) or len(plain) != len(readers):
+            raise ProtocolError(f"{kind.__name__}: expected {len(readers)} fields, found {_shown(plain)}")
+        values = []
+        for (name, reader), item in zip(readers, plain, strict=True):
+            try:
+                values.append(reader(item))
+            except ProtocolError as error:
+                raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
+        return kind(*values)
+
+    return read
+
+
+def _dataclass_writer(kind: type) -> Callable[[Any], list[Plain]]:
+    hints = typing.get_type_hints(kind)
+    writers = [(field.name, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
+
+    def write(value: Any) -> list[Plain]:
+        return [writer(getattr(value, name)) for name, writer in writers]
+
+    return write
+
+
+def _reader(hint: Any) -> _Reader:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        read_inner = _reader(inner)
+        return lambda plain: None if plain is None else read_inner(plain)
+    if origin is tuple:
+        return _tuple_reader(arguments)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _enum_reader(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass_reader(hint)
+    return _scalar_reader(hint)
+
+
+def _scalar_reader(kind: type) -> _Reader:
+    accepted = (int, float) if kind is float else (kind,)
+
+    def read(plain: Any) -> Any:
+        if type(plain) not in accepted:
+            raise ProtocolError(f"expected {kind.__name__}, found {_shown(plain)}")
+        if kind is int and plain not in _INT64:
+            raise ProtocolError(f"expected an integer of 64 bits, found {_shown(plain)}")
+        return float(plain) if kind is float else plain
+
+    return read
+
+
+def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        read_item = _reader(arguments[0])
+
+        def read_many(plain: Any) -> Any:
+            if not isinstance(plain, list):
+                raise ProtocolError(f"expected a list, found {_shown(plain)}")
+            return tuple(read_item(item) for item in plain)
+
+        return read_many
+    readers = [_reader(argument) for argument in arguments]
+
+    def read_each(plain: Any) -> Any:
+        if not isinstance(plain, list) or len(plain) != len(readers):
+            raise ProtocolError(f"expected {len(readers)} items, found {_shown(plain)}")
+        return tuple(reader(item) for reader, item in zip(readers, plain, strict=True))
+
+    return read_each
+
+
+def _enum_reader(kind: type[enum.Enum]) -> _Reader:
+    by_value = {member.value: member for member in kind}
+
+    def read(plain: Any) -> Any:
+        if type(plain) not in (int, str) or plain not in by_value:
+            raise ProtocolError(f"expected one of {sorted(map(str, by_value))}, found {_shown(plain)}")
+        return by_value[plain]
+
+    return read
+
+
+def _writer(hint: Any) -> _Writer:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        write_inner = _writer(inner)
+        return lambda value: None if value is None else write_inner(value)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            write_item = _writer(arguments[0])
+            return lambda value: [write_item(item) for item in value]
+        writers = [_writer(argument) for argument in arguments]
+        return lambda value: [write(item) for write, item in zip(writers, value, strict=True)]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return lambda value: value.value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass_writer(hint)
+    return lambda value: value

@@ -1,0 +1,186 @@
+"""What the journal says: the durable half of the scheduler's knowledge, rebuilt by replaying records.
+
+``JobState.apply`` is the only thing that changes it, whether a record was just decided or is read back after a crash;
+so what a restarted scheduler knows is by construction what the dead one had written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from runtime.core.messages import Pairs, Process
+from runtime.core.point import Point
+from runtime.core.records import (
+    Cut,
+    GenerationCommitted,
+    JobCreated,
+    JobFinished,
+    JobInterrupted,
+    Record,
+    SeatGranted,
+    SeatLeft,
+    SeatLost,
+    SeatQuiet,
+    SeatResumed,
+    SeatRetired,
+    TermStarted,
+    TrainingFinished,
+)
+
+KEPT_CUTS = 256
+KEPT_INTERRUPTIONS = 2
+_NO_SLOT = -1  # only inside a snapshot: a node that was granted a seat and retired since
+
+
+@dataclass(frozen=True, slots=True)
+class BootTime:
+    """A moment of one host's boot clock; two can be compared only where the boot is the same."""
+
+    boot_id: str
+    at: float
+
+
+@dataclass(slots=True)
+class Seat:
+    """The durable facts about a node that was admitted."""
+
+    node: str
+    slot: int | None  # None: retired; the node keeps its incarnation count
+    incarnation: int
+    session: str
+    process: Process
+    lost: bool = False
+    left: bool = False
+    reason: str = ""
+    quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
+
+
+@dataclass(slots=True)
+class JobState:
+    """Everything that survives kill -9 of the scheduler. Changed by ``apply`` alone."""
+
+    job: str = ""
+    name: str = ""
+    settings: Pairs = ()
+    term: int = 0
+    boot_id: str = ""
+    seats: dict[str, Seat] = field(default_factory=dict)
+    by_slot: dict[int, str] = field(default_factory=dict)
+    generation: GenerationCommitted | None = None
+    final: Point | None = None
+    interruptions: tuple[JobInterrupted, ...] = ()
+    finished: bool = False
+
+    @classmethod
+    def replay(cls, records: Iterable[Record]) -> JobState:
+        """The state after these records."""
+        state = cls()
+        for record in records:
+            state.apply(record)
+        return state
+
+    @property
+    def generation_number(self) -> int:
+        """The last committed generation; 0 before the first."""
+        return self.generation.generation if self.generation else 0
+
+    def seat_of_slot(self, slot: int) -> Seat | None:
+        """Who holds the slot."""
+        node = self.by_slot.get(slot)
+        return self.seats[node] if node is not None else None
+
+    def apply(self, record: Record) -> None:
+        """Take one record into account."""
+        match record:
+            case JobCreated():
+                self.job, self.name, self.settings = record.job, record.name, record.settings
+            case TermStarted():
+                self._start_term(record)
+            case SeatGranted():
+                self._grant(record)
+            case SeatResumed():
+                seat = self.seats[record.node]
+                seat.lost, seat.left, seat.reason, seat.quiet_since = False, False, "", None
+            case SeatLost():
+                seat = self.seats[record.node]
+                seat.lost, seat.reason = True, record.reason
+                seat.quiet_since = BootTime(self.boot_id, record.since)
+            case SeatLeft():
+                self.seats[record.node].left = True
+            case SeatQuiet():
+                self.seats[record.node].quiet_since = BootTime(record.boot_id, record.since)
+            case SeatRetired():
+                self.seats[record.node].slot = None
+                del self.by_slot[record.slot]
+            case GenerationCommitted():
+                self.generation = record
+            case TrainingFinished():
+                self.final = record.point
+            case JobInterrupted():
+                self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
+            case JobFinished():
+                self.finished = True
+
+    def _start_term(self, record: TermStarted) -> None:
+        self.term, self.boot_id = record.term, record.boot_id
+        for seat in self.seats.values():
+            # A wait that began in this boot goes on; one of another boot cannot be measured and begins again.
+            if seat.quiet_since is None or seat.quiet_since.boot_id != record.boot_id:
+                seat.quiet_since = BootTime(record.boot_id, record.at)
+
+    def _grant(self, record: SeatGranted) -> None:
+        old = self.seats.get(record.node)
+        if old is not None and old.slot is not None and old.slot != record.slot:
+            del self.by_slot[old.slot]
+        self.seats[record.node] = Seat(record.node, record.slot, record.incarnation, record.session, record.process)
+        self.by_slot[record.slot] = record.node
+
+    def snapshot(self) -> Iterator[Record]:
+        """The fewest records whose replay gives this state."""
+        yield JobCreated(self.job, self.name, self.settings)
+        if self.boot_id:
+            yield TermStarted(self.term, self.boot_id, 0.0)
+        for seat in self.seats.values():
+            yield from _seat_records(seat)
+        if self.generation:
+            yield self.generation
+        if self.final:
+            yield TrainingFinished(self.final)
+        yield from self.interruptions
+        if self.finished:
+            yield JobFinished()
+
+
+def _seat_records(seat: Seat) -> Iterator[Record]:
+    slot = _NO_SLOT if seat.slot is None else seat.slot
+    yield SeatGranted(seat.node, slot, seat.incarnation, seat.session, seat.process)
+    if seat.slot is None:
+        yield SeatRetired(seat.node, _NO_SLOT)
+    if seat.lost:
+        yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason)
+    if seat.quiet_since:
+        yield SeatQuiet(seat.node, seat.quiet_since.boot_id, seat.quiet_since.at)
+    if seat.left:
+        yield SeatLeft(seat.node, seat.incarnation)
+
+
+def next_line(committed: GenerationCommitted | None, restore: Point | None) -> tuple[Cut, ...]:
+    """The line of a generation that starts from ``restore``, given the generation before it.
+
+    A generation that starts from (s, g) continues g up to s and abandons whatever came after; of older generations
+    it keeps what g kept. (DESIGN S10.)
+    """
+    if committed is None or restore is None:
+        return ()
+    kept = [cut for cut in committed.line if cut.generation < restore.generation]
+    return (*kept, Cut(restore.generation, restore.step))[-KEPT_CUTS:]
+
+
+def is_on_line(point: Point, committed: GenerationCommitted | None) -> bool:
+    """Whether the point belongs to what the job has kept, not to a line it abandoned."""
+    if committed is None:
+        return False
+    if point.generation == committed.generation:
+        return True
+    return any(cut.generation == point.generation and point.step <= cut.step for cut in committed.line)
