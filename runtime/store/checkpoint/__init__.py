@@ -1,0 +1,38 @@
+"""The checkpoint of one rank: what a point is on disk, and how it is saved, found, verified, read, sent and removed.
+
+A point is a directory with a safetensors file of the tensors and a manifest that holds everything else together with a
+hash of every chunk of the data. Never here: torch, and any decision about which point is resumed. Callers use the names
+below; the modules behind them are one step each. The one idea: a point is written once, under a name it gets only when
+it is whole, and it is never handed out without its hashes having been compared.
+"""
+
+from __future__ import annotations
+
+from runtime.store.checkpoint.folder import point_name, rank_directory
+from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
+from runtime.store.checkpoint.packing import pack, unpack
+from runtime.store.checkpoint.pruning import prune
+from runtime.store.checkpoint.reading import Checkpoint, read, verify
+from runtime.store.checkpoint.scanning import FoundPoint, scan
+from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
+from runtime.store.checkpoint.tree import Tree
+from runtime.store.checkpoint.writing import write_point
+
+__all__ = [
+    "BITS_BY_DTYPE",
+    "CHUNK_BYTES",
+    "Checkpoint",
+    "FoundPoint",
+    "PointHeader",
+    "TensorPart",
+    "Tree",
+    "pack",
+    "point_name",
+    "prune",
+    "rank_directory",
+    "read",
+    "scan",
+    "unpack",
+    "verify",
+    "write_point",
+]

@@ -1,0 +1,83 @@
+"""The names in a rank's folder: points, temporary directories, and damaged points moved aside.
+
+::
+
+    <root>/<rank>/step_0000000120_gen_000003/{data.safetensors,manifest.msgpack}    a point
+    <root>/<rank>/.tmp-<pid>-<start time>-<n>-step_…                                being written or being removed
+    <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
+
+Only names, and the moves between them, live here; whether a point is whole does not. The one idea: a directory has a
+point's name only while both its files are complete, because it gets and loses that name by one rename.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.store import durable
+from runtime.store.process_identity import ProcessIdentity
+
+DATA_FILE = "data.safetensors"
+MANIFEST_FILE = "manifest.msgpack"
+
+_POINT_NAME = re.compile(r"step_(\d{10,19})_gen_(\d{6,19})", re.ASCII)
+_TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)-(\d+)-\d+-.*", re.ASCII)
+
+_log = logging.getLogger(__name__)
+_temporary_numbers = itertools.count()
+
+
+def rank_directory(root: Path, rank: int) -> Path:
+    """Where the points of ``rank`` lie; its live writer holds that folder's lock."""
+    return root / str(rank)
+
+
+def point_name(point: Point) -> str:
+    """The name of the point's directory."""
+    return f"step_{point.step:010d}_gen_{point.generation:06d}"
+
+
+def parse_point_name(name: str) -> Point | None:
+    """The point a directory's name stands for; none for any other name."""
+    match = _POINT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    point = Point(int(match[1]), int(match[2]))
+    return point if point_name(point) == name and point.generation > 0 else None
+
+
+def temporary_directory(directory: Path, name: str) -> Path:
+    """A new name for what this process is writing or removing; it tells a dead writer's from a live one's."""
+    identity = ProcessIdentity.current()
+    return directory / f".tmp-{identity.pid}-{identity.started_at}-{next(_temporary_numbers)}-{name}"
+
+
+def sweep_temporaries(directory: Path) -> None:
+    """Remove what dead writers left half written or half removed. The caller holds the folder's lock.
+
+    It frees space, no more: temporary names are never reused, so what cannot be removed is in nobody's way.
+    """
+    for entry in list(directory.iterdir()):
+        match = _TEMPORARY_NAME.fullmatch(entry.name)
+        if match is None or ProcessIdentity(int(match[1]), int(match[2])).is_alive():
+            continue
+        try:
+            shutil.rmtree(entry)
+        except OSError as error:
+            _log.warning("%s: left by a dead process and cannot be removed: %s", entry, error)
+
+
+def move_damaged_aside(path: Path) -> Path:
+    """Rename a damaged point so that its name is free; nothing of it is deleted."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"damaged-{number}-{path.name}")
+        if not os.path.lexists(aside):
+            break
+    durable.publish(path, aside)
+    return aside

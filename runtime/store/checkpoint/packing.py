@@ -1,0 +1,59 @@
+"""One whole point as bytes, for a rank that does not hold it, and back; verified on both sides.
+
+::
+
+    magic "\\x93SBPNT\\x01\\n" | manifest size u64 | data size u64 | manifest.msgpack | data.safetensors
+
+How the bytes travel is not known here. The one idea: it is the two files as they lie on disk, so the manifest's hashes
+protect the journey as they protect the disk.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from runtime.store.checkpoint.reading import Checkpoint, checkpoint_of, copy_data, new_buffer, read_data
+from runtime.store.checkpoint.scanning import FoundPoint
+from runtime.store.durable import BytesLike
+
+_HEAD = struct.Struct("<8sQQ")
+_MAGIC = b"\x93SBPNT\x01\n"
+_ORIGIN = "a point received from another rank"
+
+
+def pack(found: FoundPoint) -> memoryview:
+    """The point's bytes, verified; :class:`CheckpointError` where it is not whole."""
+    manifest = found.require_manifest()
+    manifest_data = encode_manifest(manifest)
+    head = _HEAD.pack(_MAGIC, len(manifest_data), manifest.data_bytes)
+    data_start = len(head) + len(manifest_data)
+    packed = new_buffer(data_start + manifest.data_bytes)
+    packed[:data_start] = head + manifest_data
+    read_data(found, manifest, packed[data_start:])
+    return packed
+
+
+def unpack(packed: BytesLike, job: str) -> Checkpoint:
+    """The point of :func:`pack`, its tensors in memory of their own.
+
+    Raises:
+        CheckpointError: the bytes are not all there, not what was sent, or of another job.
+    """
+    view = memoryview(packed).cast("B")
+    magic, manifest_bytes, data_bytes = _HEAD.unpack_from(view) if len(view) >= _HEAD.size else (b"", 0, 0)
+    data_start = _HEAD.size + manifest_bytes
+    if magic != _MAGIC or manifest_bytes > MAX_MANIFEST_BYTES or data_start + data_bytes != len(view):
+        raise CheckpointError(f"{_ORIGIN}: {len(view)} bytes that are no packed point; ask for it again")
+    try:
+        manifest = decode_manifest(bytes(view[_HEAD.size : data_start]))
+    except CheckpointError as error:
+        raise CheckpointError(f"{_ORIGIN}: {error}; ask for it again") from None
+    if manifest.header.job != job:
+        raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
+    if manifest.data_bytes != data_bytes:
+        raise CheckpointError(f"{_ORIGIN}: {data_bytes} bytes of data, its manifest says {manifest.data_bytes}")
+    buffer = new_buffer(data_bytes)
+    copy_data(view[data_start:], manifest, buffer, _ORIGIN)
+    return checkpoint_of(manifest, buffer, _ORIGIN)

@@ -1,0 +1,142 @@
+"""Reading a point's data: every chunk is hashed as it passes, and nothing is handed out before all of them fit.
+
+Here live verifying, reading, and the point as a value; scanning and writing do not. The one idea: one pass over the
+file into one buffer, and the tensors are views into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from runtime.errors import CheckpointError
+from runtime.store import durable
+from runtime.store.checkpoint import safetensors_header
+from runtime.store.checkpoint.folder import DATA_FILE
+from runtime.store.checkpoint.manifest import Manifest, PointHeader
+from runtime.store.checkpoint.safetensors_header import TensorEntry
+from runtime.store.checkpoint.scanning import FoundPoint
+from runtime.store.checkpoint.tensor_part import TensorPart
+from runtime.store.checkpoint.tree import Tree
+
+_MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A point's contents, verified: tensors by name, as writable views into one buffer, and all that is no tensor."""
+
+    header: PointHeader
+    tensors: dict[str, TensorPart]
+    tree: Tree
+    layout: Tree
+
+
+def verify(found: FoundPoint) -> None:
+    """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk."""
+    manifest = found.require_manifest()
+    path = found.path / DATA_FILE
+    scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
+    with _opened(path, manifest) as descriptor:
+        for index, start, end in _chunks(manifest):
+            _read_chunk(descriptor, scratch[: end - start], path, manifest, index)
+        _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest.data_bytes, str(path))
+
+
+def read(found: FoundPoint) -> Checkpoint:
+    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk."""
+    manifest = found.require_manifest()
+    buffer = new_buffer(manifest.data_bytes)
+    read_data(found, manifest, buffer)
+    return checkpoint_of(manifest, buffer, str(found.path / DATA_FILE))
+
+
+def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
+    """Fill ``buffer`` with the bytes of the data file, verified."""
+    path = found.path / DATA_FILE
+    with _opened(path, manifest) as descriptor:
+        for index, start, end in _chunks(manifest):
+            _read_chunk(descriptor, buffer[start:end], path, manifest, index)
+
+
+def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
+    """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
+    for index, start, end in _chunks(manifest):
+        buffer[start:end] = source[start:end]
+        _require_hash(buffer[start:end], origin, manifest, index)
+
+
+def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
+    """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
+    tensors = {
+        entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
+        for entry in _decode_header(lambda start, end: bytes(buffer[start:end]), manifest.data_bytes, origin)
+    }
+    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+
+def new_buffer(size_bytes: int) -> memoryview:
+    """Writable, page-aligned memory that is not touched before it is filled, unlike a bytearray, which is zeroed.
+
+    Faulting in small pages one by one costs more than reading and hashing them, so huge ones are asked for.
+    """
+    memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them: it is advice, and the memory is good anyway
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:size_bytes]
+
+
+def _decode_header(read_range: Callable[[int, int], bytes], file_bytes: int, origin: str) -> list[TensorEntry]:
+    first = safetensors_header.LENGTH_BYTES
+    try:
+        length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
+        return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{origin}: {error}; {_MEND}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path, manifest: Manifest) -> Iterator[int]:
+    with durable.disk_errors(path, "reading the point", CheckpointError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            if size_bytes != manifest.data_bytes:
+                raise CheckpointError(f"{path}: {size_bytes} bytes, {manifest.data_bytes} were saved; {_MEND}")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _chunks(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+    for index in range(len(manifest.chunks)):
+        start = index * manifest.chunk_bytes
+        yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
+
+
+def _read_chunk(descriptor: int, target: memoryview, path: Path, manifest: Manifest, index: int) -> None:
+    offset = index * manifest.chunk_bytes
+    done = 0
+    while done < len(target):
+        count = os.preadv(descriptor, [target[done:]], offset + done)
+        if count == 0:
+            raise CheckpointError(f"{path}: ends at byte {offset + done} while it is read; {_MEND}")
+        done += count
+    _require_hash(target, str(path), manifest, index)
+
+
+def _require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
+    found = xxhash.xxh3_128_digest(chunk)
+    if found != manifest.chunks[index]:
+        start = index * manifest.chunk_bytes
+        raise CheckpointError(
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + len(chunk)}) is not "
+            f"what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
+        )

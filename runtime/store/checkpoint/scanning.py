@@ -1,0 +1,90 @@
+"""What lies in a rank's folder: every point by name, the usable and the damaged, told apart without reading the data.
+
+Scanning reads the manifests and the sizes of the data files, no more; the data's hashes are ``reading``'s. The one
+idea: nothing is skipped silently: a directory with a point's name is in the list, with the reason if it cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError
+from runtime.store import durable
+from runtime.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, parse_point_name, rank_directory
+from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, PointHeader, decode_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPoint:
+    """One point on disk. Either ``manifest`` is there, or ``problem`` says why the point cannot be used.
+
+    A found point with a manifest may still have a changed byte in its data: only verifying or reading it tells.
+    """
+
+    path: Path
+    point: Point
+    manifest: Manifest | None
+    problem: str | None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether manifest and sizes are as they should be."""
+        return self.manifest is not None
+
+    def require_manifest(self) -> Manifest:
+        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        if self.manifest is None:
+            raise CheckpointError(self.problem or f"{self.path}: cannot be used")
+        return self.manifest
+
+
+def scan(directory: Path, job: str) -> list[FoundPoint]:
+    """The points in a rank's folder (``rank_directory``), the newest first; names of other kinds are ignored.
+
+    A point that another job, another rank or another step saved is listed as unusable, like a damaged one.
+
+    Raises:
+        StoreError: the folder itself cannot be read. A missing one has no points.
+    """
+    with durable.disk_errors(directory, "listing the points"):
+        try:
+            names = [entry.name for entry in directory.iterdir()]
+        except FileNotFoundError:
+            return []
+    points = sorted(((point, name) for name in names if (point := parse_point_name(name)) is not None), reverse=True)
+    return [inspect_point(directory / name, point, job) for point, name in points]
+
+
+def inspect_point(path: Path, point: Point, job: str) -> FoundPoint:
+    """One point of a rank's folder, as :func:`scan` lists it."""
+    try:
+        manifest = decode_manifest(_read_manifest(path / MANIFEST_FILE))
+        _require_identity(path, point, job, manifest.header)
+        with durable.disk_errors(path / DATA_FILE, "looking at the data", CheckpointError):
+            size_bytes = (path / DATA_FILE).stat().st_size
+        if size_bytes != manifest.data_bytes:
+            raise CheckpointError(f"{DATA_FILE} has {size_bytes} bytes, {manifest.data_bytes} were saved")
+    except CheckpointError as error:
+        text = str(error)
+        return FoundPoint(path, point, None, text if text.startswith(str(path)) else f"{path}: {text}")
+    return FoundPoint(path, point, manifest, None)
+
+
+def _read_manifest(path: Path) -> bytes:
+    with durable.disk_errors(path, "reading the manifest", CheckpointError), path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path}: {size_bytes} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+        return file.read(size_bytes)
+
+
+def _require_identity(path: Path, point: Point, job: str, header: PointHeader) -> None:
+    if header.job != job:
+        raise CheckpointError(f"was saved by job {header.job}, this is job {job}")
+    if header.point != point:
+        raise CheckpointError(f"its manifest is that of {header.point}")
+    if rank_directory(path.parent.parent, header.rank) != path.parent:
+        raise CheckpointError(f"its manifest is that of rank {header.rank}, it lies in the folder {path.parent.name}")

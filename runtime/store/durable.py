@@ -1,0 +1,158 @@
+"""The one place that knows how to be durable: write, fsync, rename, and what a full or failing disk says.
+
+Here live the few primitives every file of this package is written with; never a file format. The one idea: a new file
+becomes visible under its name only when its bytes are on disk (temporary file → fsync → rename → fsync of the
+directory; see fsync(2), and Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014), so a crash anywhere
+leaves the old file or the new one. An :class:`OSError` leaves here as a :class:`StoreError` that names path, reason and
+mend, and takes its temporary file along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from runtime.errors import StoreError
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+BytesLike = bytes | bytearray | memoryview
+
+_MENDS = {
+    errno.ENOSPC: "free space on that file system (see `df -h`) or choose another folder; what was saved is unharmed",
+    errno.EDQUOT: "free space in your quota (see `quota`) or choose another folder; what was saved is unharmed",
+    errno.EROFS: "that file system is mounted read-only: remount it or choose a folder that can be written",
+    errno.EACCES: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
+    errno.EPERM: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
+    errno.EIO: "the device reports a fault (see `dmesg`): copy the folder to another disk and use that",
+    errno.EMFILE: "this process has too many files open: raise the limit with `ulimit -n`",
+}
+_OTHER_MEND = "see that it exists, is of the kind expected, and that this user may read and write it"
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+_temporary_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, doing: str, kind: type[StoreError] = StoreError) -> Iterator[None]:
+    """Turn an :class:`OSError` into ``kind``: "<path>: <doing> failed: <reason>; <mend>"."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        reason = f"{os.strerror(number)} ({errno.errorcode[number]})" if number in errno.errorcode else str(error)
+        raise kind(f"{path}: {doing} failed: {reason}; {_MENDS.get(number, _OTHER_MEND)}") from error
+
+
+def write_all(descriptor: int, data: BytesLike) -> None:
+    """``os.write`` until every byte is taken; raises the bare :class:`OSError`."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def fsync_dir(directory: Path) -> None:
+    """Make the directory's entries durable: creations, renames and removals in it."""
+    with disk_errors(directory, "making the directory durable"):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network and FUSE file systems know no fsync of a directory; there a rename is durable by itself or
+            # not at all, and refusing to run would not change which.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Create the directory and its missing parents, 0700 and durable; an existing one is left as it is."""
+    with disk_errors(directory, "creating the directory"):
+        missing = list(itertools.takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
+        for path in reversed(missing):
+            path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+            fsync_dir(path.parent)
+        if not directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def write_file(path: Path, data: BytesLike) -> None:
+    """Write and fsync a file, but not its directory's entry of it; raises the bare :class:`OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_temporary(path: Path, data: BytesLike) -> Path:
+    """Write ``data``, durably, to a new file beside ``path``, for :func:`publish`; nothing is left if that fails."""
+    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{next(_temporary_numbers)}")
+    with disk_errors(path, f"writing {len(data)} bytes"), removed_on_failure(temporary):
+        write_file(temporary, data)
+    return temporary
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a temporary file or directory its name, durably. After a failure either name may be the durable one."""
+    with disk_errors(path, "renaming what was written into place"):
+        temporary.rename(path)
+    fsync_dir(path.parent)
+
+
+def write_file_atomically(path: Path, data: BytesLike) -> None:
+    """Replace ``path`` by a file of exactly ``data``: a crash at any moment leaves the old file or the new one."""
+    temporary = write_temporary(path, data)
+    with disk_errors(path, "writing the file"), removed_on_failure(temporary):
+        publish(temporary, path)
+
+
+def create_file_atomically(path: Path, data: BytesLike) -> bool:
+    """Create ``path`` with ``data`` unless it exists: false if it does. Of many callers at once exactly one succeeds.
+
+    Where the file system has no hard links the last of several simultaneous callers wins instead: read it back.
+    """
+    temporary = write_temporary(path, data)
+    with disk_errors(path, "creating the file"):
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            if path.exists():
+                return False
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+    return True
+
+
+def temporaries_of(path: Path) -> Iterable[Path]:
+    """Temporary files of ``path`` that a killed writer left; whoever holds the folder's lock may remove them."""
+    prefix = _temporary_prefix(path)
+    return [entry for entry in path.parent.iterdir() if entry.name.startswith(prefix)]
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name}.tmp-"
+
+
+@contextlib.contextmanager
+def removed_on_failure(temporary: Path) -> Iterator[None]:
+    """Remove a temporary file if the block fails, whatever the failure is."""
+    try:
+        yield
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

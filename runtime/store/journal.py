@@ -1,0 +1,269 @@
+"""The journal: an append-only file of opaque payloads that outlives kill -9 and says so when it was damaged.
+
+Opening, appending, compacting and reading live here; the bytes' layout is ``journal_format``'s, the payloads' meaning
+is the core's, and that only one process writes is the folder's lock's (``DirectoryLock``, taken first). The one idea is
+"save, then speak": :meth:`Journal.append` returns when a whole drained batch is on disk with one fsync, and until then
+nothing of it may leave the process.
+
+After a failed append the state is defined. If writing failed (no space, for one), what was written of the batch is cut
+off again and the journal goes on. If the fsync failed, nobody can know what the disk holds, and a second fsync would
+lie (the kernel forgets the failed pages: fsync(2), "fsyncgate"): the journal refuses to go on, and the next start reads
+what is really there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from runtime.errors import JournalDamagedError, StoreError
+from runtime.store import durable, journal_format
+from runtime.store.journal_format import Contents, Fault, JournalFormatError
+
+JOURNAL_FILE = "journal"
+MAX_TORN_FILES = 8
+
+_TORN_NAME = re.compile(r"journal\.torn-(\d+)")
+_MOVE_ASIDE = "`bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """The end of a journal that a crash kept from being written whole: it was never spoken of, and it was cut off."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    reason: str
+    kept_in: Path | None  # where the cut bytes are; none for a reader, who cuts nothing
+
+    def __str__(self) -> str:
+        kept = f"; they are kept in {self.kept_in.name}" if self.kept_in else ""
+        return (
+            f"{self.path}: the last {self.size_bytes} bytes, from byte {self.offset} on, are an append that a crash "
+            f"interrupted ({self.reason}) and are left out{kept}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """What a reader without the lock finds."""
+
+    payloads: list[bytes]
+    torn_tail: TornTail | None
+
+
+def read_journal(directory: Path) -> JournalContents | None:
+    """Read the folder's journal without the lock and without changing anything; none where there is none.
+
+    A writer may be at work: an append that is under way looks like a torn tail.
+
+    Raises:
+        JournalDamagedError: it is damaged, foreign, or of another version.
+    """
+    path = directory / JOURNAL_FILE
+    data = _read_file(path)
+    if data is None:
+        return None
+    contents = _decode(path, data)
+    return JournalContents(contents.payloads, _torn_tail(path, contents, len(data), None))
+
+
+class Journal:
+    """The journal of one folder, opened for writing by the holder of the folder's lock. One thread uses it.
+
+    Attributes:
+        torn_tail: what :meth:`open` had to cut off, to be logged; none if nothing.
+    """
+
+    def __init__(self, path: Path, descriptor: int, contents: Contents, torn_tail: TornTail | None) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._nonce = contents.nonce
+        self._size_bytes = contents.end
+        self._compacted_bytes = contents.born_bytes
+        self._broken: str | None = None
+        self.torn_tail = torn_tail
+
+    @classmethod
+    def open(cls, directory: Path) -> tuple[Journal, list[bytes]]:
+        """Open the folder's journal, or make an empty one; the payloads come back in the order of their appends.
+
+        What is returned is durable: the file is synced first, since an append that was killed before its own fsync may
+        so far be in the page cache only. A torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
+
+        Raises:
+            JournalDamagedError: it is damaged, foreign, or of another version; nothing was changed.
+            StoreError: the disk refuses.
+        """
+        durable.make_directory(directory)
+        path = directory / JOURNAL_FILE
+        data = _read_file(path)
+        if data is None:
+            data = journal_format.encode_file([], _new_nonce())
+            durable.write_file_atomically(path, data)
+        contents = _decode(path, data)
+        kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
+        with durable.disk_errors(path, "opening the journal"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                if contents.torn:
+                    os.ftruncate(descriptor, contents.end)
+                os.fsync(descriptor)
+                for temporary in durable.temporaries_of(path):
+                    temporary.unlink()  # a compaction that was killed before its rename: the journal has it all
+                durable.fsync_dir(directory)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        journal = cls(path, descriptor, contents, _torn_tail(path, contents, len(data), kept_in))
+        return journal, contents.payloads
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's size."""
+        return self._size_bytes
+
+    @property
+    def compacted_bytes(self) -> int:
+        """The size the file had after its last compaction; the growth since then tells when the next one is due."""
+        return self._compacted_bytes
+
+    def append(self, payloads: Sequence[bytes]) -> None:
+        """Make all these payloads durable: one write, one fsync, all of them or none. An empty batch costs nothing.
+
+        Raises:
+            StoreError: they are not durable; the module's text says in which state the journal is then.
+        """
+        self._require_usable()
+        if not payloads:
+            return
+        if (body_bytes := journal_format.body_bytes(payloads)) > journal_format.MAX_BODY_BYTES:
+            raise StoreError(
+                f"{self._path}: one append of {body_bytes} bytes; at most {journal_format.MAX_BODY_BYTES} fit: split it"
+            )
+        batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
+        with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
+            try:
+                durable.write_all(self._descriptor, batch)
+            except BaseException as error:
+                self._cut_back(error)
+                raise
+            try:
+                os.fsync(self._descriptor)
+            except BaseException as error:
+                self._broken = f"an fsync failed: {error}"
+                self._cut_back(error)
+                raise
+        self._size_bytes += len(batch)
+
+    def compact(self, payloads: Sequence[bytes]) -> None:
+        """Replace the whole journal by these payloads; a crash at any moment leaves the old one or the new one.
+
+        Raises:
+            StoreError: the old journal is in place and goes on, unless the message of the next append says otherwise.
+        """
+        self._require_usable()
+        nonce = _new_nonce()
+        data = journal_format.encode_file(payloads, nonce)
+        if len(data) > journal_format.MAX_JOURNAL_BYTES:
+            raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes could never be read back")
+        temporary = durable.write_temporary(self._path, data)
+        try:
+            with durable.disk_errors(self._path, "replacing the journal"), durable.removed_on_failure(temporary):
+                durable.publish(temporary, self._path)
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except BaseException as error:
+            # From the rename on, either file may be the one that a crash leaves: an append to one of them could vanish.
+            self._broken = f"a compaction failed: {error}"
+            raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._nonce = nonce
+        self._size_bytes = self._compacted_bytes = len(data)
+
+    def close(self) -> None:
+        """Let go of the file; again does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_usable(self) -> None:
+        if self._descriptor < 0:
+            raise StoreError(f"{self._path}: the journal is closed; open it again")
+        if self._broken is not None:
+            raise StoreError(
+                f"{self._path}: nothing more is written, because {self._broken}; end this process and start it again "
+                "(`bash scripts/recover.sh`): it goes on from what is on the disk"
+            )
+
+    def _cut_back(self, error: BaseException) -> None:
+        """Take the bytes of a failed append off again; where even that fails, refuse to go on."""
+        try:
+            os.ftruncate(self._descriptor, self._size_bytes)
+            os.fsync(self._descriptor)
+        except OSError as second:
+            self._broken = f"an append failed ({error}) and could not be taken back ({second})"
+
+
+def _read_file(path: Path) -> bytes | None:
+    with durable.disk_errors(path, "reading the journal"):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        with file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > journal_format.MAX_JOURNAL_BYTES:
+                raise StoreError(
+                    f"{path}: {size_bytes} bytes; a journal has at most {journal_format.MAX_JOURNAL_BYTES}: this is "
+                    f"not what was written; {_MOVE_ASIDE}"
+                )
+            return file.read(size_bytes)
+
+
+def _decode(path: Path, data: bytes) -> Contents:
+    try:
+        return journal_format.decode_file(data)
+    except JournalFormatError as error:
+        mend = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
+        raise JournalDamagedError(
+            f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed; "
+            f"{mend}{_MOVE_ASIDE}"
+        ) from None
+
+
+def _torn_tail(path: Path, contents: Contents, size_bytes: int, kept_in: Path | None) -> TornTail | None:
+    if contents.torn is None:
+        return None
+    return TornTail(path, contents.end, size_bytes - contents.end, contents.torn, kept_in)
+
+
+def _keep_aside(path: Path, tail: bytes) -> Path:
+    """Write the torn bytes to ``journal.torn-<n>``; of many, the newest few are kept."""
+    with durable.disk_errors(path, "keeping a torn end"):
+        numbers = sorted(
+            int(match[1]) for entry in path.parent.iterdir() if (match := _TORN_NAME.fullmatch(entry.name))
+        )
+        kept_in = path.with_name(f"journal.torn-{numbers[-1] + 1 if numbers else 1}")
+        durable.write_file_atomically(kept_in, tail)
+        for number in itertools.islice(numbers, max(0, len(numbers) + 1 - MAX_TORN_FILES)):
+            path.with_name(f"journal.torn-{number}").unlink()
+    return kept_in
+
+
+def _new_nonce() -> int:
+    return int.from_bytes(os.urandom(8), "little")

@@ -1,0 +1,207 @@
+"""The bytes of a journal file, and what can be told from them when they are not whole. Pure: no files here.
+
+::
+
+    file   = magic "\\x93SBJRNL\\n" | version u32 | 0 u32 | nonce u64 | born u64 | checksum u64, then batches
+    batch  = marker "\\xf5SBb" | count u32 | body size u32 | body checksum u64 | head checksum u64 | body
+    body   = length u32 × count | payloads, one after the other                      (all little-endian)
+
+The one idea: *one append is one batch is one write and one fsync*, so at most the last batch of a file can ever be
+torn, a torn batch is dropped whole, and nothing of it was ever spoken of. What tells a torn end from a damaged middle:
+
+- A batch that ends before the file does was followed by another append, which began only after this one was synced.
+  If it is bad now, it was changed since: damage.
+- Where a batch's own head is bad, its length is unknown: if any later offset of the file holds a good batch head, the
+  bad one was synced once: damage. If none does, it is the torn end.
+- ``born`` is the size the file had when it was renamed into place, written whole and synced (a new journal or a
+  compaction): anything bad below that offset, or a file shorter than it, is damage and never a torn end.
+
+A changed byte inside the last, synced batch cannot be told from a torn write by any journal without a second copy; it
+is cut like one, and what is cut is kept.
+
+Checksums are xxh3_64: 64 bits make a chance hit impossible where 32 would not be (every marker-like byte sequence is
+tried), it is several times faster than zlib.crc32, and it takes a seed. The seed is the file's nonce plus the batch's
+own offset, so a batch is valid in one place of one file only: no payload, and no block of an older file that a crash
+left on the disk, can pass for one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import xxhash
+
+MAGIC = b"\x93SBJRNL\n"
+VERSION = 1
+MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_JOURNAL_BYTES = 1024 * 1024 * 1024
+
+_MARKER = b"\xf5SBb"
+_FILE_HEAD = struct.Struct("<8sIIQQ")
+_BATCH_HEAD = struct.Struct("<4sIIQ")
+_CHECKSUM = struct.Struct("<Q")
+FILE_HEAD_BYTES = _FILE_HEAD.size + _CHECKSUM.size
+BATCH_HEAD_BYTES = _BATCH_HEAD.size + _CHECKSUM.size
+_LENGTH_BYTES = 4
+
+
+class Fault(Enum):
+    """What is wrong with a journal file as a whole."""
+
+    FOREIGN = "is no journal"
+    UNKNOWN_VERSION = "was written by another version of this program"
+    DAMAGED = "was changed after it was written"
+
+
+class JournalFormatError(Exception):
+    """These bytes cannot be loaded as they stand; ``offset`` is where they stop making sense."""
+
+    def __init__(self, fault: Fault, offset: int, found: str) -> None:
+        super().__init__(found)
+        self.fault = fault
+        self.offset = offset
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a journal file holds: its payloads in order, up to ``end``; bytes behind ``end`` are a torn end."""
+
+    nonce: int
+    born_bytes: int
+    payloads: list[bytes]
+    end: int
+    torn: str | None  # what is wrong with the bytes behind end; none where there are none
+
+
+def encode_file(payloads: Sequence[bytes], nonce: int) -> bytes:
+    """A whole new journal file with these payloads, born complete."""
+    batches = []
+    offset = FILE_HEAD_BYTES
+    for batch in _in_batches(payloads):
+        encoded = encode_batch(batch, nonce, offset)
+        batches.append(encoded)
+        offset += len(encoded)
+    head = _FILE_HEAD.pack(MAGIC, VERSION, 0, nonce, offset)
+    return b"".join([head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *batches])
+
+
+def encode_batch(payloads: Sequence[bytes], nonce: int, offset: int) -> bytes:
+    """One append of these payloads, valid at ``offset`` of the file with this nonce and nowhere else."""
+    body = b"".join([struct.pack(f"<{len(payloads)}I", *map(len, payloads)), *payloads])
+    seed = _seed(nonce, offset)
+    head = _BATCH_HEAD.pack(_MARKER, len(payloads), len(body), xxhash.xxh3_64_intdigest(body, seed))
+    return b"".join([head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head, seed)), body])
+
+
+def body_bytes(payloads: Sequence[bytes]) -> int:
+    """The size of the body that a batch of these payloads would have."""
+    return sum(map(len, payloads)) + _LENGTH_BYTES * len(payloads)
+
+
+def decode_file(data: bytes) -> Contents:
+    """Everything a journal file holds; raises :class:`JournalFormatError` unless it is whole up to a torn end."""
+    nonce, born_bytes = _decode_file_head(data)
+    if len(data) < born_bytes:
+        raise JournalFormatError(
+            Fault.DAMAGED, len(data), f"the file ends here, but it was born with {born_bytes} bytes"
+        )
+    payloads: list[bytes] = []
+    offset = FILE_HEAD_BYTES
+    while offset < len(data):
+        batch = _decode_batch(data, nonce, offset)
+        if isinstance(batch, _Bad):
+            _raise_if_damaged(data, nonce, born_bytes, offset, batch)
+            return Contents(nonce, born_bytes, payloads, offset, batch.reason)
+        payloads += batch.payloads
+        offset = batch.end
+    return Contents(nonce, born_bytes, payloads, offset, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    payloads: list[bytes]
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    reason: str
+    end: int | None  # where the batch would end, where its head is good enough to tell
+
+
+def _decode_file_head(data: bytes) -> tuple[int, int]:
+    if data[: len(MAGIC)] != MAGIC:
+        raise JournalFormatError(Fault.FOREIGN, 0, f"it begins with {data[: len(MAGIC)]!r}, a journal with {MAGIC!r}")
+    if len(data) < FILE_HEAD_BYTES:
+        raise JournalFormatError(Fault.DAMAGED, len(data), "the file ends inside its own head")
+    head = data[: _FILE_HEAD.size]
+    _, version, _, nonce, born_bytes = _FILE_HEAD.unpack(head)
+    (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEAD.size)
+    if checksum != xxhash.xxh3_64_intdigest(head):
+        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not fit")
+    if version != VERSION:
+        raise JournalFormatError(Fault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}")
+    return nonce, born_bytes
+
+
+def _decode_batch(data: bytes, nonce: int, offset: int) -> _Batch | _Bad:
+    if len(data) - offset < BATCH_HEAD_BYTES:
+        return _Bad("the file ends inside the head of a batch", None)
+    seed = _seed(nonce, offset)
+    if not _is_good_head(data, offset, seed):
+        return _Bad("the checksum of the batch's head does not fit", None)
+    _, count, body_size, checksum = _BATCH_HEAD.unpack_from(data, offset)
+    start = offset + BATCH_HEAD_BYTES
+    end = start + body_size
+    if body_size > MAX_BODY_BYTES or count * _LENGTH_BYTES > body_size:
+        return _Bad(f"the batch's head speaks of {count} payloads in {body_size} bytes", end)
+    if end > len(data):
+        return _Bad(f"the file ends {end - len(data)} bytes before the batch does", end)
+    body = memoryview(data)[start:end]
+    if checksum != xxhash.xxh3_64_intdigest(body, seed):
+        return _Bad("the checksum of the batch's payloads does not fit", end)
+    lengths = struct.unpack_from(f"<{count}I", body)
+    ends = list(itertools.accumulate(lengths, initial=start + count * _LENGTH_BYTES))
+    if ends[-1] != end:
+        return _Bad("the lengths of the batch's payloads do not fit its size", end)
+    return _Batch([data[first:last] for first, last in itertools.pairwise(ends)], end)
+
+
+def _raise_if_damaged(data: bytes, nonce: int, born_bytes: int, offset: int, bad: _Bad) -> None:
+    if offset < born_bytes:
+        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was born with")
+    if bad.end is not None and bad.end < len(data):
+        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and later batches follow it")
+    later = data.find(_MARKER, offset + 1)
+    while later >= 0:
+        if len(data) - later >= BATCH_HEAD_BYTES and _is_good_head(data, later, _seed(nonce, later)):
+            raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and a good batch follows at byte {later}")
+        later = data.find(_MARKER, later + 1)
+
+
+def _is_good_head(data: bytes, offset: int, seed: int) -> bool:
+    head_end = offset + _BATCH_HEAD.size
+    (checksum,) = _CHECKSUM.unpack_from(data, head_end)
+    head = data[offset:head_end]
+    return head.startswith(_MARKER) and bool(checksum == xxhash.xxh3_64_intdigest(head, seed))
+
+
+def _seed(nonce: int, offset: int) -> int:
+    return (nonce + offset) % 2**64
+
+
+def _in_batches(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut a snapshot into batches of a bounded size; it may be larger than one append ever is."""
+    first, size = 0, 0
+    for index, payload in enumerate(payloads):
+        size += len(payload) + _LENGTH_BYTES
+        if size > MAX_BODY_BYTES and index > first:
+            yield payloads[first:index]
+            first, size = index, len(payload) + _LENGTH_BYTES
+    if first < len(payloads):
+        yield payloads[first:]

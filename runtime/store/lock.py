@@ -1,0 +1,179 @@
+"""The lock of a folder: one live process writes there, and a second one is told who the first is.
+
+The lock is the kernel's (flock through filelock on the file ``lock``), so it is gone the moment its holder is, also
+after kill -9; a forked child does not inherit it. The file ``lock.holder`` beside it is only a note for people and
+for waiting: who holds, since the lock itself cannot tell. The note is never trusted to decide anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import filelock
+
+from runtime.errors import LockedError, StoreError
+from runtime.store import durable
+from runtime.store.process_identity import ProcessIdentity
+
+LOCK_FILE = "lock"
+HOLDER_FILE = "lock.holder"
+
+_MAX_HOLDER_FILE_BYTES = 64 * 1024
+_POLL_S = 0.1  # how soon a lock that was let go, without its holder's death, is noticed
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who wrote the note: ``role`` is its own word for itself, e.g. "scheduler" or "worker 3"."""
+
+    identity: ProcessIdentity
+    host: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.role} (pid {self.identity.pid} on {self.host})"
+
+    def is_on_this_host(self) -> bool:
+        """Whether its pid means anything here."""
+        return self.host == socket.gethostname()
+
+    def is_gone(self) -> bool:
+        """Whether it is certain that this process has ended; of another host's that is never certain."""
+        return self.is_on_this_host() and not self.identity.is_alive()
+
+
+def read_holder(directory: Path) -> LockHolder | None:
+    """The last process that locked the folder and did not let go by itself; it may be dead. None without a note."""
+    path = directory / HOLDER_FILE
+    with durable.disk_errors(path, "reading who holds the folder's lock"):
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_HOLDER_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+    try:
+        fields = json.loads(data)
+        identity = ProcessIdentity(int(fields["pid"]), int(fields["started_at"]))
+        return LockHolder(identity, str(fields["host"]), str(fields["role"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None  # not our note: the lock still decides, only its holder stays nameless
+
+
+class DirectoryLock:
+    """An exclusive lock of one directory, for its live writer; also a context manager around :meth:`acquire`.
+
+    Args:
+        directory: made, with its parents, where it is missing.
+        role: what the next one is told about this process, e.g. "scheduler" or "worker 3".
+    """
+
+    def __init__(self, directory: Path, role: str) -> None:
+        self.directory = directory
+        self.role = role
+        # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
+        # file's existence would survive kill -9.
+        self._lock = filelock.FileLock(
+            directory / LOCK_FILE, mode=durable.FILE_MODE, thread_local=False, fallback_to_soft=False
+        )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._lock.is_locked
+
+    def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
+        """Take the lock, waiting at most ``wait_s`` for its holder to die or to let go.
+
+        Args:
+            wait_s: 0 means one attempt.
+            on_wait: told whom it waits for: once, and again whenever that changes.
+
+        Raises:
+            LockedError: another process, or another lock object of this one, holds it; the message names it.
+        """
+        if self.is_held:
+            raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
+        durable.make_directory(self.directory)
+        deadline_s = time.monotonic() + wait_s
+        said = None
+        while not self._try_acquire():
+            holder = read_holder(self.directory)
+            text = self._held_by(holder)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise LockedError(f"{text}; end that process first, or choose another folder")
+            if on_wait is not None and text != said:
+                on_wait(text)
+                said = text
+            _pause(holder, min(_POLL_S, left_s))
+
+    def release(self) -> None:
+        """Let go; does nothing if the lock is not held."""
+        if self.is_held:
+            with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
+                (self.directory / HOLDER_FILE).unlink(missing_ok=True)
+            self._lock.release()
+
+    def __enter__(self) -> DirectoryLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _try_acquire(self) -> bool:
+        with durable.disk_errors(self.directory / LOCK_FILE, "locking the folder"):
+            try:
+                self._lock.acquire(blocking=False)
+            except filelock.Timeout:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
+                    raise
+                raise StoreError(
+                    f"{self.directory}: its file system knows no locks, so two writers could not be told apart; "
+                    "choose a folder on a local disk"
+                ) from error
+        try:
+            self._write_note()
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
+
+    def _write_note(self) -> None:
+        identity = ProcessIdentity.current()
+        note = {
+            "pid": identity.pid,
+            "started_at": identity.started_at,
+            "host": socket.gethostname(),
+            "role": self.role,
+        }
+        durable.write_file_atomically(self.directory / HOLDER_FILE, (json.dumps(note) + "\n").encode())
+
+    def _held_by(self, holder: LockHolder | None) -> str:
+        if holder is None:
+            return f"{self.directory}: locked by a process that has not left its name"
+        if holder.is_gone():
+            return f"{self.directory}: locked, though {holder}, the last to leave its name, is gone"
+        if holder.is_on_this_host() and holder.identity.pid == os.getpid():
+            return f"{self.directory}: locked by this process itself, as {holder}"
+        return f"{self.directory}: locked by {holder}"
+
+
+def _pause(holder: LockHolder | None, at_most_s: float) -> None:
+    """Wait for the holder's death where the kernel tells of it, for a moment otherwise."""
+    if holder is not None and holder.is_on_this_host() and holder.identity.is_alive():
+        holder.identity.wait_for_exit(at_most_s)
+    else:
+        time.sleep(at_most_s)

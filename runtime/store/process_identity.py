@@ -1,0 +1,144 @@
+"""Which process is meant: a pid together with the time its process started, and the pid files that hold both.
+
+Only naming and noticing live here; nothing in this package sends a signal. The one idea: a pid alone is reused by the
+kernel, a pid with the start time that ``/proc/<pid>/stat`` reports is not (proc(5), field 22). A zombie has let go of
+every file, lock and socket, so it counts as dead. Off Linux psutil answers the same questions.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import StoreError
+from runtime.store import durable
+
+_ON_LINUX = sys.platform == "linux"
+_DEAD_STATES = frozenset("ZXx")
+_MAX_PID_FILE_BYTES = 4096
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process, told apart from any later one with the same pid.
+
+    ``started_at`` is in clock ticks after boot on Linux and in hundredths of a second since 1970 elsewhere: a value to
+    compare, never to calculate with.
+    """
+
+    pid: int
+    started_at: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}"
+
+    @classmethod
+    def current(cls) -> ProcessIdentity:
+        """The calling process; read anew each time, so it is right after a fork too."""
+        identity = cls.of(os.getpid())
+        if identity is None:
+            raise StoreError(f"/proc/{os.getpid()}/stat: not readable, so this process cannot be named; mount /proc")
+        return identity
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """The live process that has ``pid`` now; none if there is none or it is a zombie."""
+        started_at = _started_at(pid)
+        return None if started_at is None else cls(pid, started_at)
+
+    def is_alive(self) -> bool:
+        """Whether exactly this process still runs; a zombie, or another process under its pid, is not it."""
+        return _started_at(self.pid) == self.started_at
+
+    def wait_for_exit(self, timeout_s: float) -> bool:
+        """Block until this process is gone, at most ``timeout_s``; true if it is. Woken by the kernel on Linux."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            watched = os.pidfd_open(self.pid) if _ON_LINUX else None
+        except ProcessLookupError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EMFILE):
+                raise
+            watched = None  # an old kernel, a sandbox or no descriptor left: look at intervals instead
+        exits = select.poll()  # not select(): a scheduler has more descriptors than that can name
+        if watched is not None:
+            exits.register(watched, select.POLLIN)
+        try:
+            while self.is_alive():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                if watched is None:
+                    time.sleep(min(_POLL_S, left_s))
+                else:
+                    exits.poll(math.ceil(left_s * 1000))
+            return True
+        finally:
+            if watched is not None:
+                os.close(watched)
+
+    def to_line(self) -> str:
+        """``"<pid> <started_at>\\n"``: what a pid file holds; the pid comes first, for ``read`` in a shell script."""
+        return f"{self.pid} {self.started_at}\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> ProcessIdentity:
+        """The reverse of :meth:`to_line`; :class:`ValueError` for anything else."""
+        words = line.split()
+        if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words) or int(words[0]) == 0:
+            raise ValueError(f"expected '<pid> <start time>', found {line!r}")
+        return cls(int(words[0]), int(words[1]))
+
+
+def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
+    """Write the process's line to ``path`` atomically."""
+    durable.write_file_atomically(path, identity.to_line().encode())
+
+
+def read_pid_file(path: Path) -> ProcessIdentity | None:
+    """The process a pid file names, alive or not; none where there is no file."""
+    with durable.disk_errors(path, "reading the pid file"):
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_PID_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+    try:
+        return ProcessIdentity.from_line(data.decode("ascii"))
+    except ValueError as error:
+        raise StoreError(f"{path}: not a pid file of ours: {error}; remove it if no such process runs") from None
+
+
+def _started_at(pid: int) -> int | None:
+    return _started_at_from_proc(pid) if _ON_LINUX else _started_at_from_psutil(pid)
+
+
+def _started_at_from_proc(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name, field 2, may itself hold blanks and parentheses: the fields begin after the last ")".
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0].decode() in _DEAD_STATES else int(fields[19])
+
+
+def _started_at_from_psutil(pid: int) -> int | None:
+    import psutil  # type: ignore[import-untyped]  # only off Linux, where it is the portable answer
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        created_at_s: float = process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+    return round(created_at_s * 100)

@@ -1,0 +1,72 @@
+"""What the reader refuses although every hash fits: only a file that somebody else wrote gets here."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import safetensors_header as header_format
+
+
+def decode(data: bytes) -> list[header_format.TensorEntry]:
+    length = header_format.decode_header_length(data[:8], len(data))
+    return header_format.decode_header(data[8 : 8 + length], len(data))
+
+
+def file_of(header: Any, data_bytes: int) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
+def tensor(first: int, last: int, shape: Any = (2,), dtype: Any = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+
+
+def test_a_header_with_metadata_and_any_order_is_read() -> None:
+    data = file_of({"__metadata__": {"format": "pt"}, "b": tensor(2, 4), "a": tensor(0, 2)}, 4)
+    start = len(data) - 4
+    assert [(entry.name, entry.start, entry.end) for entry in decode(data)] == [
+        ("b", start + 2, start + 4),
+        ("a", start, start + 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "data_bytes"),
+    [
+        ({"a": tensor(0, 2)}, 3),
+        ({"a": tensor(0, 2)}, 1),
+        ({"a": tensor(1, 3)}, 3),
+        ({"a": tensor(0, 2), "b": tensor(0, 2)}, 2),
+        ({"a": tensor(0, 2), "b": tensor(3, 5)}, 5),
+        ({"a": tensor(0, 3)}, 3),
+        ({"a": tensor(-2, 0)}, 0),
+        ({"a": tensor(0, 2, shape=[-2])}, 2),
+        ({"a": tensor(0, 2, shape=["2"])}, 2),
+        ({"a": tensor(0, 2, shape=2)}, 2),
+        ({"a": tensor(0, 2, dtype="U9")}, 2),
+        ({"a": tensor(0, 2, dtype=["U8"])}, 2),
+        ({"a": {"dtype": "U8", "shape": [0]}}, 0),
+        ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1, 2]}}, 2),
+        ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0.0, 2.0]}}, 2),
+        ({"a": 5}, 0),
+        ([], 0),
+        (b"{", 0),
+        (b"\xff", 0),
+        (b"[" * 100_000, 0),
+        (b'{"a": 1, "a": 2}', 0),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused(header: Any, data_bytes: int) -> None:
+    with pytest.raises(CheckpointError):
+        decode(file_of(header, data_bytes))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 7, struct.pack("<Q", 1), struct.pack("<Q", 2**63) + bytes(100)])
+def test_a_length_that_does_not_fit_its_file_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        decode(data)

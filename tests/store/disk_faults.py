@@ -1,0 +1,120 @@
+"""The calls that change a disk, recorded, and made to fail at a chosen one: as an error, an interrupt or a kill.
+
+Interposing on ``os`` is enough, because everything durable goes through it; file descriptors are shown by their path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CALLS = ("open", "write", "fsync", "ftruncate", "mkdir", "rename", "link", "unlink", "rmdir")
+
+
+class InterruptedHere(BaseException):
+    """An interrupt that no ``except Exception`` sees."""
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    target: str  # the last part of the path
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.target}"
+
+
+@dataclass
+class Disk:
+    """What was called, and what is to happen at call number ``fail_at``: of all calls, or of those in ``only``."""
+
+    fail_at: int = -1
+    failure: Callable[[Call], None] | None = None
+    only: tuple[str, ...] = CALLS
+    half_writes: bool = False
+    every_one_after: bool = False
+    calls: list[Call] = field(default_factory=list)
+    matching: int = 0
+
+    def names(self) -> list[str]:
+        return [str(call) for call in self.calls]
+
+    def note(self, call: Call) -> bool:
+        """Whether this call is the one that fails."""
+        self.calls.append(call)
+        if call.name not in self.only:
+            return False
+        self.matching += 1
+        number = self.matching - 1
+        return number == self.fail_at or (self.every_one_after and 0 <= self.fail_at <= number)
+
+
+def error(number: int) -> Callable[[Call], None]:
+    def fail(call: Call) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+NO_SPACE = error(errno.ENOSPC)
+
+
+def interrupt(call: Call) -> None:
+    raise InterruptedHere(str(call))
+
+
+def kill_this_process(call: Call) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
+    """Let every disk call on paths below a folder go through ``disk``; all others are left alone."""
+    originals = {name: getattr(os, name) for name in CALLS}
+    opened: dict[int, Path] = {}
+
+    def interpose(name: str) -> Callable[..., Any]:
+        original = originals[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            path = opened.get(args[0]) if isinstance(args[0], int) else Path(os.path.abspath(args[0]))  # noqa: PTH100
+            if path is None or not path.is_relative_to(below) or (name == "open" and not _may_change(args)):
+                result = original(*args, **kwargs)
+                if name == "open" and path is not None:
+                    opened[result] = path
+                return result
+            made = Call(name, path.name)
+            if disk.note(made):
+                if name == "write" and disk.half_writes:
+                    original(args[0], memoryview(args[1])[: len(args[1]) // 2])
+                assert disk.failure is not None
+                disk.failure(made)
+            result = original(*args, **kwargs)
+            if name == "open":
+                opened[result] = path
+            return result
+
+        return call
+
+    try:
+        for name in CALLS:
+            setattr(os, name, interpose(name))
+        yield disk
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder, sorted."""
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def _may_change(open_arguments: tuple[Any, ...]) -> bool:
+    return bool(open_arguments[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR))

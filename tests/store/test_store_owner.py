@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ForeignFolderError, StoreError
+from runtime.store.owner import FolderOwner, claim_folder, read_owner
+from tests.store.disk_faults import names_in
+
+
+def test_a_folder_is_claimed_once_and_known_again(tmp_path: Path) -> None:
+    folder = tmp_path / "recovery"
+    assert read_owner(folder) is None
+    claim_folder(folder, "job-1", "digits")
+    claim_folder(folder, "job-1", "digits")
+    assert read_owner(folder) == FolderOwner("job-1", "digits")
+    assert names_in(folder) == ["owner.json"]
+
+
+def test_another_jobs_folder_is_refused_with_both_names(tmp_path: Path) -> None:
+    claim_folder(tmp_path, "job-1", "digits")
+    with pytest.raises(ForeignFolderError) as caught:
+        claim_folder(tmp_path, "job-2", "llama")
+    for word in (str(tmp_path), "job-1", "digits", "job-2", "llama", "run.sh --fresh"):
+        assert word in str(caught.value)
+    assert read_owner(tmp_path) == FolderOwner("job-1", "digits")
+
+
+def test_of_many_jobs_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
+    start = threading.Barrier(8)
+    refused: list[ForeignFolderError] = []
+    got: list[str] = []
+
+    def claim(job: str) -> None:
+        start.wait()
+        try:
+            claim_folder(tmp_path / "recovery", job, "digits")
+        except ForeignFolderError as error:
+            refused.append(error)
+        else:
+            got.append(job)
+
+    threads = [threading.Thread(target=claim, args=(f"job-{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+    assert len(refused) == 7
+    owner = read_owner(tmp_path / "recovery")
+    assert owner is not None
+    assert owner.job == got[0]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"job": "x"}', b'{"job": 1, "job_name": "x"}', b"\xff", b"[" * 20_000, b"x" * 100_000]
+)
+def test_a_marker_that_cannot_be_read_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "owner.json").write_bytes(content)
+    for attempt in (lambda: read_owner(tmp_path), lambda: claim_folder(tmp_path, "job", "digits")):
+        with pytest.raises(StoreError, match=r"owner\.json.*run\.sh --fresh"):
+            attempt()
+    assert (tmp_path / "owner.json").read_bytes() == content
