@@ -1,0 +1,108 @@
+"""Addresses: where the scheduler listens, and who holds a port that is taken.
+
+Names are resolved here, once, when the scheduler starts; never on accept.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.errors import ListenError
+
+
+def local_addresses(host: str) -> list[str]:
+    """Those addresses that ``host`` resolves to and that belong to this machine.
+
+    Raises:
+        ListenError: the name does not resolve, or to no address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ListenError(
+            f"SCHED_HOST={host} cannot be resolved ({error.strerror}): set it to an address of this machine"
+        ) from None
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    local = [address for address in addresses if _is_local(address)]
+    if not local:
+        raise ListenError(
+            f"SCHED_HOST={host} is {', '.join(addresses)}, and none of these is an address of this machine: "
+            "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
+        )
+    return local
+
+
+def _is_local(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def endpoint(address: str, port: int) -> str:
+    """ZeroMQ's way to write an address: ``tcp://127.0.0.1:8118``, ``tcp://[::1]:8118``."""
+    bare = address.strip("[]")
+    try:
+        is_v6 = ipaddress.ip_address(bare.partition("%")[0]).version == 6
+    except ValueError:
+        is_v6 = False
+    return f"tcp://[{bare}]:{port}" if is_v6 else f"tcp://{bare}:{port}"
+
+
+def port_holder(port: int) -> str:
+    """Who listens on a local TCP port, as far as this user may read it: ``pid 12 (python train.py)``."""
+    inodes = _listening_inodes(port)
+    for process in Path("/proc").iterdir() if inodes else ():
+        if process.name.isdigit() and _holds(process, inodes):
+            return f"pid {process.name} ({_command_of(process)})"
+    return "another process" if inodes else "another process, or one that ended a moment ago"
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def _holds(process: Path, inodes: set[str]) -> bool:
+    try:
+        links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+    except OSError:
+        return False
+    return any(link[8:-1] in inodes for link in links if link.startswith("socket:["))
+
+
+def _command_of(process: Path) -> str:
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended meanwhile"
+    return " ".join(words).strip()[:80]
+
+
+def check_free(addresses: Sequence[str], port: int) -> None:
+    """Raise :class:`ListenError`, naming the holder, where ``port`` is taken on one of the addresses."""
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                raise ListenError(
+                    f"SCHED_PORT={port} on {address} cannot be listened on ({error.strerror}): held by "
+                    f"{port_holder(port)}. End it, or set SCHED_PORT to a free port in every process"
+                ) from None

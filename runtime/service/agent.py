@@ -1,0 +1,339 @@
+"""The worker's control thread: it keeps the seat while the main thread computes, and carries orders between the two.
+
+The thread owns the connection and the agent's core; the main thread calls the methods below, which post an event and,
+where they wait, sleep on one condition. Two things happen in the control thread itself, whatever the main thread is
+blocked in: the group is broken when a round opens, and a process that must end and does not is ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from runtime.config import Settings, fixed_settings
+from runtime.core.agent import AgentCore, AgentPolicy
+from runtime.core.agent_events import (
+    Addressed,
+    AgentEvent,
+    AgentReady,
+    Began,
+    BreakGroup,
+    Completed,
+    Connected,
+    Disconnected,
+    EndReason,
+    Entered,
+    Failed,
+    Heard,
+    Leaving,
+    Mapped,
+    MustEnd,
+    Notice,
+    Over,
+    Passed,
+    SchedulerAway,
+    SchedulerBack,
+    Seated,
+    Spoke,
+    ToldToWait,
+    Trains,
+)
+from runtime.core.messages import Admitted, GenerationStarted, Pairs
+from runtime.core.point import Point
+from runtime.errors import (
+    DuplicateNodeError,
+    FencedError,
+    FormationTimeoutError,
+    GenerationEndedError,
+    JobFailedError,
+    JobInterruptedError,
+    JobStoppedError,
+    NumericsError,
+    RefusedError,
+    SameBitsError,
+    SchedulerUnreachableError,
+)
+from runtime.net.client import Client, Down, Got, Up
+from runtime.service import clock, voice
+from runtime.service.host import this_process
+
+END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
+COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
+
+_Found = TypeVar("_Found")
+
+_ERRORS: dict[EndReason, type[SameBitsError]] = {
+    EndReason.FENCED: FencedError,
+    EndReason.DUPLICATE: DuplicateNodeError,
+    EndReason.REFUSED: RefusedError,
+    EndReason.NUMERICS: NumericsError,
+    EndReason.UNREACHABLE: SchedulerUnreachableError,
+    EndReason.STOPPED: JobStoppedError,
+    EndReason.INTERRUPTED: JobInterruptedError,
+    EndReason.FORMATION_TIMEOUT: FormationTimeoutError,
+    EndReason.FAILED: JobFailedError,
+}
+
+
+class Agent:
+    """One worker's link to its scheduler.
+
+    Args:
+        settings: role worker.
+        job_name: what a fresh worker is compared by.
+        device: device type, told to the scheduler.
+
+    Attributes:
+        step: completed optimizer steps; the main thread sets it, heartbeats report it.
+        on_break: called in the control thread when the present group must be left, with the reason.
+        interrupted: a round is open (or the process must end): the present generation is over.
+    """
+
+    def __init__(self, settings: Settings, job_name: str, device: str) -> None:
+        self.node = settings.node_id or f"{uuid.uuid4().hex[:12]}"
+        self.session = uuid.uuid4().hex
+        self.step = 0
+        self.on_break: Callable[[str], None] = lambda _reason: None
+        self.interrupted = False
+        self.must_end: SameBitsError | None = None
+        self._settings = settings
+        policy = AgentPolicy(
+            node=self.node,
+            session=self.session,
+            process=this_process(device),
+            job_name=job_name,
+            settings=fixed_settings(settings),
+            heartbeat_interval_s=settings.heartbeat_interval_s,
+            topo_timeout_s=settings.topo_timeout_s,
+        )
+        self._core = AgentCore(policy, clock.now_s())
+        self._events: collections.deque[AgentEvent] = collections.deque()
+        self._changed = threading.Condition()
+        self._admitted: Admitted | None = None
+        self._began: GenerationStarted | None = None
+        self._map: Mapped | None = None
+        self._over: Point | None = None
+        self._left = False
+        self._closed = threading.Event()
+        self._seat_at: float | None = None  # when this process may ask for its seat again
+        self._say_at = 0.0
+        self._said = ""
+        self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
+        self._client = Client(settings.sched_host, settings.sched_port, self.session, settings.node_timeout_s)
+        self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
+
+    # ---- what the main thread calls
+
+    def register(self) -> Admitted:
+        """Start, and wait for a seat, saying how long that will take.
+
+        Raises:
+            SameBitsError: the one that says why there will be none.
+        """
+        self._thread.start()
+        return self._wait(lambda: self._admitted)
+
+    def report_failure(self) -> None:
+        """A collective failed: tell the scheduler at once, before anything slow."""
+        self._post(Failed())
+
+    def enter(self, points: Sequence[Point], *, own_parts: bool, numerics: Pairs) -> GenerationStarted | Point:
+        """Wait in the rendezvous for a generation; the final point where training is finished.
+
+        Raises:
+            SameBitsError: the process has no place in the job any more.
+        """
+        with self._changed:
+            self._began = self._map = None
+        self._post(Entered(tuple(points), own_parts, numerics))
+
+        def found() -> GenerationStarted | Point | None:
+            return self._over or self._began
+
+        place: GenerationStarted | Point = self._wait(found)
+        return place
+
+    def publish(self, generation: int, blob: bytes) -> None:
+        """Give this rank's part of the generation's address map."""
+        self._post(Addressed(generation, blob))
+
+    def address_map(self, generation: int) -> Sequence[bytes]:
+        """Wait for the generation's address map, in rank order.
+
+        Raises:
+            GenerationEndedError: the generation is over before it stood.
+        """
+        found = self._wait(
+            lambda: self._map if self._map is not None and self._map.generation == generation else None,
+            until_interrupted=True,
+        )
+        return found.blobs
+
+    def trains(self, generation: int) -> None:
+        """The group stands and the state is restored."""
+        self._post(Trains(generation))
+
+    def complete(self, generation: int, step: int) -> Point:
+        """The user's function returned and its last commit is durable: wait until that is so on every rank.
+
+        Raises:
+            GenerationEndedError: a member was lost meanwhile; this rank is needed again.
+        """
+        self.step = step
+        self._post(Completed(generation, step))
+        return self._wait(lambda: self._over, until_interrupted=True)
+
+    def speak_last(self, text: str) -> None:
+        """Tell the scheduler what this process is about to die of."""
+        self._post(Spoke(text))
+
+    def leave(self, *, on_purpose: bool, text: str) -> None:
+        """Give the seat up and close the connection; the process ends now."""
+        if self._thread.is_alive():
+            self._post(Leaving(on_purpose, text))
+            self._closed.wait(timeout=1.0)
+
+    def check(self) -> None:
+        """Raise what ended this process's place in the job or its generation; else return at once."""
+        if self.interrupted:
+            raise self.must_end or GenerationEndedError("a member was lost: this generation is over")
+
+    def _wait(self, found: Callable[[], _Found | None], *, until_interrupted: bool = False) -> _Found:
+        with self._changed:
+            while True:
+                if self.must_end is not None:
+                    raise self.must_end
+                value = found()
+                if value is not None:
+                    return value
+                if until_interrupted:
+                    self.check()
+                self._changed.wait()
+
+    # ---- the control thread
+
+    def _post(self, event: AgentEvent) -> None:
+        self._events.append(event)
+        self._client.wake()
+
+    def _run(self) -> None:
+        wake_at: float | None = None
+        while not self._left:
+            self._client.wait(self._pause_s(wake_at))
+            for event in self._arrived():
+                self._carry_out(self._core.step(event, clock.now_s()))
+                self._left = self._left or isinstance(event, Leaving)
+            if not self._left:
+                ready = self._core.step(Passed(self.step), clock.now_s())
+                self._carry_out(ready)
+                wake_at = ready.wake_at
+                self._keep_time()
+        self._client.close()
+        self._closed.set()
+
+    def _pause_s(self, wake_at: float | None) -> float | None:
+        deadlines = [wake_at, self._end_at, self._say_at if self._seat_at is not None else None]
+        earliest = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if earliest is None else max(0.0, earliest - clock.now_s())
+
+    def _arrived(self) -> list[AgentEvent]:
+        events: list[AgentEvent] = []
+        for incoming in self._client.drain():
+            match incoming:
+                case Up():
+                    events.append(Connected())
+                case Down():
+                    events.append(Disconnected())
+                case Got(message):
+                    events.append(Heard(message))
+        while self._events:
+            events.append(self._events.popleft())
+        return events
+
+    def _carry_out(self, ready: AgentReady) -> None:
+        for message in ready.sends:
+            self._client.send(message)
+        for notice in ready.notices:
+            self._notice(notice)
+
+    def _notice(self, notice: Notice) -> None:
+        match notice:
+            case Seated(admitted):
+                self._seat_at = None
+                with self._changed:
+                    self._admitted = admitted
+                    self._changed.notify_all()
+            case ToldToWait():
+                self._told_to_wait(notice)
+            case BreakGroup(text):
+                voice.warn(text)
+                self._interrupt(text)
+            case Began(started):
+                with self._changed:
+                    self._began, self.interrupted = started, False
+                    self._changed.notify_all()
+            case Mapped():
+                with self._changed:
+                    self._map = notice
+                    self._changed.notify_all()
+            case Over(point):
+                with self._changed:
+                    self._over = point
+                    self._changed.notify_all()
+            case MustEnd(reason, text):
+                self._must_end(_ERRORS[reason](text))
+            case SchedulerAway():
+                voice.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
+            case SchedulerBack(term, away_s):
+                voice.say(f"the scheduler is back after {away_s:.1f} s, term {term}")
+
+    def _interrupt(self, reason: str) -> None:
+        """Release the main thread: from what it waits for here first, then from its collectives."""
+        with self._changed:
+            self.interrupted = True
+            self._changed.notify_all()
+        self.on_break(reason)
+
+    def _must_end(self, error: SameBitsError) -> None:
+        self.must_end = error
+        self._end_at = clock.now_s() + END_GRACE_S
+        self._interrupt(str(error))
+
+    def _told_to_wait(self, told: ToldToWait) -> None:
+        now = clock.now_s()
+        if told.retry_after_s == 0:
+            if told.text != self._said:
+                voice.say(told.text)
+        else:
+            voice.warn(told.text)
+            self._seat_at, self._say_at = now + told.retry_after_s, now + COUNTDOWN_S
+        self._said = told.text
+
+    def _keep_time(self) -> None:
+        now = clock.now_s()
+        if self._seat_at is not None and self._say_at <= now:
+            left_s = self._seat_at - now
+            if left_s > 0:
+                voice.say(f"worker {self.node} waits for its seat: {left_s:.0f} s left")
+                self._say_at = now + min(COUNTDOWN_S, left_s)
+            else:
+                self._seat_at = None
+        if self._end_at is not None and self._end_at <= now:
+            self._end_now()
+
+    def _end_now(self) -> None:
+        """The main thread did not come out: say where it is, give up the seat, leave."""
+        error = self.must_end
+        assert error is not None
+        voice.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        told_to = isinstance(error, JobStoppedError)
+        self._carry_out(self._core.step(Leaving(told_to, str(error)), clock.now_s()))
+        self._client.close()
+        os._exit(error.exit_code)

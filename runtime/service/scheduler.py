@@ -1,0 +1,317 @@
+"""The scheduler's loop: drain the socket, decide, make durable, speak, sleep until something happens.
+
+One pass takes in everything that has arrived, lets the core decide on each, writes all records with one fsync (group
+commit) and only then sends. Deadlines are judged after the socket is drained, and a pass that comes late by more than a
+heartbeat says so to the core first, so that a stopped or starved scheduler loses nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.config import Settings, fixed_settings, require_secret
+from runtime.core import records
+from runtime.core.ledger import Policy
+from runtime.core.messages import PROTOCOL, EndKind, Register, Status, StatusQuery, StopJob
+from runtime.core.ready import Ended, Level, Note, Ready, Send
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.state import JobState
+from runtime.errors import (
+    ForeignFolderError,
+    FormationTimeoutError,
+    JobFailedError,
+    JobInterruptedError,
+    JobStoppedError,
+)
+from runtime.net.address import local_addresses
+from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
+from runtime.service import clock, voice
+from runtime.service.host import host_name
+from runtime.service.status import snapshot
+from runtime.store.journal import Journal
+from runtime.store.lock import DirectoryLock
+from runtime.store.process_identity import ProcessIdentity
+
+COMPACT_BYTES = 4 << 20
+MAX_FOLLOWERS = 64
+FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often; every other change at once
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass of the loop collects before anything leaves the process."""
+
+    records: list[records.Record] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    ended: Ended | None = None
+
+    def add(self, ready: Ready) -> None:
+        self.records += ready.records
+        self.sends += ready.sends
+        self.notes += ready.notes
+        self.ended = self.ended or ready.ended
+
+
+class SchedulerService:
+    """One scheduler process's service; ``serve`` returns when the job is over.
+
+    Args:
+        settings: role scheduler.
+
+    Raises (from ``serve``):
+        LockedError: another scheduler writes in RECOVERY_PATH.
+        JournalDamagedError: the journal cannot be read.
+        ListenError: the address cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop_by: list[str] = []
+        self._server: Server | None = None
+        self._followers: dict[str, tuple[str, float]] = {}  # peer → last snapshot's phase, when it was sent
+        self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
+        self._garbled: dict[str, int] = {}
+
+    def stop(self, by: str) -> None:
+        """Ask for a graceful end; callable from any thread and from a signal handler."""
+        self._stop_by.append(by)
+        if self._server is not None:
+            self._server.wake()
+
+    def serve(self) -> Ended:
+        """Serve until the job is over; returns how it ended."""
+        settings = self._settings
+        path = settings.recovery_path.resolve()
+        addresses = listen_addresses(settings)
+        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"):
+            server = self._server = Server(addresses, settings.sched_port, settings.node_timeout_s)
+            try:
+                journal, core = self._load(path)
+                shown = ", ".join(addresses)
+                voice.say(f"listening on {shown}, port {settings.sched_port}; recovery path {path}")
+                return self._loop(server, journal, core)
+            finally:
+                for descriptor in self._gone:
+                    os.close(descriptor)
+                server.close()
+
+    # ---- loading
+
+    def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
+        settings = self._settings
+        journal, payloads = Journal.open(path) if settings.enable_recovery else (None, [])
+        state = JobState.replay(records.SCHEMA.unpack(payload) for payload in payloads)
+        if journal is not None and journal.torn_tail is not None:
+            voice.warn(str(journal.torn_tail))
+        if state.finished:
+            raise ForeignFolderError(
+                f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
+                "`bash scripts/run.sh` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
+            )
+        policy = policy_of(settings)
+        if state.job and dict(state.settings) != dict(policy.settings):
+            raise ForeignFolderError(
+                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
+                f"with {_shown(policy.settings)}: start it with the job's values, or `bash scripts/run.sh --fresh`"
+            )
+        core = SchedulerCore(policy, state, now=clock.now_s(), boot_id=clock.boot_id(), new_job_id=str(uuid.uuid4()))
+        return journal, core
+
+    # ---- the loop
+
+    def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
+        this_pass = _Pass()
+        this_pass.add(core.start())
+        self._announce(core)
+        for closed in self._dead_at_load(core):
+            this_pass.add(core.step(closed, clock.now_s()))
+        ready = core.step(Tick(), clock.now_s())
+        this_pass.add(ready)
+        self._carry_out(server, journal, core, this_pass)
+        wake_at = ready.wake_at
+        while True:
+            began = clock.now_s()
+            pause_s = self._pause_s(wake_at, began)
+            dead = server.wait(pause_s)
+            now = clock.now_s()
+            late_s = now - began - pause_s
+            this_pass = _Pass()
+            events = [*self._events(server, core), *self._seen_dead(server, dead)]
+            if late_s > self._settings.heartbeat_interval_s:
+                this_pass.add(core.step(Stalled(late_s), now))
+            for event in events:
+                this_pass.add(core.step(event, now))
+            ready = core.step(Tick(), now)
+            this_pass.add(ready)
+            self._carry_out(server, journal, core, this_pass)
+            wake_at = ready.wake_at
+            if this_pass.ended is not None:
+                return this_pass.ended
+
+    def _pause_s(self, wake_at: float | None, now: float) -> float:
+        pause = self._settings.heartbeat_interval_s
+        if wake_at is not None:
+            pause = min(pause, max(0.0, wake_at - now))
+        if self._followers:
+            pause = min(pause, FOLLOW_INTERVAL_S)
+        return pause
+
+    def _events(self, server: Server, core: SchedulerCore) -> Iterable[Event]:
+        while self._stop_by:
+            yield StopRequested(self._stop_by.pop())
+        for incoming in server.drain():
+            event = self._event_of(server, core, incoming)
+            if event is not None:
+                yield event
+
+    def _event_of(self, server: Server, core: SchedulerCore, incoming: Incoming) -> Event | None:
+        match incoming:
+            case Lost(peer):
+                self._followers.pop(peer, None)
+                self._garbled.pop(peer, None)
+                return Closed(peer, gone=self._is_gone(server, core, peer))
+            case Garbled(peer, problem):
+                self._count_garbled(peer, problem)
+                return None
+            case Arrived(peer, StatusQuery(follow)):
+                self._answer_status(server, core, peer, follow=follow)
+                return None
+            case Arrived(_, StopJob(by)):
+                return StopRequested(by)
+            case Arrived(peer, message):
+                session = message.session if isinstance(message, Register) else getattr(message, "sender", None)
+                if session is None:
+                    self._count_garbled(peer, f"{type(message).__name__} is not a worker's message")
+                    return None
+                if (session if isinstance(session, str) else session.session) != peer:
+                    self._count_garbled(peer, "it speaks for another session")
+                    return None
+                return Received(peer, message)
+
+    def _count_garbled(self, peer: str, problem: str) -> None:
+        self._garbled[peer] = self._garbled.get(peer, 0) + 1
+        if self._garbled[peer] == 1 and len(self._garbled) <= MAX_FOLLOWERS:
+            voice.warn(f"ignored what {peer!r:.40} sent (protocol {PROTOCOL} expected): {problem}")
+
+    def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
+        """Save, then speak."""
+        if journal is not None and this_pass.records:
+            journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
+            if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
+                journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
+        for send in this_pass.sends:
+            server.send(send.session, send.message)
+        for note in this_pass.notes:
+            (voice.warn if note.level is Level.WARNING else voice.say)(note.text)
+        self._push_status(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
+
+    def _announce(self, core: SchedulerCore) -> None:
+        state, settings = core.state, self._settings
+        if state.term == 1 or not settings.enable_recovery:
+            voice.say(f"job {state.job} begins: {core.policy.world_size} workers")
+            return
+        seats = len(state.by_slot)
+        voice.say(
+            f"job {state.job} goes on, term {state.term}: {seats} seats and generation {state.generation_number} read "
+            f"from the journal; leases start anew, and a worker that was started again waits at most "
+            f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
+        )
+
+    # ---- processes on this host
+
+    def _dead_at_load(self, core: SchedulerCore) -> list[Closed]:
+        here = host_name()
+        return [
+            Closed(seat.session, gone=True)
+            for seat in core.state.seats.values()
+            if seat.process.host == here
+            and not (seat.lost or seat.left)
+            and not ProcessIdentity(seat.process.pid, seat.process.started_at).is_alive()
+        ]
+
+    def _is_gone(self, server: Server, core: SchedulerCore, session: str) -> bool:
+        """Whether the session's process is dead already; if it is only dying, watch it."""
+        process = core.process_of_session(session)
+        if process is None or process.host != host_name():
+            return False
+        identity = ProcessIdentity(process.pid, process.started_at)
+        if not identity.is_alive():
+            return True
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            return not identity.is_alive()
+        if not identity.is_alive():
+            os.close(descriptor)
+            return True
+        self._gone[descriptor] = session
+        server.watch(descriptor)
+        return False
+
+    def _seen_dead(self, server: Server, descriptors: set[int]) -> list[Closed]:
+        dead = []
+        for descriptor in descriptors & self._gone.keys():
+            server.unwatch(descriptor)
+            os.close(descriptor)
+            dead.append(Closed(self._gone.pop(descriptor), gone=True))
+        return dead
+
+    # ---- followers
+
+    def _answer_status(self, server: Server, core: SchedulerCore, peer: str, *, follow: bool) -> None:
+        server.send(peer, Status(snapshot(core, whole=True)))
+        if follow and len(self._followers) < MAX_FOLLOWERS:
+            self._followers[peer] = ("", clock.now_s())
+
+    def _push_status(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
+        if not self._followers:
+            return
+        now, text = clock.now_s(), ""
+        for peer, (last, at) in self._followers.items():
+            if not changed and now - at < FOLLOW_INTERVAL_S:
+                continue
+            text = text or snapshot(core, whole=False)
+            if text != last:
+                server.send(peer, Status(text))
+            self._followers[peer] = (text, now)
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The part of the settings that the core decides by."""
+    return Policy(
+        world_size=settings.worker_num,
+        job_name=settings.job_name,
+        settings=fixed_settings(settings),
+        recovery=settings.enable_recovery,
+        cool_down_s=settings.register_cooldown_s,
+        node_timeout_s=settings.node_timeout_s,
+        reconnect_grace_s=settings.reconnect_grace_s,
+        topo_timeout_s=settings.topo_timeout_s,
+    )
+
+
+def listen_addresses(settings: Settings) -> list[str]:
+    """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
+    addresses = local_addresses(settings.sched_bind or settings.sched_host)
+    require_secret(addresses, settings)
+    return addresses
+
+
+def _shown(settings: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings)
+
+
+def exit_code_of(ended: Ended) -> int:
+    """The status a scheduler process leaves with."""
+    return {
+        EndKind.FINISHED: 0,
+        EndKind.STOPPED: JobStoppedError.exit_code,
+        EndKind.INTERRUPTED: JobInterruptedError.exit_code,
+        EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
+        EndKind.FAILED: JobFailedError.exit_code,
+    }[ended.kind]
