@@ -83,6 +83,7 @@ class Settings:
     checkpoint_path: Path
     log_dir: Path
     job_name: str
+    device: str | None
     cluster_secret: str | None = field(repr=False)
     cluster_secret_file: Path | None
     cluster_insecure: bool

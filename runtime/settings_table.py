@@ -136,6 +136,13 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
+def _parse_device(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("cpu", "cuda", "npu"):
+        raise WrongValueError()
+    return value
+
+
 def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind:
     def parse(text: str) -> str:
         if len(text) > longest or not text.isprintable() or any(char in forbidden for char in text):
@@ -154,6 +161,7 @@ _HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IP
 _PORT = _whole(1, 65535, _explain_service_link)
 _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FILE = Kind("a file", "文件", _parse_folder)
+_DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _SECRET = Kind("a secret text", "密钥文本", str)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
@@ -318,6 +326,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Name a new worker is recognised by.",
         "作业名，用于核对新加入的 worker。",
         example="digits", shown_default=("the script's file name", "脚本文件名"),
+    ),
+    Variable(
+        "DEVICE", "device", _DEVICE, None, _JOB,
+        "Device type to train on.",
+        "训练所用的设备类型。",
+        shown_default=("the accelerator there is, else cpu", "有加速器则用之，否则 cpu"),
     ),
     Variable(
         "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,

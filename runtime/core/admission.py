@@ -18,6 +18,7 @@ from runtime.core.restore import differing
 from runtime.core.state import Seat
 
 MIN_RETRY_S = 0.05
+MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Admission:
             self._refuse(message, *stranger)
             return None
         seat = self._ledger.state.seats.get(message.node)
-        if seat is not None and seat.session == message.session and not seat.left and seat.slot is not None:
+        if seat is not None and self._may_resume(message, seat):
             return self._welcome_back(seat)
         if message.incarnation > 0 or (seat is not None and seat.session == message.session):
             self._fence(message, seat)
@@ -104,6 +105,10 @@ class Admission:
 
     # ---- rules 2 and 6
 
+    def _may_resume(self, message: Register, seat: Seat) -> bool:
+        gave_up = seat.left or self._ledger.presences[seat.node].is_gone
+        return seat.session == message.session and seat.slot is not None and not gave_up
+
     def _welcome_back(self, seat: Seat) -> Seat:
         if self._leases.renew(seat):
             self._ledger.ready.say(f"worker {seat.node} is back ({seat.process}), same incarnation {seat.incarnation}")
@@ -111,8 +116,7 @@ class Admission:
         return seat
 
     def _fence(self, message: Register, seat: Seat | None) -> None:
-        holder = f"now held by {seat.process}" if seat is not None else "unknown to this scheduler"
-        text = f"the seat of worker {message.node} is {holder}: this process must not touch the job again"
+        text = fenced_text(message.node, seat)
         self._ledger.ready.send(message.session, Fenced(message.session, message.incarnation, text))
         self._ledger.ready.say(f"fenced {message.process}: {text}", Level.WARNING)
 
@@ -153,7 +157,6 @@ class Admission:
                 message,
                 Refusal.FULL,
                 f"NODE_ID={message.node} names a spare, and this job has none: the slots are 0..{world_size - 1}",
-                self._ledger.policy.node_timeout_s,
             )
             return None
         if wanted is not None:
@@ -276,11 +279,24 @@ class Admission:
         self.check_at = until if self.check_at is None else min(self.check_at, until)
 
 
+def fenced_text(node: str, seat: Seat | None) -> str:
+    """Why a process that believes it holds the node's seat must leave."""
+    if seat is None:
+        holder = "unknown to this scheduler"
+    elif seat.slot is None:
+        holder = "given to another node"
+    else:
+        holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
+    return f"the seat of worker {node} is {holder}: this process must not touch the job again"
+
+
 def _slot_named_by(node: str) -> int | None:
     """The slot that a node id of digits names; ``07`` is a name like any other."""
-    return int(node) if node.isascii() and node.isdigit() and str(int(node)) == node else None
+    is_number = len(node) <= MAX_DIGITS and node.isascii() and node.isdigit()
+    return int(node) if is_number and str(int(node)) == node else None
 
 
 def _natural(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key in which 10.0.0.9 comes before 10.0.0.10."""
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part)
+    parts = [part for part in re.split(rf"([0-9]{{1,{MAX_DIGITS}}})", text) if part]
+    return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)

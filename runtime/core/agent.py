@@ -33,6 +33,7 @@ from runtime.core.agent_events import (
     Spoke,
     ToldToWait,
     Trains,
+    Waits,
 )
 from runtime.core.messages import (
     PROTOCOL,
@@ -107,8 +108,10 @@ class AgentCore:
         self._registered = False  # on this connection
         self._away_since = now
         self._refused_since: float | None = None
+        self._refusal = Refusal.ALIVE  # since then
         self._ask_at = now
         self._beat_at = now
+        self._waits_for = ""
         self._told_to_end = False
         self._ended = False
 
@@ -210,7 +213,9 @@ class AgentCore:
 
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-        if self._refused_since is not None:
+        if self._refused_since is not None and self._refusal is Refusal.FULL:
+            self._end(EndReason.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
+        elif self._refused_since is not None:
             self._end(EndReason.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
         else:
             self._end(EndReason.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
@@ -318,14 +323,14 @@ class AgentCore:
             # A scheduler that does not know this job must not stop its training.
             self._ask_at = self._now + self._policy.stranger_retry_s
             self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
-        elif message.refusal.is_final:
+        elif message.retry_after_s <= 0:
             self._end(EndReason.REFUSED, message.text)
         elif not self._registered:
             self._ask_at = self._now + message.retry_after_s
             if message.refusal is Refusal.COOLING_DOWN:
                 self._refused_since = None
-            elif self._refused_since is None:
-                self._refused_since = self._now
+            elif self._refused_since is None or message.refusal is not self._refusal:
+                self._refused_since, self._refusal = self._now, message.refusal
             self._away_since = self._now + message.retry_after_s
             self._ready.notices.append(ToldToWait(message.text, message.retry_after_s))
 
@@ -337,6 +342,9 @@ class AgentCore:
         self._offered = message.round
         if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
             self._ready.notices.append(BreakGroup(message.text))
+        elif self.activity is Activity.WAITING and message.text != self._waits_for:
+            self._ready.notices.append(Waits(message.text))
+        self._waits_for = message.text
         if self.activity is Activity.WAITING:
             self._join()
 
@@ -355,6 +363,8 @@ class AgentCore:
             self._become(Activity.FINISHED)
 
     def _end_job(self, message: EndJob) -> None:
+        if message.term < self.term:
+            return
         if message.kind is EndKind.FINISHED:
             if not self.seated:
                 self._end(EndReason.REFUSED, "the job is finished: there is nothing left to do")

@@ -136,6 +136,13 @@ class BreakGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """The process waits in a round, for this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
     """The process's place in a new generation."""
 
@@ -178,7 +185,7 @@ class SchedulerBack:
     away_s: float
 
 
-Notice = Seated | ToldToWait | BreakGroup | Began | Mapped | Over | MustEnd | SchedulerAway | SchedulerBack
+Notice = Seated | ToldToWait | BreakGroup | Waits | Began | Mapped | Over | MustEnd | SchedulerAway | SchedulerBack
 
 
 @dataclass(slots=True)

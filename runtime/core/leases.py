@@ -52,6 +52,7 @@ class Leases:
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         if seat.left:
             return None
+        presence.is_gone = presence.is_gone or gone
         if seat.lost:
             if presence.heard_at is not None:  # a later close is a later start of the cool-down
                 presence.closed_at = ledger.now
@@ -89,7 +90,7 @@ class Leases:
     def expired(self) -> list[tuple[Seat, str]]:
         """Seats whose lease is over now, with the reason. Ask only after the socket is drained."""
         ledger, over = self._ledger, []
-        again = []
+        again = set()
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             _, node, incarnation = heapq.heappop(self._deadlines)
             seat = ledger.state.seats.get(node)
@@ -100,8 +101,8 @@ class Leases:
             if due <= ledger.now:
                 over.append((seat, reason))
             else:
-                again.append((due, node, incarnation))
-        for entry in again:
+                again.add((due, node, incarnation))  # one entry again, however many came up
+        for entry in sorted(again):
             heapq.heappush(self._deadlines, entry)
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
 

@@ -44,6 +44,7 @@ class Presence:
     round: RoundId | None = None
     step: int = 0
     last_words: str = ""
+    is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
 
 
 @dataclass(slots=True)

@@ -42,11 +42,6 @@ class Refusal(enum.IntEnum):
     RECOVERY_OFF = 8  # a known node comes back where ENABLE_RECOVERY=0
     STOPPING = 9
 
-    @property
-    def is_final(self) -> bool:
-        """Whether waiting cannot help."""
-        return self not in (Refusal.ALIVE, Refusal.COOLING_DOWN)
-
 
 class EndKind(enum.IntEnum):
     """How a job ends for everybody."""

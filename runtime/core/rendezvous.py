@@ -34,6 +34,7 @@ class Round:
     id: RoundId
     text: str
     opened_at: float
+    blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
 
 
@@ -49,14 +50,23 @@ class Rendezvous:
 
     # ---- rounds
 
-    def open(self, reason: str) -> None:
+    def open(self, reason: str, *, blames_nobody: bool = False) -> None:
         """A new round: every live member is told to leave its generation and join."""
         ledger = self._ledger
         self._rounds_opened += 1
         self._restore, self._blobs = None, {}
-        self.round = Round(RoundId(ledger.state.term, self._rounds_opened), reason, ledger.now)
+        self.round = Round(RoundId(ledger.state.term, self._rounds_opened), reason, ledger.now, blames_nobody)
         ledger.ready.say(f"round {self.round.id} opened: {reason}")
-        for seat in ledger.live_seats():
+        self._invite_everybody()
+
+    def blame(self, reason: str) -> None:
+        """The cause of the open round is known now: tell those who wait, once."""
+        if self.round is not None and self.round.blames_nobody:
+            self.round.text, self.round.blames_nobody = reason, False
+            self._invite_everybody()
+
+    def _invite_everybody(self) -> None:
+        for seat in self._ledger.live_seats():
             self.invite(seat)
 
     def invite(self, seat: Seat) -> None:
@@ -104,7 +114,9 @@ class Rendezvous:
 
     def deadline(self) -> float | None:
         """When the open round has waited long enough."""
-        return self.round.opened_at + self._ledger.policy.topo_timeout_s if self.round else None
+        if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
+            return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
+        return self.round.opened_at + self._ledger.policy.topo_timeout_s
 
     def _close(self, round_: Round) -> None:
         ledger, state = self._ledger, self._ledger.state

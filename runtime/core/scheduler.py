@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.core.admission import Admission
+from runtime.core.admission import Admission, fenced_text
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
 from runtime.core.messages import (
@@ -92,6 +92,7 @@ class SchedulerCore:
         self._rendezvous = Rendezvous(ledger)
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
+        self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._first_heard_at: float | None = None
         self._filling_since = now
@@ -196,7 +197,7 @@ class SchedulerCore:
             self._register(message)
             return
         seat = self._holder(session, message.sender)
-        if seat is None:
+        if seat is None or self._ledger.presences[seat.node].is_gone:
             return
         self._leases.renew(seat)
         match message:
@@ -225,7 +226,8 @@ class SchedulerCore:
             self._rendezvous.forget(seat.node)
             self._done.pop(seat.node, None)
             if self._ledger.state.generation is not None:
-                self._broken.append(f"worker {seat.node} was started again ({seat.process})")
+                what = "was started again" if old_incarnation else "takes the place of a lost one"
+                self._broken.append(f"worker {seat.node} {what} ({seat.process})")
         self._rendezvous.invite(seat)
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
@@ -239,9 +241,7 @@ class SchedulerCore:
         ):
             return None if seat.left else seat
         if sender.job == self._ledger.state.job:
-            holder = f"now held by {seat.process}, incarnation {seat.incarnation}" if seat else "unknown here"
-            text = f"the seat of worker {sender.node} is {holder}: this process must not touch the job again"
-            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, text))
+            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, fenced_text(sender.node, seat)))
         return None
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
@@ -249,7 +249,8 @@ class SchedulerCore:
         presence = ledger.presences[seat.node]
         presence.activity, presence.generation = message.activity, message.generation
         presence.round, presence.step = message.round, message.step
-        if message.activity is Activity.WAITING:
+        was_in_it = message.generation == ledger.state.generation_number and self._rendezvous.rank_of(seat) is not None
+        if message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
             self._corroborate()
         if self._end is not None:
             ledger.tell(seat.node, EndJob(ledger.state.term, self._end.kind, self._end.text))
@@ -271,7 +272,7 @@ class SchedulerCore:
             else:
                 self._broken.append(f"worker {seat.node} was not told generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
-            self._broken.append(f"worker {seat.node} could not go on: a collective of generation {committed} failed")
+            self._failed_collective = f"a collective of generation {committed} failed at worker {seat.node}"
         elif message.generation == committed and message.activity is Activity.DONE:
             self._member_done(seat, message.step)
 
@@ -293,6 +294,7 @@ class SchedulerCore:
             self._ledger.ready.say(f"worker {seat.node} left: {message.text}")
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
         else:
+            self._ledger.presences[seat.node].is_gone = True
             self._lose(seat, message.text)
         self._end_if_everybody_left()
 
@@ -357,6 +359,7 @@ class SchedulerCore:
     def _gone(self, seat: Seat, why: str) -> None:
         """The seat has no live holder any more, for whatever reason."""
         self._rendezvous.forget(seat.node)
+        self._rendezvous.blame(why)
         if self._ledger.state.final is not None or self._end is not None:
             return
         self._done.pop(seat.node, None)
@@ -378,15 +381,16 @@ class SchedulerCore:
     def _open_round_if_needed(self) -> None:
         ledger, state = self._ledger, self._ledger.state
         reasons, self._broken = self._broken, []
+        failed, self._failed_collective = self._failed_collective, ""
         if self._rendezvous.round is not None or state.final is not None or self._end is not None:
             return
         if state.generation is None:
             if not ledger.absent:
                 self._rendezvous.open(f"all {ledger.policy.world_size} workers are registered")
-        elif reasons and ledger.policy.recovery:
+        elif (reasons or failed) and ledger.policy.recovery:
             self._done.clear()
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            self._rendezvous.open(reasons[0] + more)
+            self._rendezvous.open(reasons[0] + more if reasons else failed, blames_nobody=not reasons)
 
     # ---- the end
 

@@ -68,8 +68,11 @@ class Schema:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:40] + '…'}"
+    if isinstance(value, (str, bytes)):
+        return f"{type(value).__name__} {value[:40]!r}{'…' if len(value) > 40 else ''}"
+    if isinstance(value, (bool, float)) or (isinstance(value, int) and value in _INT64):
+        return f"{type(value).__name__} {value}"
+    return f"a {type(value).__name__}"  # repr() of what a peer nested a thousand deep would not come back
 
 
 _Reader: TypeAlias = Callable[[Any], Any]
@@ -126,7 +129,7 @@ def _scalar_reader(kind: type) -> _Reader:
     def read(plain: Any) -> Any:
         if type(plain) not in accepted:
             raise ProtocolError(f"expected {kind.__name__}, found {_shown(plain)}")
-        if kind is int and plain not in _INT64:
+        if type(plain) is int and plain not in _INT64:
             raise ProtocolError(f"expected an integer of 64 bits, found {_shown(plain)}")
         return float(plain) if kind is float else plain
 

@@ -43,6 +43,7 @@ from runtime.core.agent_events import (
     Spoke,
     ToldToWait,
     Trains,
+    Waits,
 )
 from runtime.core.messages import Admitted, GenerationStarted, Pairs
 from runtime.core.point import Point
@@ -274,6 +275,8 @@ class Agent:
             case BreakGroup(text):
                 voice.warn(text)
                 self._interrupt(text)
+            case Waits(text):
+                voice.say(f"waiting in the rendezvous: {text}")
             case Began(started):
                 with self._changed:
                     self._began, self.interrupted = started, False

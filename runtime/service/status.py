@@ -1,44 +1,136 @@
-"""A snapshot of the job as JSON text: what followers, ``samebits status`` and the status page show."""
+"""A snapshot of the job as JSON text: what followers, ``samebits status`` and the status page show.
+
+Here lives the one shape of that text, made from the running scheduler's core or, where none runs, from the journal; and
+the few messages with which it is asked for. Never here: how it is shown. The one idea: a reader need not know which of
+the two answered, ``source`` tells it.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from runtime.core import records
+from runtime.core.messages import Status, StatusQuery, StopJob
+from runtime.core.records import JobInterrupted, Record, TermStarted
 from runtime.core.scheduler import SchedulerCore
-from runtime.core.state import Seat
+from runtime.core.state import JobState, Seat
+from runtime.errors import JournalDamagedError, ProtocolError
+from runtime.store.journal import JOURNAL_FILE, read_journal
 
 LISTED_WORKERS = 64  # a snapshot that is pushed names each worker only up to this many
 
 
 def snapshot(core: SchedulerCore, *, whole: bool) -> str:
     """JSON of the job: phase, step, workers, first cause. ``whole`` lists the workers however many they are."""
-    state, policy = core.state, core.policy
-    seats = [state.seats[node] for _, node in sorted(state.by_slot.items())]
-    workers = [_worker(core, seat) for seat in seats]
-    steps = [worker["step"] for worker in workers]
-    content: dict[str, Any] = {
-        "job": state.job,
-        "name": state.name,
-        "term": state.term,
-        "generation": state.generation_number,
-        "phase": core.phase(),
-        "world_size": policy.world_size,
-        "recovery": policy.recovery,
+    state, phase = core.state, core.phase()
+    workers = [_live_worker(core, seat) for seat in _seats(state)]
+    ending = phase == "ending" and not state.finished and state.interruptions
+    content = {
+        "source": "scheduler",
+        **_durable(state),
+        "phase": phase,
+        "world_size": core.policy.world_size,
+        "recovery": core.policy.recovery,
         "alive": sum(worker["state"] == "alive" for worker in workers),
-        "step": max(steps, default=0),
-        "restore_step": state.generation.restore.step if state.generation and state.generation.restore else None,
-        "training_finished": state.final is not None,
-        "job_finished": state.finished,
+        "step": max((worker["step"] for worker in workers), default=0),
         "first_cause": core.first_cause,
+        "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
     if whole or len(workers) <= LISTED_WORKERS:
         content["workers"] = workers
     return json.dumps(content, ensure_ascii=False)
 
 
-def _worker(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
-    presence = core.presence(seat.node)
+def stored_snapshot(recovery_path: Path) -> str | None:
+    """The same from the journal, without its lock and without changing anything; none where there is no job.
+
+    ``step`` is the greatest that the journal proves; ``alive`` counts seats, not processes: nobody was asked.
+
+    Raises:
+        JournalDamagedError: the journal cannot be read.
+    """
+    contents = read_journal(recovery_path)
+    if contents is None or not contents.payloads:
+        return None
+    try:
+        history: list[Record] = [records.SCHEMA.unpack(payload) for payload in contents.payloads]
+    except ProtocolError as error:
+        raise JournalDamagedError(
+            f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
+            "wrote it, or `bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
+        ) from None
+    state = JobState.replay(history)
+    settings = dict(state.settings)
+    workers = [_worker(seat) for seat in _seats(state)]
+    ended = _interruption_of_last_term(history)
+    steps = [interruption.step for interruption in state.interruptions]
+    steps += [state.final.step] if state.final else []
+    steps += [state.generation.restore.step] if state.generation and state.generation.restore else []
+    content = {
+        "source": "journal",
+        **_durable(state),
+        "phase": "finished" if state.finished else "interrupted" if ended else "no scheduler",
+        "world_size": int(settings.get("WORKER_NUM", len(workers))),
+        "recovery": True,
+        "alive": sum(worker["state"] == "alive" for worker in workers),
+        "step": max(steps, default=0),
+        "first_cause": ended.cause if ended else "",
+        "ended": _interruption(ended) if ended and not state.finished else None,
+        "workers": workers,
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def question(*, follow: bool) -> StatusQuery:
+    """Asks a scheduler for one snapshot, or, with ``follow``, for one now and one at every change."""
+    return StatusQuery(follow)
+
+
+def stop_request(by: str) -> StopJob:
+    """Asks a scheduler to end the job gracefully; ``by`` is told to everybody."""
+    return StopJob(by)
+
+
+def snapshot_in(message: object) -> str | None:
+    """The snapshot that a scheduler's message carries; none in any other message."""
+    return message.json if isinstance(message, Status) else None
+
+
+def _durable(state: JobState) -> dict[str, Any]:
+    restore = state.generation.restore if state.generation else None
+    return {
+        "job": state.job,
+        "name": state.name,
+        "term": state.term,
+        "generation": state.generation_number,
+        "restore_step": restore.step if restore else None,
+        "training_finished": state.final is not None,
+        "job_finished": state.finished,
+        "interruptions": [_interruption(record) for record in state.interruptions],
+    }
+
+
+def _interruption(record: JobInterrupted) -> dict[str, Any]:
+    return {"kind": record.kind.name.lower(), "step": record.step, "cause": record.cause}
+
+
+def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:
+    found = None
+    for record in history:
+        if isinstance(record, TermStarted):
+            found = None
+        elif isinstance(record, JobInterrupted):
+            found = record
+    return found
+
+
+def _seats(state: JobState) -> list[Seat]:
+    return [state.seats[node] for _, node in sorted(state.by_slot.items())]
+
+
+def _worker(seat: Seat) -> dict[str, Any]:
     return {
         "node": seat.node,
         "slot": seat.slot,
@@ -48,6 +140,14 @@ def _worker(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
         "host": seat.process.host,
         "pid": seat.process.pid,
         "started_at": seat.process.started_at,
-        "activity": presence.activity.name.lower() if presence else "unknown",
-        "step": presence.step if presence else 0,
+        "activity": "unknown",
+        "step": 0,
     }
+
+
+def _live_worker(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
+    worker = _worker(seat)
+    presence = core.presence(seat.node)
+    if presence is not None:
+        worker |= {"activity": presence.activity.name.lower(), "step": presence.step}
+    return worker
