@@ -340,11 +340,12 @@ class AgentCore:
             return
         is_new = message.round != self._offered
         self._offered = message.round
+        text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
         if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
-            self._ready.notices.append(BreakGroup(message.text))
-        elif self.activity is Activity.WAITING and message.text != self._waits_for:
-            self._ready.notices.append(Waits(message.text))
-        self._waits_for = message.text
+            self._ready.notices.append(BreakGroup(text))
+        elif message.missing and self.activity is Activity.WAITING and text != self._waits_for:
+            self._ready.notices.append(Waits(text))
+        self._waits_for = text
         if self.activity is Activity.WAITING:
             self._join()
 

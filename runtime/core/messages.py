@@ -222,7 +222,8 @@ class RoundOpened:
     term: int
     incarnation: int
     round: RoundId
-    text: str  # why, and for whom the round waits
+    text: str  # why
+    missing: str  # the nodes that are not there; "" where all are
 
 
 @dataclass(frozen=True, slots=True)

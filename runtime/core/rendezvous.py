@@ -74,10 +74,8 @@ class Rendezvous:
         ledger, round_ = self._ledger, self.round
         if round_ is None:
             return
-        text = round_.text
-        if ledger.absent:
-            text += f"; waiting for {ledger.names_of(ledger.absent)}"
-        ledger.tell(seat.node, RoundOpened(ledger.state.term, seat.incarnation, round_.id, text))
+        missing = ledger.names_of(ledger.absent)
+        ledger.tell(seat.node, RoundOpened(ledger.state.term, seat.incarnation, round_.id, round_.text, missing))
 
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""

@@ -178,14 +178,12 @@ class SchedulerCore:
         return ready
 
     def _wake_at(self) -> float | None:
-        candidates = [
-            self._leases.next_deadline(),
-            self._rendezvous.deadline(),
-            self._end_by,
-            self._fill_deadline(),
-            None if self._empty_since is None else self._empty_since + self._emptiness_s(),
-            self._admission.check_at,
-        ]
+        candidates = [self._leases.next_deadline(), self._admission.check_at]
+        if self._end is not None:
+            candidates.append(self._end_by)
+        else:
+            empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
+            candidates += [self._rendezvous.deadline(), self._fill_deadline(), empty]
         return min((deadline for deadline in candidates if deadline is not None), default=None)
 
     # ---- events

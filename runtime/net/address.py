@@ -79,10 +79,18 @@ def _listening_inodes(port: int) -> set[str]:
 
 def _holds(process: Path, inodes: set[str]) -> bool:
     try:
-        links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+        descriptors = list((process / "fd").iterdir())
     except OSError:
-        return False
-    return any(link[8:-1] in inodes for link in links if link.startswith("socket:["))
+        return False  # another user's
+    return any(_inode_of(descriptor) in inodes for descriptor in descriptors)
+
+
+def _inode_of(descriptor: Path) -> str:
+    try:
+        link = str(descriptor.readlink())
+    except OSError:
+        return ""  # closed meanwhile
+    return link[8:-1] if link.startswith("socket:[") else ""
 
 
 def _command_of(process: Path) -> str:

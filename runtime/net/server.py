@@ -123,36 +123,46 @@ class Server:
 
     def drain(self) -> Iterator[Incoming]:
         """What has come in by now, at most ``DRAIN_LIMIT`` messages; closed connections last."""
-        closed = self._closed_peers()
+        closed = self._closed_descriptors()
+        # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event.
+        owners: dict[int, list[str]] = {descriptor: [] for descriptor in closed}
+        for descriptor in owners:
+            if (owner := self._peer_of.pop(descriptor, None)) is not None:
+                owners[descriptor].append(owner)
         for _ in range(DRAIN_LIMIT):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            yield self._read(frames)
-        for peer, descriptor in closed:
-            if self._descriptor_of.get(peer) == descriptor:
-                del self._descriptor_of[peer]
-                yield Lost(peer)
+            yield self._read(frames, owners)
+        for descriptor in closed:
+            if owners[descriptor]:
+                yield from self._close(owners[descriptor].pop(0), descriptor, still_used=bool(owners[descriptor]))
 
-    def _closed_peers(self) -> list[tuple[str, int]]:
-        closed: list[tuple[str, int]] = []
+    def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[Lost]:
+        if not still_used:
+            self._peer_of.pop(descriptor, None)
+        if self._descriptor_of.get(peer) == descriptor:
+            del self._descriptor_of[peer]
+            yield Lost(peer)
+
+    def _closed_descriptors(self) -> list[int]:
+        closed: list[int] = []
         while True:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return closed
-            descriptor = int(event["value"])
-            peer = self._peer_of.pop(descriptor, None)
-            if peer is not None:
-                closed.append((peer, descriptor))
+            closed.append(int(event["value"]))
 
-    def _read(self, frames: list[zmq.Frame]) -> Incoming:
+    def _read(self, frames: list[zmq.Frame], owners: dict[int, list[str]]) -> Incoming:
         peer = bytes(frames[0].buffer).decode("ascii", errors="replace")
         last = frames[-1]
         descriptor = int(last.get(zmq.SRCFD))
         if self._descriptor_of.get(peer) != descriptor:
             self._descriptor_of[peer] = descriptor
+        if descriptor in owners and owners[descriptor][-1:] != [peer]:
+            owners[descriptor].append(peer)
         self._peer_of[descriptor] = peer
         if len(frames) != 2:
             return Garbled(peer, f"{len(frames) - 1} frames where one message is expected")

@@ -153,11 +153,9 @@ class Agent:
         with self._changed:
             self._began = self._map = None
         self._post(Entered(tuple(points), own_parts, numerics))
-
-        def found() -> GenerationStarted | Point | None:
-            return self._over or self._began
-
-        place: GenerationStarted | Point = self._wait(found)
+        self._wait(lambda: self._over or self._began)
+        place = self._over or self._began
+        assert place is not None
         return place
 
     def publish(self, generation: int, blob: bytes) -> None:
@@ -199,6 +197,12 @@ class Agent:
         if self._thread.is_alive():
             self._post(Leaving(on_purpose, text))
             self._closed.wait(timeout=1.0)
+
+    def verdict(self, timeout_s: float) -> SameBitsError | None:
+        """After a failed collective: what the scheduler says of it, a moment later; None where it is silent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
+        return self.must_end
 
     def check(self) -> None:
         """Raise what ended this process's place in the job or its generation; else return at once."""
@@ -306,6 +310,8 @@ class Agent:
     def _must_end(self, error: SameBitsError) -> None:
         self.must_end = error
         self._end_at = clock.now_s() + END_GRACE_S
+        # Needs no GIL: behind the grace, for a main thread that holds it in C code.
+        faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True)
         self._interrupt(str(error))
 
     def _told_to_wait(self, told: ToldToWait) -> None:
@@ -336,7 +342,6 @@ class Agent:
         assert error is not None
         voice.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        told_to = isinstance(error, JobStoppedError)
-        self._carry_out(self._core.step(Leaving(told_to, str(error)), clock.now_s()))
+        self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
         os._exit(error.exit_code)

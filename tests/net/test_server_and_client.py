@@ -1,0 +1,168 @@
+"""The two ends of the wire on loopback: messages, lost connections, garbage, both address families."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from runtime.core.messages import Pending, StatusQuery, StopJob
+from runtime.errors import ListenError
+from runtime.net.address import endpoint, local_addresses, port_holder
+from runtime.net.client import Client, Down, Got, Up
+from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
+
+PATIENCE_S = 10.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(step: Callable[[], list[object]], wanted: Callable[[object], bool]) -> list[object]:
+    """Everything that ``step`` gives until one of it is wanted, within a bounded wait."""
+    seen: list[object] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        seen += step()
+        if any(wanted(item) for item in seen):
+            return seen
+    raise AssertionError(f"not seen within {PATIENCE_S} s; seen: {seen}")
+
+
+class Ends:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.port = free_port()
+        self.address = address
+        self.server = Server([address], self.port, silence_s=5.0)
+        self.clients: list[Client] = []
+
+    def client(self, identity: str) -> Client:
+        client = Client(self.address, self.port, identity, silence_s=5.0)
+        self.clients.append(client)
+        return client
+
+    def heard(self) -> list[Incoming]:
+        self.server.wait(0.1)
+        return list(self.server.drain())
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def got_by(client: Client) -> Callable[[], list[object]]:
+    def step() -> list[object]:
+        client.wait(0.1)
+        return list(client.drain())
+
+    return step
+
+
+def connected(ends: Ends, identity: str) -> Client:
+    client = ends.client(identity)
+    until(got_by(client), lambda item: isinstance(item, Up))
+    return client
+
+
+def test_a_message_arrives_with_the_identity_of_its_connection_and_the_answer_finds_its_way(ends: Ends) -> None:
+    client = connected(ends, "session-a")
+    client.send(StopJob("the test"))
+    seen = until(ends.heard, lambda item: isinstance(item, Arrived))
+    assert seen == [Arrived("session-a", StopJob("the test"))]
+    ends.server.send("session-a", Pending("session-a", 1, 2, 4))
+    assert Got(Pending("session-a", 1, 2, 4)) in until(got_by(client), lambda item: isinstance(item, Got))
+
+
+def test_a_closed_connection_is_told_after_what_came_over_it(ends: Ends) -> None:
+    client = connected(ends, "session-a")
+    client.send(StatusQuery(follow=False))
+    client.close()
+    ends.clients.remove(client)
+    seen = until(ends.heard, lambda item: isinstance(item, Lost))
+    assert seen == [Arrived("session-a", StatusQuery(follow=False)), Lost("session-a")]
+
+
+def test_a_peer_that_never_spoke_is_nobody(ends: Ends) -> None:
+    silent, speaking = connected(ends, "silent"), connected(ends, "speaking")
+    speaking.send(StatusQuery(follow=False))
+    silent.close()
+    speaking.close()
+    ends.clients.clear()
+    seen = until(ends.heard, lambda item: item == Lost("speaking"))
+    assert Lost("silent") not in seen
+
+
+def test_the_client_is_told_that_the_server_is_gone_and_that_another_one_is_there(ends: Ends) -> None:
+    client = connected(ends, "session-a")
+    ends.server.close()
+    until(got_by(client), lambda item: isinstance(item, Down))
+    ends.server = Server(["127.0.0.1"], ends.port, silence_s=5.0)
+    until(got_by(client), lambda item: isinstance(item, Up))
+    client.send(StatusQuery(follow=True))
+    until(ends.heard, lambda item: item == Arrived("session-a", StatusQuery(follow=True)))
+
+
+@pytest.mark.parametrize(
+    "frames", [[b"no msgpack \xff"], [b"\x91\x63"], [b""], [b"one", b"two"], [b"\x92" * 2000]], ids=repr
+)
+def test_bytes_that_are_no_message_are_counted_against_their_sender(ends: Ends, frames: list[bytes]) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.ROUTING_ID, b"stranger")
+        stranger.linger = 0
+        stranger.connect(endpoint("127.0.0.1", ends.port))
+        stranger.send_multipart(frames)
+        seen = until(ends.heard, lambda item: isinstance(item, Garbled))
+        assert [item.peer for item in seen if isinstance(item, Garbled)] == ["stranger"]
+
+
+def test_wake_ends_a_wait(ends: Ends) -> None:
+    ends.server.wake()
+    began = time.monotonic()
+    ends.server.wait(PATIENCE_S)
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_its_holder(ends: Ends) -> None:
+    with pytest.raises(ListenError, match=r"SCHED_PORT=.* held by pid \d+"):
+        Server(["127.0.0.1"], ends.port, silence_s=5.0)
+
+
+def test_ipv6_works_like_ipv4() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            assert local_addresses("localhost")  # this machine has no IPv6: then only IPv4 may be resolved to
+            return
+    ends = Ends("::1")
+    try:
+        client = connected(ends, "six")
+        client.send(StatusQuery(follow=False))
+        until(ends.heard, lambda item: item == Arrived("six", StatusQuery(follow=False)))
+    finally:
+        ends.close()
+
+
+def test_a_name_of_another_machine_is_refused_with_the_mend() -> None:
+    with pytest.raises(ListenError, match="SCHED_BIND"):
+        local_addresses("192.0.2.1")  # TEST-NET-1 (RFC 5737): nobody's
+    with pytest.raises(ListenError, match="cannot be resolved"):
+        local_addresses("no-such-host.invalid")
+
+
+def test_a_port_nobody_holds_is_said_so() -> None:
+    assert "ended a moment ago" in port_holder(free_port())
