@@ -23,6 +23,7 @@
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
     ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
+    ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
 
@@ -52,6 +53,7 @@ __all__ = [
     "ProtocolError",
     "RefusedError",
     "SameBitsError",
+    "SchedulerLeftError",
     "SchedulerUnreachableError",
     "SettingsError",
     "StoreError",
@@ -162,6 +164,12 @@ class JobStoppedError(SameBitsError):
     """The user asked for the job to end; ``recover.sh`` goes on from its newest checkpoint."""
 
     exit_code = 78
+
+
+class SchedulerLeftError(SameBitsError):
+    """The scheduler was asked to end (SIGTERM); the job goes on, and another scheduler may take it up."""
+
+    exit_code = 84
 
 
 class StuckError(SameBitsError):

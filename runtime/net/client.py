@@ -6,7 +6,6 @@ dropped, and the agent says everything that still matters when the connection is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 from runtime.core import messages
 from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
+from runtime.net.waker import Waker
 
 MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
 RECONNECT_MS = 100
@@ -66,23 +66,20 @@ class Client:
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for source in (self._socket, self._monitor, self._wake_read):
+        self._waker = Waker()
+        for source in (self._socket, self._monitor, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
         self._socket.connect(endpoint(host, port))
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something has come in, ``wake`` was called, or the time is over."""
         ready = self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
-        if any(source == self._wake_read for source, _ in ready):
-            os.read(self._wake_read, 4096)
+        if any(source == self._waker.descriptor for source, _ in ready):
+            self._waker.rest()
 
     def wake(self) -> None:
         """Make ``wait`` return; callable from any thread."""
-        try:
-            os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
+        self._waker.wake()
 
     def drain(self) -> Iterator[Up | Down | Got]:
         """What has come in by now, in order: connection events, then messages."""
@@ -115,5 +112,4 @@ class Client:
         self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._waker.close()

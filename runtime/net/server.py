@@ -7,7 +7,6 @@ acted on after the socket is drained, because what a peer sent before it died li
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 from runtime.core import messages
 from runtime.errors import ListenError, ProtocolError
 from runtime.net.address import endpoint, port_holder
+from runtime.net.waker import Waker
 
 MAX_INCOMING_BYTES = 1 << 20
 MAX_OUTGOING_QUEUE = 1000
@@ -79,8 +79,8 @@ class Server:
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for source in (self._socket, self._monitor, self._wake_read):
+        self._waker = Waker()
+        for source in (self._socket, self._monitor, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
         self._peer_of: dict[int, str] = {}
         self._descriptor_of: dict[str, int] = {}
@@ -109,17 +109,14 @@ class Server:
         """Sleep until something can be read. Returns those watched descriptors that became readable."""
         ready = self._poller.poll(max(0, int(timeout_s * 1000 + 0.999)))
         descriptors = {source for source, _ in ready if isinstance(source, int)}
-        if self._wake_read in descriptors:
-            os.read(self._wake_read, 4096)
-            descriptors.discard(self._wake_read)
+        if self._waker.descriptor in descriptors:
+            self._waker.rest()
+            descriptors.discard(self._waker.descriptor)
         return descriptors
 
     def wake(self) -> None:
         """Make ``wait`` return; callable from any thread and from a signal handler."""
-        try:
-            os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
+        self._waker.wake()
 
     def drain(self) -> Iterator[Incoming]:
         """What has come in by now, at most ``DRAIN_LIMIT`` messages; closed connections last."""
@@ -184,8 +181,7 @@ class Server:
         self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._waker.close()
 
 
 def _raise_descriptor_limit() -> None:

@@ -26,6 +26,7 @@ from runtime.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    SchedulerLeftError,
 )
 from runtime.net.address import local_addresses
 from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
@@ -72,6 +73,7 @@ class SchedulerService:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stop_by: list[str] = []
+        self._abandoned = False
         self._server: Server | None = None
         self._followers: dict[str, tuple[str, float]] = {}  # peer → last snapshot's phase, when it was sent
         self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
@@ -80,6 +82,12 @@ class SchedulerService:
     def stop(self, by: str) -> None:
         """Ask for a graceful end; callable from any thread and from a signal handler."""
         self._stop_by.append(by)
+        if self._server is not None:
+            self._server.wake()
+
+    def abandon(self) -> None:
+        """Leave the job to itself: nothing is told to anybody, and the journal stays as it is. From any thread."""
+        self._abandoned = True
         if self._server is not None:
             self._server.wake()
 
@@ -138,6 +146,10 @@ class SchedulerService:
             began = clock.now_s()
             pause_s = self._pause_s(wake_at, began)
             dead = server.wait(pause_s)
+            if self._abandoned:
+                raise SchedulerLeftError(
+                    "this scheduler was told to leave; the job goes on without one: `bash scripts/recover.sh` starts it"
+                )
             now = clock.now_s()
             late_s = now - began - pause_s
             this_pass = _Pass()

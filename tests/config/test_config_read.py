@@ -57,6 +57,7 @@ def test_defaults_are_those_of_the_design() -> None:
         log_dir=Path("./device"),
         job_name="",
         cluster_secret=None,
+        device=None,
         cluster_secret_file=None,
         cluster_insecure=False,
     )
@@ -97,6 +98,8 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("CHECKPOINT_PATH", "ckpt", "checkpoint_path", Path("ckpt")),
     ("LOG_DIR", "logs", "log_dir", Path("logs")),
     ("JOB_NAME", "my job", "job_name", "my job"),
+    ("DEVICE", " CPU", "device", "cpu"),
+    ("DEVICE", "npu", "device", "npu"),
     ("CLUSTER_INSECURE", "1", "cluster_insecure", True),
 ]
 

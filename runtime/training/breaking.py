@@ -1,0 +1,371 @@
+"""Collectives that can be left: what a blocked thread waits on is ours, whatever the backend is doing.
+
+Here live the :class:`Breaker` of one process group and a ``ProcessGroup`` whose works obey it: the user's own
+``dist.*`` calls, DistributedDataParallel's gradient reductions and its buffer broadcasts alike. Never here: sockets,
+how a group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut
+off half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay
+there until gloo's timeout, half an hour. Therefore nobody waits inside gloo for long: collectives are awaited in short
+slices (free of cost as long as they succeed), futures are completed by whoever comes first, gloo or the breaker, and
+calls that can only be awaited once, and only inside gloo, are awaited by a helper thread that can be abandoned.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import concurrent.futures
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from runtime.errors import GenerationEndedError, UsageError
+
+__all__ = ["BreakableGroup", "Breaker", "run_aside", "run_breakable"]
+
+T = TypeVar("T")
+
+_SLICE = timedelta(milliseconds=20)  # how long a cut-off message can keep a thread that the breaker has already told
+_EXIT_GRACE_S = 1.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
+_NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
+
+
+class Failable(Protocol):
+    """Anything with a waiter behind it: a ``torch.futures.Future`` or a ``concurrent.futures.Future``."""
+
+    def set_exception(self, exception: Any, /) -> None: ...
+
+
+class Breaker:
+    """The switch of one group: thrown once, from any thread, it fails everything that is waited for.
+
+    Args:
+        name: the group in the error's sentence, e.g. ``generation 7``.
+    """
+
+    __slots__ = ("_lock", "_reason", "_waiting", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+        self._waiting: set[Failable] = set()
+
+    @property
+    def broken(self) -> bool:
+        return self._reason is not None
+
+    def throw(self, reason: str) -> bool:
+        """Fail every watched waiter; True for the one call that did it."""
+        with self._lock:
+            if self._reason is not None:
+                return False
+            self._reason = reason
+            waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            waiter.set_exception(self._error())
+        return True
+
+    def check(self) -> None:
+        """Raise GenerationEndedError if the group is broken."""
+        if self._reason is not None:
+            raise self._error()
+
+    def watch(self, waiter: Failable) -> None:
+        """From now on ``throw`` fails this waiter; raises at once where it has been thrown already."""
+        with self._lock:
+            if self._reason is None:
+                self._waiting.add(waiter)
+                return
+        raise self._error()
+
+    def release(self, waiter: Failable) -> bool:
+        """Stop watching; True if the waiter is still the caller's to complete."""
+        with self._lock:
+            if waiter not in self._waiting:
+                return False
+            self._waiting.discard(waiter)
+            return True
+
+    def _error(self) -> GenerationEndedError:
+        return GenerationEndedError(f"the process group of {self.name} was broken: {self._reason}")
+
+
+def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> T:
+    """Run a call that cannot be interrupted in a helper thread, and return or raise what it does.
+
+    When the breaker is thrown meanwhile this raises GenerationEndedError and leaves the thread behind; what the call
+    still returns is then freed in that thread.
+    """
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    breaker.watch(outcome)
+
+    def body() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            if breaker.release(outcome):
+                outcome.set_exception(error)
+        else:
+            if breaker.release(outcome):
+                outcome.set_result(result)
+
+    run_aside(body, thread_name)
+    try:
+        return outcome.result()
+    finally:
+        breaker.release(outcome)
+
+
+_aside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def run_aside(body: Callable[[], None], thread_name: str) -> None:
+    """Run torch's code in a thread that the process does not wait for at its end, except for a moment.
+
+    That moment matters: a daemon thread that comes out of C++ while the interpreter is torn down ends the process with
+    SIGABRT, and with it the exit status of a job that had finished.
+    """
+    thread = threading.Thread(target=body, name=thread_name, daemon=True)
+    _aside.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _let_threads_end() -> None:
+    deadline = time.monotonic() + _EXIT_GRACE_S
+    for thread in list(_aside):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _DelegatingWork(dist.Work):
+    """What both kinds of works pass on to gloo's own."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker) -> None:
+        super().__init__()
+        self._inner = inner
+        self._breaker = breaker
+
+    def is_completed(self) -> bool:
+        return self._breaker.broken or self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return not self._breaker.broken and self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._inner.result()
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+
+    def source_rank(self) -> int:
+        return self._inner.source_rank()
+
+    def _source_rank(self) -> int:
+        return self._inner._source_rank()
+
+
+class _Collective(_DelegatingWork):
+    """A collective that one of gloo's own threads runs."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Until it is done, ``timeout`` passes or the group is broken; errors as torch's own, or GenerationEndedError."""
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        part = min(_SLICE, timeout) if timeout else _SLICE
+        while True:
+            try:
+                return self._inner.wait(part)
+            except RuntimeError:
+                self._breaker.check()
+                if self._inner.is_completed():
+                    return self._inner.wait()
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that gloo completes, or the breaker fails: for DDP, for communication hooks, for ``then``."""
+        breaker = self._breaker
+        ours: torch.futures.Future[Any] = torch.futures.Future()
+        # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
+        chained = ours.then(_value_of)
+        breaker.watch(ours)
+
+        def finished(theirs: torch.futures.Future[list[torch.Tensor]]) -> None:
+            if not breaker.release(ours):
+                return
+            try:
+                value = theirs.value()
+            except Exception as error:
+                ours.set_exception(error)
+            else:
+                ours.set_result(value)
+
+        self._inner.get_future().add_done_callback(finished)
+        return chained
+
+
+class _Pairwise(_DelegatingWork):
+    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta) -> None:
+        super().__init__(inner, breaker)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._done = False
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """As torch's own; GenerationEndedError when the group is broken meanwhile."""
+        with self._lock:
+            if not self._done:
+                limit = timeout or self._timeout
+                run_breakable(self._breaker, lambda: self._inner.wait(limit), "samebits-pairwise")
+                self._done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done or super().is_completed()
+
+
+Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
+"""From ranks of the parent, timeout, torch's name and its description to the new group, or None for non-members."""
+
+
+class BreakableGroup(dist.ProcessGroup):
+    """A process group that hands everything to ``inner`` and gives out works that obey the breaker.
+
+    It is what ``dist.group.WORLD`` and ``ddp.process_group`` are. C++ callers (DDP's reducer, buffer broadcasts,
+    functional collectives) reach the methods below through torch's trampolines, so they are covered too.
+
+    Args:
+        inner: the plain group; its backend must be gloo.
+        breaker: the switch its works obey.
+        timeout: of a send or receive for which the caller gives none.
+        subgroup: makes a group of some of its ranks, for ``dist.new_group``.
+        refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        breaker: Breaker,
+        timeout: timedelta,
+        subgroup: Subgroup,
+        refusal: str | None = None,
+    ) -> None:
+        initialize: Any = (
+            super().__init__
+        )  # the one constructor that Python classes may use is missing from torch's stubs
+        initialize(inner.rank(), inner.size())
+        self._inner: Any = inner
+        self._breaker = breaker
+        self._timeout = timeout
+        self._subgroup = subgroup
+        self._refusal = refusal
+        self._launched: collections.deque[dist.Work] = collections.deque()
+
+    def unfinished(self) -> list[dist.Work]:
+        """gloo's own works that one of its threads still runs: they keep its buffers and must end before it is freed."""
+        return [work for work in self._launched if not work.is_completed()]
+
+    def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a collective of ``inner`` by its method name."""
+        work = self._launch(name, *args, **kwargs)
+        launched = self._launched
+        while launched and launched[0].is_completed():
+            launched.popleft()
+        launched.append(work)
+        return _Collective(work, self._breaker)
+
+    def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a send or receive of ``inner`` by its method name."""
+        return _Pairwise(self._launch(name, *args, **kwargs), self._breaker, self._timeout)
+
+    def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        self._breaker.check()
+        if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
+            raise UsageError(self._refusal)
+        try:
+            work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
+        except RuntimeError:
+            self._breaker.check()
+            raise
+        return work
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        self._breaker.check()
+        run_breakable(self._breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
+
+    def new_group(
+        self, ranks: list[int], *, timeout: timedelta, group_name: str, group_desc: str | None, pg_options: object
+    ) -> dist.ProcessGroup | None:
+        """What ``dist.new_group`` calls on every rank of the default group; None on a rank that is not in the new one."""
+        self._breaker.check()
+        return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
+
+    def get_group_store(self) -> Store:
+        store: Store = self._inner.get_group_store()
+        return store
+
+    def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
+        return group
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
+        return group
+
+
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+_PAIRWISE = ("recv", "recv_anysource", "send")
+
+
+def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
+    def method(self: BreakableGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        return launch(self, name, *args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"{BreakableGroup.__name__}.{name}"
+    return method
+
+
+for _name in _COLLECTIVES:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
+for _name in _PAIRWISE:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))
+
+
+def _value_of(future: torch.futures.Future[T]) -> T:
+    return future.value()

@@ -1,0 +1,160 @@
+"""This rank's restore points: which it holds, saving, loading, giving to another rank, and letting old ones go.
+
+The format and its verification are ``store.checkpoint``'s; which point is resumed is the core's choice. Here is one
+rank's folder, locked by its live writer, and the memory of which points this process has already verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, StoreError, UsageError
+from runtime.service import voice
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import Checkpoint, FoundPoint, PointHeader, TensorPart, Tree
+from runtime.store.lock import DirectoryLock
+from runtime.store.owner import claim_folder
+
+MIN_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """How often this rank saves and how much it keeps (the names are MindSpore's).
+
+    Args:
+        save_checkpoint_steps: optimizer steps between two points, from 1 on.
+        keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
+        directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
+    """
+
+    save_checkpoint_steps: int = 100
+    keep_checkpoint_max: int = 5
+    directory: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_checkpoint_steps < 1:
+            raise UsageError(f"save_checkpoint_steps={self.save_checkpoint_steps}: expected 1 or more optimizer steps")
+        if self.keep_checkpoint_max < MIN_KEPT:
+            raise UsageError(
+                f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
+                "one point is written must leave another"
+            )
+
+
+class RankCheckpoints:
+    """The folder of one rank; made when the rank is known, by the only process that may write there.
+
+    Args:
+        config: how often and how many.
+        root: the job's checkpoint folder.
+        job, job_name: whose folder it is; another job's is refused.
+        rank, slot, world_size, node: written into every manifest.
+        wait_s: how long to wait for a previous holder of the folder to end.
+    """
+
+    def __init__(
+        self, config: CheckpointConfig, root: Path, *, job: str, job_name: str, rank: int, world_size: int, node: str,
+        wait_s: float,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.root = root
+        self._job = job
+        self._rank = rank
+        self._world_size = world_size
+        self._node = node
+        self._directory = store.rank_directory(root, rank)
+        self._verified: set[Point] = set()
+        self._rejected: dict[Point, str] = {}
+        self._failed_before = False
+        claim_folder(self._directory, job, job_name)
+        self._lock = DirectoryLock(self._directory, f"worker {node}")
+        self._lock.acquire(wait_s, on_wait=voice.warn)
+
+    def held(self) -> list[Point]:
+        """The points that were verified, in this process or just now; each one passed over is named with its reason."""
+        held = []
+        for found in store.scan(self._directory, self._job):
+            if found.point in self._rejected:
+                continue
+            try:
+                if found.point not in self._verified:
+                    found.require_manifest()
+                    store.verify(found)
+                    self._verified.add(found.point)
+                held.append(found.point)
+            except CheckpointError as error:
+                self.reject(found.point, str(error))
+        return held
+
+    def reject(self, point: Point, reason: str) -> None:
+        """Never offer this point again; it stays on disk."""
+        self._verified.discard(point)
+        if point not in self._rejected:
+            self._rejected[point] = reason
+            voice.warn(f"passed over the restore point of {point}: {reason}")
+
+    def save(self, point: Point, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> bool:
+        """Save durably, then let the oldest go. A disk that refuses is said once, and training goes on: False.
+
+        Raises:
+            CheckpointError: the state itself cannot be saved.
+        """
+        header = PointHeader(self._job, point, self._world_size, self._rank, self._rank, self._node)
+        try:
+            store.write_point(self.root, header, tensors, tree, layout)
+            self._verified.add(point)
+            self._rejected.pop(point, None)
+            self._prune(point)
+        except CheckpointError:
+            raise
+        except StoreError as error:
+            if not self._failed_before:
+                voice.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {error}")
+            self._failed_before = True
+            return False
+        if self._failed_before:
+            voice.say(f"checkpoints are saved again, from step {point.step} on")
+        self._failed_before = False
+        return True
+
+    def _prune(self, newest: Point) -> None:
+        """Points of abandoned lines go when the new line has a durable one, and that is ``newest``."""
+        abandoned = {
+            found.point
+            for found in store.scan(self._directory, self._job)
+            if found.point.generation < newest.generation and found.point.step > newest.step
+        }
+        store.prune(
+            self._directory,
+            self._job,
+            self.config.keep_checkpoint_max,
+            keep_points=[newest],
+            abandoned=abandoned,
+            verified=self._verified,
+        )
+
+    def load(self, point: Point) -> Checkpoint:
+        """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole."""
+        return store.read(self._found(point))
+
+    def pack(self, point: Point) -> memoryview:
+        """One of the held points as bytes, for another rank."""
+        return store.pack(self._found(point))
+
+    def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
+        """A point that another rank packed, verified."""
+        return store.unpack(packed, self._job)
+
+    def _found(self, point: Point) -> FoundPoint:
+        for found in store.scan(self._directory, self._job):
+            if found.point == point:
+                return found
+        raise CheckpointError(f"{self._directory}: the restore point of {point} is gone")
+
+    def release(self) -> None:
+        """Let another process write here."""
+        self._lock.release()

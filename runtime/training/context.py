@@ -1,0 +1,205 @@
+"""This process's place in the job: the one global of the package, made by ``runtime.init()``.
+
+In the scheduler's role ``init()`` serves and ends the process. In a worker it waits for a seat, installs a process
+group of one, and hooks into the process's end: whatever ends it, the scheduler is told the reason, and an error of ours
+is one sentence and a distinct exit status instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from runtime import config
+from runtime.config import Role, Settings
+from runtime.core.messages import Admitted, GenerationStarted
+from runtime.errors import SameBitsError, UsageError
+from runtime.service import voice
+from runtime.service.agent import Agent
+from runtime.service.scheduler import SchedulerService, exit_code_of
+from runtime.training import ddp, device, group, launch
+from runtime.training.group import Group
+
+COLLECTIVE_TOO_EARLY = (
+    "a collective of the script's own before runtime.elastic.run would run in this process alone: move it into the "
+    "function that elastic.run calls"
+)
+
+
+VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
+
+
+@dataclass(slots=True)
+class Process:
+    """A seated worker."""
+
+    settings: Settings
+    job_name: str
+    device: torch.device
+    agent: Agent
+    admitted: Admitted
+    place: GenerationStarted | None = None  # in the present or last generation
+    group: Group | None = None
+    has_trained: bool = False  # elastic.run was entered
+    ending: _Ending = field(default_factory=lambda: _Ending())
+
+
+_process: Process | None = None
+
+
+def init() -> None:
+    """Take this process's role, as the environment says.
+
+    ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
+    ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
+    until :func:`runtime.elastic.run` replaces it; with ``ENABLE_RECOVERY=0`` the variables that
+    ``torch.distributed.init_process_group()`` reads are set.
+
+    Raises:
+        SettingsError: the environment is wrong; all problems are in the message.
+        SameBitsError: there is no seat for this process, and why.
+    """
+    global _process
+    if _process is not None:
+        return
+    ending = _Ending()
+    ending.install()
+    settings, warnings = config.read()
+    voice.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
+    for warning in warnings:
+        voice.warn(warning)
+    job_name = settings.job_name or Path(sys.argv[0]).name
+    if settings.role is Role.SCHEDULER:
+        _serve(settings, ending)
+    _process = _take_seat(settings, job_name, ending)
+
+
+def _serve(settings: Settings, ending: _Ending) -> NoReturn:
+    service = SchedulerService(settings)
+    signal.signal(signal.SIGTERM, lambda *_: service.abandon())
+    ended = service.serve()
+    if exit_code_of(ended):
+        voice.warn(ended.text)
+    ending.quiet = True
+    sys.exit(exit_code_of(ended))
+
+
+def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
+    agent = Agent(settings, job_name, device.choose(settings.device, 0).type)
+    ending.agent = agent
+    admitted = agent.register()
+    chosen = device.choose(settings.device, admitted.slot)
+    voice.set_up(f"worker {agent.node}")
+    voice.say(
+        f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}, job {admitted.job}"
+    )
+    process = Process(settings, job_name, chosen, agent, admitted, ending=ending)
+    if settings.enable_recovery:
+        process.group = group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
+        ddp.install()
+    else:
+        process.place = launch.join_plain_group(agent, settings)
+    return process
+
+
+def current(call: str) -> Process:
+    """The process's place; :class:`UsageError` where ``runtime.init()`` was not called before ``call``."""
+    if _process is None:
+        raise UsageError(f"{call} needs runtime.init() before it")
+    return _process
+
+
+def get_rank() -> int:
+    """This process's rank: in its generation, or, before the first one, the rank its seat will have."""
+    process = current("runtime.get_rank()")
+    return process.place.rank if process.place is not None else process.admitted.slot
+
+
+def get_world_size() -> int:
+    """The number of workers of the generation, or, before the first one, of the job."""
+    process = current("runtime.get_world_size()")
+    return process.place.world_size if process.place is not None else process.admitted.world_size
+
+
+def get_local_rank() -> int:
+    """This process's index among its host's workers; before the first generation, as if one host had all."""
+    process = current("runtime.get_local_rank()")
+    if process.place is not None:
+        return process.place.local_rank
+    return process.admitted.slot % max(1, torch.accelerator.device_count())
+
+
+def is_spare() -> bool:
+    """Whether this process holds no slot and waits to replace a lost one."""
+    current("runtime.is_spare()")
+    return False
+
+
+class _Ending:
+    """How this process ends, and what the scheduler is told about it."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self.quiet = False
+        self._error: BaseException | None = None
+        self._status = 0
+
+    def install(self) -> None:
+        """Hook into the interpreter's ways to end: an uncaught exception, ``sys.exit``, the end of the program."""
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        self._previous_exit = sys.exit
+        sys.exit = self._exit
+        atexit.register(self._at_end)
+
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        self._status = status if isinstance(status, int) else 0 if status is None else 1
+        self._previous_exit(status)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if self.agent is not None and group.is_communication_failure(error):
+            # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
+            error = self.agent.verdict(VERDICT_S) or error
+        if threading.current_thread() is threading.main_thread():
+            self._error = error
+        if isinstance(error, SameBitsError):
+            for line in str(error).splitlines():
+                print(f"samebits: {line}", file=sys.stderr, flush=True)
+            self._status = error.exit_code
+        else:
+            self._previous_hook(kind, error, traceback)
+            self._status = 1
+            if self.agent is not None:
+                self.agent.speak_last(_last_words(kind, error, traceback))
+
+    def _at_end(self) -> None:
+        if self.agent is not None:
+            told_to = self._error is not None and self._error is self.agent.must_end
+            text = f"its program ended with status {self._status}" if self._error is None else _named(self._error)
+            on_purpose = told_to or (self._status == 0 and self._error is None)
+            self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+        if isinstance(self._error, SameBitsError):
+            # Python itself leaves with 1 after any uncaught exception; the cause's own status says more.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._status)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    place = f" at {Path(traceback.tb_frame.f_code.co_filename).name}:{traceback.tb_lineno}" if traceback else ""
+    return f"{kind.__name__}: {error}{place}"[:2000]

@@ -1,0 +1,93 @@
+"""Which device this process trains on, and which backend connects such devices.
+
+Here live the choice between CPU, NVIDIA and Ascend, and the only import of ``torch_npu``. Never here: settings, groups,
+memory. The one idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is imported only
+when it is asked for or both installed and usable, because importing it without its driver stack fails.
+
+A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails already,
+since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set
+before Python starts, turns that off; this module then imports ``torch_npu`` itself where it is wanted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Final
+
+import torch
+
+from runtime.errors import SettingsError
+
+__all__ = ["KINDS", "backend_of", "choose"]
+
+KINDS: Final = ("cpu", "cuda", "npu")
+"""The device types a process can be asked to train on."""
+
+_BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+_NPU_PACKAGE: Final = "torch_npu"
+_INSTALL_CANN: Final = (
+    "source CANN's set_env.sh before starting (or install CANN), "
+    "or set DEVICE=cpu and TORCH_DEVICE_BACKEND_AUTOLOAD=0 to train without the NPU"
+)
+
+
+def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
+    """The device of this process.
+
+    Args:
+        requested: the value of DEVICE (``cpu``, ``cuda`` or ``npu``); None takes the accelerator there is, else the CPU.
+        local_rank: of this process on its host, 0-based; the device index, modulo the devices there are.
+
+    Raises:
+        SettingsError: an unknown device type, or one this process cannot use.
+    """
+    if requested is not None and requested not in KINDS:
+        raise SettingsError(
+            [f"DEVICE={requested!r} is not a device type; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+        )
+    if requested == "cpu":
+        return torch.device("cpu")
+    if requested == "npu" or (requested is None and _npu_is_installed()):
+        _import_npu()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or (requested is not None and found.type != requested) or found.type not in _BACKENDS:
+        if requested is None:
+            return torch.device("cpu")
+        raise SettingsError([_unusable(requested, found)])
+    return torch.device(found.type, local_rank % torch.accelerator.device_count())
+
+
+def backend_of(device: torch.device) -> str:
+    """The name of the ``torch.distributed`` backend that connects devices of this type.
+
+    Raises:
+        SettingsError: no backend is known for it.
+    """
+    try:
+        return _BACKENDS[device.type]
+    except KeyError:
+        raise SettingsError(
+            [f"DEVICE={device.type!r} has no known backend; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+        ) from None
+
+
+def _unusable(requested: str, found: torch.device | None) -> str:
+    there = f"torch {torch.__version__} finds {found.type!r}" if found else f"torch {torch.__version__} finds none"
+    mend = "install a torch built for CUDA" if requested == "cuda" else _INSTALL_CANN
+    return f"DEVICE={requested!r} was asked for, but of accelerators {there}; {mend}, or export DEVICE=cpu"
+
+
+def _npu_is_installed() -> bool:
+    return importlib.util.find_spec(_NPU_PACKAGE) is not None
+
+
+def _import_npu() -> None:
+    try:
+        importlib.import_module(_NPU_PACKAGE)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            [f"DEVICE='npu' needs the package {_NPU_PACKAGE} ({error}); install it: pip install 'samebits[npu]'"]
+        ) from error
+    except (ImportError, OSError) as error:
+        raise SettingsError([f"{_NPU_PACKAGE} is installed but cannot load CANN ({error}); {_INSTALL_CANN}"]) from error

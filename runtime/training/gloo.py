@@ -1,0 +1,177 @@
+"""gloo's own connections: how one mesh is made, which sockets are its, and how they are cut.
+
+Here live the address gloo publishes for itself, the set of addresses one generation listens on, cutting exactly the
+connections between them, and building a ``ProcessGroupGloo`` on an address of our choice. Never here: futures, the
+store, torch's registries. The one idea: gloo tells a peer only through the store where it listens, and the store is
+ours, so every connection of a generation, its subgroups' included, is known by address and never guessed from what
+else the process has open.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroupGloo, distributed_c10d
+
+from runtime.errors import UsageError
+
+__all__ = ["Address", "Endpoints", "address_in", "connect", "cut", "wrap"]
+
+Address = tuple[str, int]
+"""An IP address in its shortest text form, and a TCP port."""
+
+_SIZE = struct.Struct("=Q")  # gloo writes a size_t before each field, in the machine's own byte order
+_FAMILY = struct.Struct("=H")
+_PORT = struct.Struct("!H")
+_SOCKADDR_STORAGE_BYTES = 128
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+class Endpoints:
+    """The addresses one generation listens on: this process's, and its peers'."""
+
+    __slots__ = ("own", "peers")
+
+    def __init__(self) -> None:
+        self.own: set[Address] = set()
+        self.peers: set[Address] = set()
+
+
+def address_in(value: bytes) -> Address | None:
+    """The address in what gloo published for one rank; None where the value is something else.
+
+    The form is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and an
+    ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
+    """
+    host_bytes, start = _field(value, 0)
+    if host_bytes is None:
+        return None
+    sockaddr, _ = _field(value, start)
+    if sockaddr is None or len(sockaddr) < _SOCKADDR_STORAGE_BYTES:
+        return None
+    (family,) = _FAMILY.unpack_from(sockaddr)
+    (port,) = _PORT.unpack_from(sockaddr, 2)
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(sockaddr[4:8])), port
+    if family == socket.AF_INET6:
+        return str(ipaddress.IPv6Address(sockaddr[8:24])), port
+    return None
+
+
+def _field(value: bytes, start: int) -> tuple[bytes | None, int]:
+    if len(value) < start + _SIZE.size:
+        return None, start
+    (size,) = _SIZE.unpack_from(value, start)
+    begin = start + _SIZE.size
+    if size > len(value) - begin:
+        return None, start
+    return value[begin : begin + size], begin + size
+
+
+def connect(
+    store: Store, rank: int, world_size: int, address: str, connect_timeout: timedelta, timeout: timedelta
+) -> ProcessGroupGloo:
+    """Listen at ``address``, publish and learn the ranks' addresses through ``store``, connect to all of them.
+
+    Args:
+        store: where gloo puts its own address and waits for the others'.
+        rank: of this process, 0-based.
+        world_size: ranks in the mesh.
+        address: a numeric IP address of this host that all peers reach.
+        connect_timeout: how long one connection may take to come.
+        timeout: of each collective afterwards.
+
+    Raises:
+        RuntimeError: gloo's, when a connection did not come in time.
+    """
+    backend: Any = ProcessGroupGloo  # its options are missing from torch's stubs
+    options = backend._Options()
+    options._timeout = connect_timeout
+    # Lazy connections would be made inside some later collective, where nothing can be said about them.
+    options._devices = [ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
+    mesh = ProcessGroupGloo(store, rank, world_size, options)
+    mesh._set_default_timeout(timeout)
+    return mesh
+
+
+def wrap(mesh: ProcessGroupGloo, group: dist.ProcessGroup, name: str, description: str) -> None:
+    """Make ``mesh`` the backend of ``group`` for every device type gloo serves, and give it torch's two names."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    for device_type in dist.Backend.backend_capability[dist.Backend.GLOO]:
+        group._register_backend(torch.device(device_type), kind, mesh)
+    group._set_group_name(distributed_c10d.GroupName(name))
+    group._set_group_desc(description)
+
+
+def check_address(address: str) -> None:
+    """Raise UsageError unless ``address`` is numeric: a name would be looked up whenever a group forms."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise UsageError(
+            f"a group's address must be a numeric IP address of this host, not {address!r}; "
+            "pass the local address of the connection to the scheduler"
+        ) from None
+
+
+def cut(endpoints: Endpoints) -> int:
+    """Shut down every connection of this process between ``endpoints``, and return how many there were.
+
+    Listening sockets stay: gloo's thread ends the process when accept fails. Each descriptor is duplicated before it is
+    looked at, so one that is closed and reused meanwhile is never shut down by mistake.
+    """
+    severed = 0
+    for descriptor in _OPEN_FILES.iterdir():
+        connection = _socket_of(int(descriptor.name))
+        if connection is None:
+            continue
+        with connection:
+            if _is_between(connection, endpoints):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the peer was faster
+                severed += 1
+    return severed
+
+
+def _socket_of(descriptor: int) -> socket.socket | None:
+    try:
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return None  # closed since it was listed
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        return None  # a file, a pipe, …
+
+
+def _is_between(connection: socket.socket, endpoints: Endpoints) -> bool:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return False
+    try:
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        return _address(connection.getpeername()) in endpoints.peers or (
+            _address(connection.getsockname()) in endpoints.own
+        )
+    except OSError:
+        return False  # not connected (yet)
+
+
+def _address(name: tuple[str, int]) -> Address:
+    host = name[0].partition("%")[0]  # a link-local address carries its interface
+    if host.startswith("::ffff:"):  # torch's own sockets reach IPv4 through IPv6
+        host = host.removeprefix("::ffff:")
+    return host, name[1]

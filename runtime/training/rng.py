@@ -1,0 +1,60 @@
+"""Random number generators: saved per rank, or derived anew for every step from (seed, rank, step).
+
+A generator's state dies with its process. ``PER_STEP`` makes it derivable: the same step of the same rank draws the
+same numbers in whichever process it runs, so any rank can go on from any other rank's copy of the weights. ``SAVED``
+keeps the states in each rank's own points instead.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+class RngMode(enum.Enum):
+    """How the random numbers of a step come back."""
+
+    SAVED = "saved"
+    PER_STEP = "per_step"
+
+
+def seed_for(seed: int, rank: int, step: int) -> None:
+    """Seed Python's, NumPy's (where it is loaded) and torch's generators for one step of one rank."""
+    digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
+    derived = int.from_bytes(digest, "little") >> 1
+    random.seed(derived)
+    if (numpy_random := _numpy_random()) is not None:
+        numpy_random.seed(derived & 0xFFFFFFFF)
+    torch.manual_seed(derived)
+
+
+def capture() -> dict[str, Any]:
+    """The state of all generators of this process; a tree with tensors."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy_random := _numpy_random()) is not None:
+        name, keys, position, has_gauss, cached = numpy_random.get_state()
+        state["numpy"] = (str(name), torch.from_numpy(keys.copy()), int(position), int(has_gauss), float(cached))
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put back what ``capture`` gave."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"].clone())
+    if "numpy" in state and (numpy_random := _numpy_random()) is not None:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy_random.set_state((name, keys.numpy(), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].clone())
+
+
+def _numpy_random() -> Any:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random

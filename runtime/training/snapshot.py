@@ -1,0 +1,105 @@
+"""A nested state with tensors ↔ named tensor bytes and a plain tree: the form in which it is stored and sent.
+
+``split`` takes the tensors out of a state (anything ``state_dict()`` returns) and leaves their names; ``join`` puts
+them back. Values that are neither tensors nor plain are refused by their path when the state is saved, not when it is
+missed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import TensorPart, Tree
+
+_TENSOR = "$tensor"  # {"$tensor": name} stands where a tensor was
+
+_NAME_OF_DTYPE = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_DTYPE_OF_NAME = {name: dtype for dtype, name in _NAME_OF_DTYPE.items()}
+
+
+def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
+    """The state's plain tree and its tensors, named by their path below ``path``.
+
+    CPU tensors are not copied: they must not change until the parts were used.
+
+    Raises:
+        CheckpointError: a value that cannot be saved faithfully, named by its path.
+    """
+    parts: list[TensorPart] = []
+    return _split(state, path, parts), parts
+
+
+def _split(value: Any, path: str, parts: list[TensorPart]) -> Tree:
+    if isinstance(value, torch.Tensor):
+        parts.append(_part(path, value))
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        if any(type(key) not in (str, int) for key in value):
+            raise CheckpointError(f"{path}: its keys must be texts or integers to be saved")
+        return {key: _split(item, f"{path}.{key}", parts) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        items = [_split(item, f"{path}.{index}", parts) for index, item in enumerate(value)]
+        return items if type(value) is list else tuple(items)
+    if isinstance(value, enum.Enum) or type(value) not in (type(None), bool, int, float, str, bytes):
+        raise CheckpointError(
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved: keep a tensor, a plain "
+            "value, or an object with state_dict() and load_state_dict() there"
+        )
+    return value
+
+
+def _part(name: str, tensor: torch.Tensor) -> TensorPart:
+    dtype = _NAME_OF_DTYPE.get(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided:
+        raise CheckpointError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout} cannot be saved")
+    return TensorPart(name, dtype, tuple(tensor.shape), bytes_of(tensor))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes; a view of its memory where it is a contiguous CPU tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+def join(tree: Tree, parts: Mapping[str, TensorPart]) -> Any:
+    """The state that ``split`` took apart. Tensors are on the CPU and share the parts' memory."""
+    if isinstance(tree, dict):
+        if tree.keys() == {_TENSOR}:
+            return _tensor(parts[tree[_TENSOR]])
+        return {key: join(item, parts) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [join(item, parts) for item in tree]
+    if isinstance(tree, tuple):
+        return tuple(join(item, parts) for item in tree)
+    return tree
+
+
+def _tensor(part: TensorPart) -> torch.Tensor:
+    dtype = _DTYPE_OF_NAME.get(part.dtype)
+    if dtype is None:
+        raise CheckpointError(f"{part.name}: torch has no dtype for {part.dtype}")
+    if 0 in part.shape:
+        return torch.empty(part.shape, dtype=dtype)
+    return torch.frombuffer(part.data, dtype=torch.uint8).view(dtype).reshape(part.shape)

@@ -1,0 +1,94 @@
+"""A real scheduler and real agents in one test process, over loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core.messages import GenerationStarted
+from runtime.core.ready import Ended
+from runtime.service.agent import Agent
+from runtime.service.scheduler import SchedulerService
+
+PATIENCE_S = 15.0
+NUMERICS = (("threads", "1"),)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class House:
+    """One job's settings, its scheduler threads and its agents."""
+
+    def __init__(self, path: Path, workers: int, **environ: str) -> None:
+        self.path = path
+        self.environ = {
+            "WORKER_NUM": str(workers),
+            "SCHED_PORT": str(free_port()),
+            "RECOVERY_PATH": str(path / "recovery"),
+            "ENABLE_RECOVERY": "1",
+            "REGISTER_COOLDOWN": "0",
+            "HEARTBEAT_INTERVAL": "0.1",
+            "NODE_TIMEOUT": "1",
+            **environ,
+        }
+        self.pool = ThreadPoolExecutor(max_workers=32)
+        self.agents: list[Agent] = []
+        self.service: SchedulerService | None = None
+
+    def settings(self, role: str, node: str = "") -> Settings:
+        settings, _ = config.read({**self.environ, "ROLE": role, "NODE_ID": node})
+        return settings
+
+    def scheduler(self) -> Future[Ended]:
+        """Start serving; the future holds how it ended."""
+        self.service = SchedulerService(self.settings("scheduler"))
+        return self.pool.submit(self.service.serve)
+
+    def agent(self, node: str) -> Agent:
+        agent = Agent(self.settings("worker", node), "test", "cpu")
+        self.agents.append(agent)
+        return agent
+
+    def seated(self, *nodes: str) -> list[Agent]:
+        """Agents of these nodes, all admitted."""
+        agents = [self.agent(node) for node in nodes]
+        list(self.pool.map(lambda agent: agent.register(), agents, timeout=PATIENCE_S))
+        return agents
+
+    def generation(self, *agents: Agent) -> list[GenerationStarted]:
+        """All of them enter, and get their places."""
+
+        def enter(agent: Agent) -> GenerationStarted:
+            place = agent.enter((), own_parts=False, numerics=NUMERICS)
+            assert isinstance(place, GenerationStarted)
+            return place
+
+        return list(self.pool.map(enter, agents, timeout=PATIENCE_S))
+
+    def mapped(self, agents: list[Agent], places: list[GenerationStarted]) -> list[list[bytes]]:
+        """All of them publish, and get the address map."""
+
+        def meet(pair: tuple[Agent, GenerationStarted]) -> list[bytes]:
+            agent, place = pair
+            agent.publish(place.generation, b"address of %d" % place.rank)
+            addresses = list(agent.address_map(place.generation))
+            agent.trains(place.generation)
+            return addresses
+
+        return list(self.pool.map(meet, zip(agents, places, strict=True), timeout=PATIENCE_S))
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.leave(on_purpose=True, text="the test is over")
+        if self.service is not None:
+            self.service.stop("the end of the test")
+        self.pool.shutdown(wait=True)
+        assert not [thread for thread in threading.enumerate() if thread.name == "samebits-agent"]

@@ -1,0 +1,211 @@
+"""Scheduler loop and agent threads together: admission, generations, restarts, the end; over real sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtime.core import records
+from runtime.core.messages import EndKind, Status, StatusQuery, StopJob
+from runtime.core.point import Point
+from runtime.core.ready import Ended
+from runtime.core.records import Record, SeatGranted
+from runtime.errors import (
+    ForeignFolderError,
+    GenerationEndedError,
+    JobStoppedError,
+    ListenError,
+    LockedError,
+    NumericsError,
+    RefusedError,
+    SchedulerLeftError,
+    StoreError,
+)
+from runtime.net.client import Client, Got
+from runtime.store import journal as journals
+from tests.service.house import NUMERICS, PATIENCE_S, House, free_port
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, workers=3)
+    yield house
+    house.close()
+
+
+def abandoned(house: House, served: Future[Ended]) -> None:
+    """The scheduler leaves as if killed."""
+    assert house.service is not None
+    house.service.abandon()
+    with pytest.raises(SchedulerLeftError):
+        served.result(PATIENCE_S)
+
+
+def journaled(house: House) -> list[Record]:
+    contents = journals.read_journal(house.path / "recovery")
+    return [] if contents is None else [records.SCHEMA.unpack(payload) for payload in contents.payloads]
+
+
+def test_a_job_from_the_first_registration_to_its_end(house: House) -> None:
+    served = house.scheduler()
+    agents = house.seated("0", "1", "2")
+    places = house.generation(*agents)
+    assert [(place.rank, place.world_size, place.local_rank) for place in places] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
+    assert house.mapped(agents, places) == [[b"address of 0", b"address of 1", b"address of 2"]] * 3
+    with ThreadPoolExecutor(3) as pool:
+        finals = list(pool.map(lambda agent: agent.complete(1, 40), agents, timeout=PATIENCE_S))
+    assert finals == [Point(40, 1)] * 3
+    for agent in agents:
+        agent.leave(on_purpose=True, text="status 0")
+    assert served.result(PATIENCE_S).kind is EndKind.FINISHED
+    assert [type(record).__name__ for record in journaled(house)][-1] == "JobFinished"
+
+
+def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_next_generation(house: House) -> None:
+    house.scheduler()
+    agents = house.seated("0", "1", "2")
+    house.mapped(agents, house.generation(*agents))
+    broken: list[str] = []
+    agents[0].on_break = broken.append
+
+    agents[1].leave(on_purpose=False, text="ValueError: 42")
+    with pytest.raises(GenerationEndedError):
+        agents[0].complete(1, 3)
+    assert broken == ["worker 1 (" + broken[0].split("(", 1)[1]]
+    assert "ValueError: 42" in broken[0]
+
+    (successor,) = house.seated("1")
+    places = house.generation(agents[0], successor, agents[2])
+    assert [place.generation for place in places] == [2, 2, 2]
+
+
+def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House) -> None:
+    first = house.scheduler()
+    agents = house.seated("0", "1", "2")
+    places = house.generation(*agents)
+    house.mapped(agents, places)
+    before = journaled(house)
+    abandoned(house, first)
+
+    house.scheduler()
+    with ThreadPoolExecutor(3) as pool:
+        finals = list(pool.map(lambda agent: agent.complete(1, 9), agents, timeout=PATIENCE_S))
+    assert finals == [Point(9, 1)] * 3
+    assert journaled(house)[: len(before)] == before
+
+
+def test_nothing_is_said_before_it_is_durable(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: journals.Journal, payloads: list[bytes]) -> None:
+        if any(isinstance(records.SCHEMA.unpack(payload), SeatGranted) for payload in payloads):
+            raise StoreError("no space left")
+        genuine(self, payloads)
+
+    genuine = journals.Journal.append
+    monkeypatch.setattr(journals.Journal, "append", full)
+    served = house.scheduler()
+    agent = house.agent("0")
+    registered = house.pool.submit(agent.register)
+    with pytest.raises(StoreError, match="no space left"):
+        served.result(PATIENCE_S)
+    assert not registered.done()
+    monkeypatch.undo()
+    house.scheduler()
+    assert registered.result(PATIENCE_S).incarnation == 1
+
+
+def test_a_stop_is_told_to_everybody_and_leaves_the_journal_unfinished(house: House) -> None:
+    served = house.scheduler()
+    agents = house.seated("0", "1", "2")
+    waiting = [house.pool.submit(agent.enter, (), own_parts=False, numerics=NUMERICS) for agent in agents[:2]]
+    client = Client("127.0.0.1", int(house.environ["SCHED_PORT"]), "follower", silence_s=5)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(future.done() for future in waiting) and time.monotonic() < deadline:
+            client.send(StopJob("the test"))
+            client.wait(0.1)
+            list(client.drain())
+    finally:
+        client.close()
+    for future in waiting:
+        with pytest.raises(JobStoppedError, match="stopped by the test"):
+            future.result(PATIENCE_S)
+    for agent in agents:
+        agent.leave(on_purpose=True, text="told to end")
+    assert served.result(PATIENCE_S).kind is EndKind.STOPPED
+    assert not any(type(record).__name__ == "JobFinished" for record in journaled(house))
+
+
+def test_a_follower_is_told_at_once_and_at_every_change(house: House) -> None:
+    house.scheduler()
+    follower = Client("127.0.0.1", int(house.environ["SCHED_PORT"]), "follower", silence_s=5)
+    told: list[dict[str, object]] = []
+
+    def until(alive: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (told and told[-1]["alive"] == alive):
+            assert time.monotonic() < deadline, told
+            follower.wait(0.2)
+            for incoming in follower.drain():
+                if isinstance(incoming, Got) and isinstance(incoming.message, Status):
+                    told.append(json.loads(incoming.message.json))
+                elif not isinstance(incoming, Got):
+                    follower.send(StatusQuery(follow=True))
+
+    try:
+        until(alive=0)
+        house.seated("0", "1")
+        until(alive=2)
+    finally:
+        follower.close()
+    assert str(told[-1]["phase"]).startswith("filling; waiting for 2")
+
+
+def test_a_second_scheduler_on_the_same_path_is_told_who_holds_it(house: House) -> None:
+    house.scheduler()
+    house.seated("0")
+    house.environ["SCHED_PORT"] = str(free_port())
+    with pytest.raises(LockedError, match="scheduler on port"):
+        house.scheduler().result(PATIENCE_S)
+
+
+def test_a_taken_port_is_an_error_that_names_the_variable(house: House) -> None:
+    house.scheduler()
+    house.seated("0")
+    house.environ["RECOVERY_PATH"] = str(house.path / "another")
+    with pytest.raises(ListenError, match="SCHED_PORT"):
+        house.scheduler().result(PATIENCE_S)
+
+
+def test_a_journal_of_other_settings_is_not_taken_up(house: House) -> None:
+    served = house.scheduler()
+    house.seated("0")
+    abandoned(house, served)
+    house.environ["WORKER_NUM"] = "5"
+    with pytest.raises(ForeignFolderError, match=r"WORKER_NUM=3.*WORKER_NUM=5"):
+        house.scheduler().result(PATIENCE_S)
+
+
+def test_a_worker_with_other_settings_is_shown_both_values(house: House) -> None:
+    house.scheduler()
+    house.environ["WORKER_NUM"] = "4"
+    with pytest.raises(RefusedError, match="WORKER_NUM is 4 here and 3 there"):
+        house.agent("0").register()
+
+
+def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(house: House) -> None:
+    house.scheduler()
+    agents = house.seated("0", "1", "2")
+    futures = [
+        house.pool.submit(agent.enter, (), own_parts=False, numerics=(("threads", threads),))
+        for agent, threads in zip(agents, ["1", "2", "1"], strict=True)
+    ]
+    with pytest.raises(NumericsError, match="threads is 2 here and 1 there"):
+        futures[1].result(PATIENCE_S)
+    (successor,) = house.seated("1")
+    assert house.generation(successor)[0].rank == 1
+    assert [future.result(PATIENCE_S).rank for future in (futures[0], futures[2])] == [0, 2]
