@@ -12,6 +12,7 @@ import faulthandler
 import os
 import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -228,6 +229,14 @@ class Agent:
         self._client.wake()
 
     def _run(self) -> None:
+        try:
+            self._keep_the_seat()
+        except BaseException:
+            # Without this thread nobody would ever leave a collective: better a process that ends and is replaced.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _keep_the_seat(self) -> None:
         wake_at: float | None = None
         while not self._left:
             self._client.wait(self._pause_s(wake_at))

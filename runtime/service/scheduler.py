@@ -98,14 +98,18 @@ class SchedulerService:
         addresses = listen_addresses(settings)
         with DirectoryLock(path, f"scheduler on port {settings.sched_port}"):
             server = self._server = Server(addresses, settings.sched_port, settings.node_timeout_s)
+            journal: Journal | None = None
             try:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
                 voice.say(f"listening on {shown}, port {settings.sched_port}; recovery path {path}")
                 return self._loop(server, journal, core)
             finally:
+                self._server = None
                 for descriptor in self._gone:
                     os.close(descriptor)
+                if journal is not None:
+                    journal.close()
                 server.close()
 
     # ---- loading
@@ -254,6 +258,8 @@ class SchedulerService:
         identity = ProcessIdentity(process.pid, process.started_at)
         if not identity.is_alive():
             return True
+        if session in self._gone.values():
+            return False
         try:
             descriptor = os.pidfd_open(process.pid)
         except OSError:

@@ -161,10 +161,8 @@ class TorchState:
                 rng.seed_for(self._seed(), self._rank, self._steps)
 
     def weights(self) -> list[torch.Tensor]:
-        """All parameters and buffers, in the order of their names."""
-        if self.model is None:
-            return []
-        return [tensor for _, tensor in sorted(_bare(self.model).state_dict().items()) if torch.is_tensor(tensor)]
+        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks."""
+        return [] if self.model is None else [one for _, one in sorted(_bare(self.model).named_parameters())]
 
     def _stateful(self) -> dict[str, Any]:
         parts = {"model": None if self.model is None else _bare(self.model), "optimizer": self.optimizer}
