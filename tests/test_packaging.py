@@ -6,7 +6,9 @@ import ast
 import configparser
 import email.message
 import email.parser
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -142,3 +144,43 @@ def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path
     assert "usage" in run(python, "-m", "runtime", "--help", cwd=tmp_path).lower()
     assert "usage" in run(installed / "bin" / "samebits", "--help", cwd=tmp_path).lower()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.system
+def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
+    installed: Path, repository: Path, tmp_path: Path
+) -> None:
+    """Case (a) with nothing of the checkout but the example's files: one train.py, started four times."""
+    shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    roles = [{"ROLE": "scheduler"}, *({"ROLE": "worker", "NODE_ID": str(rank)} for rank in range(3))]
+    environ = {
+        "PATH": os.environ["PATH"],
+        "WORKER_NUM": "3",
+        "SCHED_PORT": str(port),
+        "ENABLE_RECOVERY": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [installed / "bin" / "python", "digits/train.py", "--steps", "30"],
+            cwd=tmp_path,
+            env=environ | role,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for role in roles
+    ]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0, 0, 0], "\n".join(printed)
+    finals = {text.splitlines()[-1] for text in printed[1:]}
+    assert len(finals) == 1
+    assert "final step=30 " in finals.pop()
