@@ -243,7 +243,7 @@ class Admission:
         self._admitted(seat)
         world_size = ledger.policy.world_size
         registered = world_size - len(ledger.absent) + len(self.pending)
-        named = 0 < len(ledger.absent) <= NAMED and not self.pending
+        named = 0 < len(ledger.absent) <= NAMED and not self.pending and ledger.state.final is None
         text = f"{registered}/{world_size} registered: worker {seat.node} ({seat.process}) has slot {slot}"
         if incarnation > 1:
             text += f", incarnation {incarnation}"

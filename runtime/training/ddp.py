@@ -318,6 +318,11 @@ class _Riders:
         for ddp, key in _alive(self._lasting):
             attach(ddp, group, self._layouts.get(key))
 
+    def sync_buffers_all(self) -> None:
+        for ddp, _ in _alive([*self._lasting, *self._passing]):
+            if ddp.will_sync_module_buffers():
+                ddp._sync_buffers()
+
     def capture_all(self) -> dict[str, Layout]:
         captured = dict(self._layouts)
         for ddp, key in _alive([*self._lasting, *self._passing]):
@@ -360,6 +365,14 @@ def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
     """
     plain = {} if layouts is None else layouts
     _riders.attach_all(group, {key: Layout.from_plain(value) for key, value in plain.items()})
+
+
+def sync_buffers_all() -> None:
+    """Every wrapper's buffers (batch statistics) become rank 0's, as its next forward pass makes them anyway.
+
+    So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
+    """
+    _riders.sync_buffers_all()
 
 
 def capture_all() -> dict[str, Any]:

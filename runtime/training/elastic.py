@@ -109,7 +109,7 @@ class _Session:
         self._process = process
         self._agent = process.agent
         self._state = state
-        self._saved_step = 0
+        self._due_step = 0  # the last step at which a checkpoint was due
         admitted, settings = process.admitted, process.settings
         config = state.checkpoint_config
         self._checkpoints = RankCheckpoints(
@@ -155,17 +155,17 @@ class _Session:
         step = self._state.completed_steps
         self._agent.step = step
         interval = self._state.checkpoint_config.save_checkpoint_steps
-        if step // interval > self._saved_step // interval:
+        if step // interval > self._due_step // interval:
+            # Decided by the step alone, whatever a rank's disk does: what is saved takes collectives.
+            self._due_step = step
+            ddp.sync_buffers_all()
             self._save(step)
         self._agent.check()
 
     def _save(self, step: int) -> bool:
         place = self._place()
         tree, parts = snapshot.split(self._state.contents(), "state")
-        saved = self._checkpoints.save(Point(step, place.generation), parts, tree, ddp.capture_all())
-        if saved:
-            self._saved_step = step
-        return saved
+        return self._checkpoints.save(Point(step, place.generation), parts, tree, ddp.capture_all())
 
     def _place(self) -> GenerationStarted:
         place = self._process.place
@@ -234,7 +234,7 @@ class _Session:
             found = self._obtain(place)
             state.load(snapshot.join(found.tree, found.tensors), own=found.header.rank == place.rank)
             ddp.attach_all(formed, found.layout)
-            self._saved_step = place.restore.step
+        self._due_step = state.completed_steps
         state.begin()
         transfer.require_equal(self._digest(), "the restored state", process.device)
 
@@ -296,6 +296,7 @@ class _Session:
             )
         step = state.completed_steps
         self._agent.step = step
+        ddp.sync_buffers_all()
         self._save_or_fail(step)
         self._agent.complete(place.generation, step)
         self._agent.on_break = _nothing_to_break
@@ -324,10 +325,12 @@ class _Session:
         )
 
 
+_NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")
+
+
 def _in_short(error: Exception) -> str:
     """One line: gloo's errors begin with a source file and end with advice for another program."""
-    text = re.sub(r"^\[[^\]]*\]\s*", "", str(error).splitlines()[0])
-    return text.partition(". ")[0][:200]
+    return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
 
 
 def _nothing_to_break(_reason: str) -> None:

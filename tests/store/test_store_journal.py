@@ -251,21 +251,23 @@ def test_a_batch_that_was_lost_from_the_middle_is_damage(tmp_path: Path) -> None
         load(tmp_path)
 
 
-def test_a_bad_batch_before_a_torn_one_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("changed", "left_of_the_last"), [("head", -1), ("payload", -1), ("payload", 5)])
+def test_a_bad_batch_before_a_torn_one_is_damage(tmp_path: Path, changed: str, left_of_the_last: int) -> None:
     sizes = make(tmp_path)
-    for position in (sizes[1], sizes[2] - 1):  # its head, its payload
-        data = bytearray((tmp_path / "journal").read_bytes()[: sizes[-1] - 1])
-        data[position] ^= 1
-        rewrite(tmp_path, bytes(data))
-        with pytest.raises(JournalDamagedError):
-            load(tmp_path)
-        make_again(tmp_path)
+    end = sizes[-2] + left_of_the_last if left_of_the_last > 0 else sizes[-1] + left_of_the_last
+    data = bytearray((tmp_path / "journal").read_bytes()[:end])
+    data[sizes[1] if changed == "head" else sizes[2] - 1] ^= 1
+    rewrite(tmp_path, bytes(data))
+    with pytest.raises(JournalDamagedError, match=f"byte {sizes[1]}:"):
+        load(tmp_path)
 
 
-def make_again(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink()
-    make(folder)
+def test_what_an_older_journal_left_on_the_disk_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    sizes = make(tmp_path / "old")
+    assert make(tmp_path / "new") == sizes
+    old, new = ((tmp_path / name / "journal").read_bytes() for name in ("old", "new"))
+    rewrite(tmp_path / "new", new[: sizes[-2]] + old[sizes[-2] :])
+    assert load(tmp_path / "new") == BEFORE_LAST
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93SBJ", b"{}", b"x" * 1000, bytes(1000)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_point_that_ends_early_is_seen_by_scanning(found: FoundPoint) -> None:
 def test_a_file_that_grew_is_seen_by_scanning(found: FoundPoint) -> None:
     each_change(found, DATA, lambda data, number: data + bytes(number))(1)
     assert not again(found).is_usable
+    assert "were saved" in refused(found), "also where it grew after it was found"
 
 
 def test_a_changed_byte_anywhere_in_the_data_names_its_chunk(found: FoundPoint) -> None:
@@ -226,6 +228,13 @@ def test_a_packed_point_that_ends_early_or_late_is_refused(found: FoundPoint) ->
             unpack(packed[:end], JOB)
     with pytest.raises(CheckpointError):
         unpack(packed + b"\x00", JOB)
+
+
+def test_a_packed_point_with_more_data_than_its_manifest_says_is_refused(found: FoundPoint) -> None:
+    packed = bytearray(pack(found)) + b"\x00"
+    struct.pack_into("<Q", packed, 16, found.require_manifest().data_bytes + 1)
+    with pytest.raises(CheckpointError, match="its manifest says"):
+        unpack(packed, JOB)
 
 
 def test_a_packed_point_of_another_job_is_refused(found: FoundPoint) -> None:

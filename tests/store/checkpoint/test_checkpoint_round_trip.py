@@ -87,7 +87,8 @@ def test_torch_takes_the_tensors_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_the_tensors_are_aligned_to_their_elements(tmp_path: Path) -> None:
-    path = write(tmp_path, one_of_each_dtype())
+    odd = [TensorPart("a byte", "U8", (1,), b"x"), TensorPart("two bytes", "BF16", (1,), b"xy")]
+    path = write(tmp_path, [*odd, *one_of_each_dtype()])
     data = (path / "data.safetensors").read_bytes()
     length = header_format.decode_header_length(data[:8], len(data))
     assert (8 + length) % 64 == 0
