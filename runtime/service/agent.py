@@ -66,6 +66,7 @@ from runtime.service import clock, voice
 from runtime.service.host import this_process
 
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
+LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 
 _Found = TypeVar("_Found")
@@ -126,6 +127,7 @@ class Agent:
         self._seat_at: float | None = None  # when this process may ask for its seat again
         self._say_at = 0.0
         self._said = ""
+        self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
         self._client = Client(settings.sched_host, settings.sched_port, self.session, settings.node_timeout_s)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
@@ -237,7 +239,8 @@ class Agent:
             os._exit(1)
 
     def _keep_the_seat(self) -> None:
-        wake_at: float | None = None
+        self._lonely_at = clock.now_s() + LONELY_S
+        wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # nobody may ever answer
         while not self._left:
             self._client.wait(self._pause_s(wake_at))
             for event in self._arrived():
@@ -252,7 +255,7 @@ class Agent:
         self._closed.set()
 
     def _pause_s(self, wake_at: float | None) -> float | None:
-        deadlines = [wake_at, self._end_at, self._say_at if self._seat_at is not None else None]
+        deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
         earliest = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if earliest is None else max(0.0, earliest - clock.now_s())
 
@@ -261,6 +264,7 @@ class Agent:
         for incoming in self._client.drain():
             match incoming:
                 case Up():
+                    self._lonely_at = None
                     events.append(Connected())
                 case Down():
                     events.append(Disconnected())
@@ -335,6 +339,13 @@ class Agent:
 
     def _keep_time(self) -> None:
         now = clock.now_s()
+        if self._lonely_at is not None and self._lonely_at <= now:
+            self._lonely_at = None
+            settings = self._settings
+            voice.say(
+                f"waiting for the scheduler at {settings.sched_host}, port {settings.sched_port} (SCHED_HOST, "
+                f"SCHED_PORT); this worker leaves after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+            )
         if self._seat_at is not None and self._say_at <= now:
             left_s = self._seat_at - now
             if left_s > 0:
