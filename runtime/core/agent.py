@@ -141,7 +141,8 @@ class AgentCore:
             case Heard(message):
                 self._hear(message)
             case Passed(step):
-                self.step_count = step
+                if self.activity is not Activity.DONE:  # there the step is that of the durable commit
+                    self.step_count = step
                 self._pass()
             case Failed():
                 if self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
@@ -273,6 +274,7 @@ class AgentCore:
                 self._admitted(message)
             case Pending():
                 if message.session == self._policy.session and not self.seated:
+                    self._away_since = self._now
                     text = f"{message.registered}/{message.world_size} registered; waiting for the others"
                     self._ready.notices.append(ToldToWait(text, 0.0))
             case Refused():
