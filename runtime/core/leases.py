@@ -54,7 +54,7 @@ class Leases:
             return None
         presence.is_gone = presence.is_gone or gone
         if seat.lost:
-            if presence.heard_at is not None:  # a later close is a later start of the cool-down
+            if presence.heard_at is not None and presence.closed_at is None:  # a later start of the cool-down
                 presence.closed_at = ledger.now
                 ledger.write(SeatLost(seat.node, seat.incarnation, ledger.now, seat.reason))
             return None

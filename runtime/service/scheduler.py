@@ -145,17 +145,18 @@ class SchedulerService:
         ready = core.step(Tick(), clock.now_s())
         this_pass.add(ready)
         self._carry_out(server, journal, core, this_pass)
-        wake_at = ready.wake_at
+        wake_at, decided_at = ready.wake_at, clock.now_s()
         while True:
-            began = clock.now_s()
-            pause_s = self._pause_s(wake_at, began)
+            pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
             if self._abandoned:
                 raise SchedulerLeftError(
                     "this scheduler was told to leave; the job goes on without one: `bash scripts/recover.sh` starts it"
                 )
             now = clock.now_s()
-            late_s = now - began - pause_s
+            late_s = (
+                now - decided_at - pause_s
+            )  # a slow disk or a SIGSTOP while it wrote counts like one while it slept
             this_pass = _Pass()
             events = [*self._events(server, core), *self._seen_dead(server, dead)]
             if late_s > self._settings.heartbeat_interval_s:
@@ -165,7 +166,7 @@ class SchedulerService:
             ready = core.step(Tick(), now)
             this_pass.add(ready)
             self._carry_out(server, journal, core, this_pass)
-            wake_at = ready.wake_at
+            wake_at, decided_at = ready.wake_at, now
             if this_pass.ended is not None:
                 return this_pass.ended
 
