@@ -12,8 +12,8 @@ calls that can only be awaited once, and only inside gloo, are awaited by a help
 from __future__ import annotations
 
 import atexit
-import collections
 import concurrent.futures
+import functools
 import sys
 import threading
 import time
@@ -29,12 +29,13 @@ from torch.distributed import distributed_c10d
 
 from runtime.errors import GenerationEndedError, UsageError
 
-__all__ = ["BreakableGroup", "Breaker", "run_aside", "run_breakable"]
+__all__ = ["EXIT_GRACE_S", "BreakableGroup", "Breaker", "run_aside", "run_breakable"]
 
 T = TypeVar("T")
 
 _SLICE = timedelta(milliseconds=20)  # how long a cut-off message can keep a thread that the breaker has already told
-_EXIT_GRACE_S = 1.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
+_MANY = 8  # works in flight; beyond, those that have ended are let go
+EXIT_GRACE_S = 1.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
 _NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
 
 
@@ -61,6 +62,7 @@ class Breaker:
 
     @property
     def broken(self) -> bool:
+        """Whether it was thrown."""
         return self._reason is not None
 
     def throw(self, reason: str) -> bool:
@@ -107,22 +109,25 @@ def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> 
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     breaker.watch(outcome)
-
-    def body() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            if breaker.release(outcome):
-                outcome.set_exception(error)
-        else:
-            if breaker.release(outcome):
-                outcome.set_result(result)
-
-    run_aside(body, thread_name)
     try:
+        run_aside(functools.partial(_deliver, breaker, outcome, call), thread_name)
         return outcome.result()
     finally:
         breaker.release(outcome)
+        del outcome  # as in _deliver: an error's traceback must not lead back to the error
+
+
+def _deliver(breaker: Breaker, outcome: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
+    try:
+        result = call()
+    except BaseException as error:
+        if breaker.release(outcome):
+            outcome.set_exception(error)
+    else:
+        if breaker.release(outcome):
+            outcome.set_result(result)
+    finally:
+        del outcome, call
 
 
 _aside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -135,13 +140,17 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
     SIGABRT, and with it the exit status of a job that had finished.
     """
     thread = threading.Thread(target=body, name=thread_name, daemon=True)
-    _aside.add(thread)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # Python 3.12 starts none while it ends
+        body()
+    else:
+        _aside.add(thread)
 
 
 @atexit.register
 def _let_threads_end() -> None:
-    deadline = time.monotonic() + _EXIT_GRACE_S
+    deadline = time.monotonic() + EXIT_GRACE_S
     for thread in list(_aside):
         thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -177,31 +186,40 @@ class _DelegatingWork(dist.Work):
 
 
 class _Collective(_DelegatingWork):
-    """A collective that one of gloo's own threads runs."""
+    """A collective that one of gloo's own threads runs; it is in ``launched`` until it is known to have ended."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker, launched: set[dist.Work]) -> None:
+        super().__init__(inner, breaker)
+        self._launched = launched
+        launched.add(inner)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Until it is done, ``timeout`` passes or the group is broken; errors as torch's own, or GenerationEndedError."""
+        """Until it is done, ``timeout`` passes or the group is broken: errors as torch's, or GenerationEndedError."""
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         part = min(_SLICE, timeout) if timeout else _SLICE
         while True:
             try:
-                return self._inner.wait(part)
+                self._inner.wait(part)
+                self._launched.discard(self._inner)
+                return True
             except RuntimeError:
                 self._breaker.check()
                 if self._inner.is_completed():
+                    self._launched.discard(self._inner)
                     return self._inner.wait()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that gloo completes, or the breaker fails: for DDP, for communication hooks, for ``then``."""
-        breaker = self._breaker
+        breaker, launched, inner = self._breaker, self._launched, self._inner
         ours: torch.futures.Future[Any] = torch.futures.Future()
         # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
         chained = ours.then(_value_of)
         breaker.watch(ours)
 
         def finished(theirs: torch.futures.Future[list[torch.Tensor]]) -> None:
+            launched.discard(inner)
             if not breaker.release(ours):
                 return
             try:
@@ -211,7 +229,7 @@ class _Collective(_DelegatingWork):
             else:
                 ours.set_result(value)
 
-        self._inner.get_future().add_done_callback(finished)
+        inner.get_future().add_done_callback(finished)
         return chained
 
 
@@ -263,29 +281,26 @@ class BreakableGroup(dist.ProcessGroup):
         subgroup: Subgroup,
         refusal: str | None = None,
     ) -> None:
-        initialize: Any = (
-            super().__init__
-        )  # the one constructor that Python classes may use is missing from torch's stubs
+        # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
+        initialize: Any = super().__init__
         initialize(inner.rank(), inner.size())
         self._inner: Any = inner
         self._breaker = breaker
         self._timeout = timeout
         self._subgroup = subgroup
         self._refusal = refusal
-        self._launched: collections.deque[dist.Work] = collections.deque()
+        self._launched: set[dist.Work] = set()
 
     def unfinished(self) -> list[dist.Work]:
-        """gloo's own works that one of its threads still runs: they keep its buffers and must end before it is freed."""
-        return [work for work in self._launched if not work.is_completed()]
+        """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
+        return [work for work in list(self._launched) if not work.is_completed()]
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
-        launched = self._launched
-        while launched and launched[0].is_completed():
-            launched.popleft()
-        launched.append(work)
-        return _Collective(work, self._breaker)
+        if len(self._launched) >= _MANY:  # works that nobody waits for
+            self._launched.intersection_update(self.unfinished())
+        return _Collective(work, self._breaker, self._launched)
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
@@ -303,25 +318,31 @@ class BreakableGroup(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's own, which blocks inside gloo."""
         self._breaker.check()
         run_breakable(self._breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
 
     def new_group(
         self, ranks: list[int], *, timeout: timedelta, group_name: str, group_desc: str | None, pg_options: object
     ) -> dist.ProcessGroup | None:
-        """What ``dist.new_group`` calls on every rank of the default group; None on a rank that is not in the new one."""
+        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one."""
         self._breaker.check()
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
 
     def get_group_store(self) -> Store:
+        """The store of ``inner``: a Python subclass of ProcessGroup cannot have one itself."""
         store: Store = self._inner.get_group_store()
         return store
 
     def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
         group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
         return group
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
         group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
         return group
 

@@ -27,15 +27,15 @@ from torch.utils.hooks import RemovableHandle
 from runtime.errors import LayoutError, UsageError
 from runtime.training.group import Group, discard
 
-__all__ = ["Layout", "attach", "attach_all", "capture", "capture_all", "fingerprint", "install"]
+__all__ = ["Layout", "attach", "attach_all", "capture", "capture_all", "fingerprint", "generation_ended", "install"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Which gradients are summed together, and in which order they lie there.
 
-    ``buckets`` are names of ``ddp.module.named_parameters()``, in the order the buckets are reduced. ``rebuilt`` says that
-    this is the final layout; else it is the one DDP has before its first iteration, and it will be replaced.
+    ``buckets`` are names of ``ddp.module.named_parameters()``, in the order the buckets are reduced. ``rebuilt`` says
+    that this is the final layout; else it is the one DDP has before its first iteration, and it will be replaced.
     """
 
     buckets: tuple[tuple[str, ...], ...]
@@ -77,8 +77,8 @@ def capture(ddp: DistributedDataParallel) -> Layout:
         ddp._has_rebuilt_buckets = True
     elif ddp.static_graph and not ddp._has_rebuilt_buckets and ddp._static_graph_delay_allreduce_enqueued:
         raise UsageError(
-            "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore point "
-            "can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
+            "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore "
+            "point can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
         )
     layout = _read(ddp)
     _captured[ddp] = (ddp.reducer, layout)
@@ -189,7 +189,7 @@ class _GroupOfOne(dist.ProcessGroup):
     def broadcast(self, *_: object) -> dist.Work:
         return _Done()
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+    def getBackendName(self) -> str:
         return "none"
 
 
@@ -212,22 +212,23 @@ def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
 
 
 def _require_supported(ddp: DistributedDataParallel) -> None:
+    parameters = list(ddp.module.parameters())
     reasons = {
-        "a communication hook (register_comm_hook): its state is not part of a restore point": bool(ddp._comm_hooks),
+        "delay_all_reduce_named_params: it reduces past the reducer": bool(ddp._delay_all_reduce_params),
+        "a communication hook (register_comm_hook): its state is not part of a restore point": bool(
+            getattr(ddp, "_comm_hooks", ())
+        ),
         "a buffer hook (_register_buffer_comm_hook): its state is not part of a restore point": hasattr(
             ddp, "buffer_hook"
         ),
         "mixed_precision: its hooks live on the old reducer; use torch.autocast": ddp.mixed_precision is not None,
-        "delay_all_reduce_named_params: it reduces past the reducer": bool(ddp._delay_all_reduce_params),
-        "the optimizer inside backward (_apply_optimizer_in_backward): a step would be half done when a peer is lost": any(
-            hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()
+        "an optimizer inside backward (_apply_optimizer_in_backward): a lost peer would leave half a step": any(
+            hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
         ),
         "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": any(
             ddp._build_params_for_reducer()[1]
         ),
-        "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets to carry over": bool(
-            ddp._use_python_reducer
-        ),
+        "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": ddp._use_python_reducer,
     }
     for reason, present in reasons.items():
         if present:
@@ -242,8 +243,9 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
     if missing or extra:
         raise LayoutError(
             f"the parameters of {type(ddp.module).__name__} are not those of the restore point: "
-            f"missing here {sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a frozen parameter counts as "
-            "missing); run the script the restore point was made with, or start anew with `bash scripts/run.sh --fresh`"
+            f"missing here {sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a frozen parameter counts "
+            "as missing); run the script the restore point was made with, or start anew with "
+            "`bash scripts/run.sh --fresh`"
         )
 
 
@@ -271,7 +273,7 @@ class _Rider:
 
 
 class _Riders:
-    """The wrappers a script builds: those built before ``elastic.run`` live as long as the process, others one generation.
+    """The wrappers a script builds. Those built outside a generation last; others live as long as theirs.
 
     Within a phase the order of construction is the script's, so it is the same on every rank and names the wrapper.
     """
@@ -323,6 +325,9 @@ class _Riders:
             if ddp.will_sync_module_buffers():
                 ddp._sync_buffers()
 
+    def generation_ended(self) -> None:
+        self._group = None
+
     def capture_all(self) -> dict[str, Layout]:
         captured = dict(self._layouts)
         for ddp, key in _alive([*self._lasting, *self._passing]):
@@ -340,8 +345,8 @@ def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, 
 
 def _refuse(module: Module, _: object) -> None:
     raise UsageError(
-        f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its group "
-        "is gone: build it before elastic.run, or anew in each call"
+        f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its "
+        "group is gone: build it before elastic.run, or anew in each call"
     )
 
 
@@ -373,6 +378,11 @@ def sync_buffers_all() -> None:
     So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
     """
     _riders.sync_buffers_all()
+
+
+def generation_ended() -> None:
+    """``elastic.run`` has returned: wrappers built from now on last, as those built before it do."""
+    _riders.generation_ended()
 
 
 def capture_all() -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Which device this process trains on, and which backend connects such devices.
 
-Here live the choice between CPU, NVIDIA and Ascend, and the only import of ``torch_npu``. Never here: settings, groups,
-memory. The one idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is imported only
-when it is asked for or both installed and usable, because importing it without its driver stack fails.
+Here live the choice between CPU, NVIDIA and Ascend, and the only import of ``torch_npu``. Never here: settings,
+groups, memory. The one idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is
+imported only where it is asked for or installed, and whose missing driver stack is one clear sentence.
 
-A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails already,
-since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set
-before Python starts, turns that off; this module then imports ``torch_npu`` itself where it is wanted.
+A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails
+already, since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the
+environment, set before Python starts, turns that off; this module then imports ``torch_npu`` where it is wanted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
     """The device of this process.
 
     Args:
-        requested: the value of DEVICE (``cpu``, ``cuda`` or ``npu``); None takes the accelerator there is, else the CPU.
+        requested: ``cpu``, ``cuda`` or ``npu``; None takes the accelerator there is, else the CPU.
         local_rank: of this process on its host, 0-based; the device index, modulo the devices there are.
 
     Raises:

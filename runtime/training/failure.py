@@ -1,9 +1,9 @@
 """Telling a lost peer from everything else that can go wrong in a training step.
 
-Here lives one question about an exception. Never here: what is done about it. The one idea: a lost peer is recognised by
-what only the transport writes (its exception types, its source file in the message, the frame that raised), never by a
-word such as "connection" alone, so that a user's own RuntimeError is never mistaken for one and always ends the process
-with its text.
+Here lives one question about an exception. Never here: what is done about it. The one idea: a lost peer is recognised
+by what only the transport writes (its exception types, its source file in the message, the frame that raised), never by
+a word such as "connection" alone, so that a user's own RuntimeError is never mistaken for one and always ends the
+process with its text.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ while it forms, and dropping it costs nothing: what gloo still holds is freed by
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +27,7 @@ from torch.distributed import distributed_c10d
 from runtime.errors import CommunicationError, UsageError
 from runtime.training import device as devices
 from runtime.training import gloo
-from runtime.training.breaking import BreakableGroup, Breaker, run_aside, run_breakable
+from runtime.training.breaking import EXIT_GRACE_S, BreakableGroup, Breaker, run_aside, run_breakable
 from runtime.training.failure import is_communication_failure
 from runtime.training.meeting import Exchange, MeetingStore
 
@@ -83,7 +86,7 @@ class Group:
         endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout)
-        self._link: _Link
+        self._link: _Link | None
         if devices.backend_of(device) == dist.Backend.GLOO:
             self._link = _GlooLink(
                 self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, refusal
@@ -100,6 +103,7 @@ class Group:
 
     @property
     def broken(self) -> bool:
+        """Whether :meth:`break_` or :meth:`drop` was called."""
         return self._breaker.broken
 
     @property
@@ -121,6 +125,18 @@ class Group:
                 "remove init_process_group() from the script (with ENABLE_RECOVERY=1), or drop the previous group first"
             )
         try:
+            self._connect_and_install()
+            self._breaker.check()
+        except BaseException:
+            self.drop()
+            raise
+        _live.add(self)
+        return self
+
+    def _connect_and_install(self) -> None:
+        self._breaker.check()
+        assert self._link is not None, "only drop() gives it up, and that breaks the group"
+        try:
             self._pg, store = self._link.connect()
         except RuntimeError as error:
             self._breaker.check()
@@ -129,16 +145,16 @@ class Group:
             raise
         if not dist.is_initialized():
             _install(self._pg, store, self.world_size)
-        return self
 
     def break_(self, reason: str = "a member was lost") -> None:
-        """End every wait in this group, in all its subgroups and in its formation; from any thread, any number of times.
+        """End every wait in this group, its subgroups and its formation; from any thread, any number of times.
 
         Whoever waits raises GenerationEndedError, or gloo's own error where gloo is faster. Peers notice by their
         connections to this process.
         """
-        if self._breaker.throw(reason):
-            self._link.cut()
+        link = self._link
+        if self._breaker.throw(reason) and link is not None:
+            link.cut()
 
     def drop(self) -> None:
         """Take the group out of torch, so that the next one can be formed at once; freeing it happens elsewhere.
@@ -146,14 +162,39 @@ class Group:
         A group that is dropped is broken as well: nothing may wait in it any longer.
         """
         self.break_("it was dropped")
-        if self._pg is None:
-            return
         # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
-        groups = [*_uninstall(self._pg), self._pg]
-        works = [work for group in groups if isinstance(group, BreakableGroup) for work in group.unfinished()]
+        groups = [] if self._pg is None else [*_uninstall(self._pg), self._pg]
+        works = _unfinished(groups)
         backends = [_backend(group, self.device) for group in groups]
-        self._pg = None
-        discard([groups, backends], works)
+        links = [self._link]
+        self._pg = self._link = None
+        discard([groups, backends, links], works)
+
+    def end_with_process(self, deadline: float) -> None:
+        """Leave nothing of the group to the interpreter's end; called once, when nothing else runs any more.
+
+        A collective that ends while the interpreter is torn down calls back into Python, and the process gets SIGABRT;
+        freeing a mesh whose collective never ends keeps the process until that times out. So wait for what is broken
+        to end, until ``deadline`` on the monotonic clock, and never free what does not.
+        """
+        self.break_("the process ends")
+        groups = [] if self._pg is None else [*_subgroups(self._pg), self._pg]
+        for work in _unfinished(groups):
+            with contextlib.suppress(RuntimeError):  # broken, as it should be, or too late
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        if _unfinished(groups):
+            for group in groups:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(_backend(group, self.device)))
+
+
+_live: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    deadline = time.monotonic() + EXIT_GRACE_S
+    for group in list(_live):
+        group.end_with_process(deadline)
 
 
 class _GlooLink:
@@ -216,13 +257,14 @@ class _AcceleratorLink:
 
     def __init__(self, group: Group, store: MeetingStore, endpoints: gloo.Endpoints, timeout: timedelta) -> None:
         self._device, self._rank, self._world_size = group.device, group.rank, group.world_size
+        self._breaker = group.breaker
         self._store = store
         self._endpoints = endpoints
         self._timeout = timeout
         self._pg: Callable[[], dist.ProcessGroup | None] = lambda: None
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
-        self._store.meet()
+        run_breakable(self._breaker, self._store.meet, "samebits-connect")
         store = PrefixStore(_STORE_PREFIX, self._store)
         hook = sys.excepthook  # init_process_group wraps it once more each time
         dist.init_process_group(
@@ -292,6 +334,10 @@ def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> 
     run_aside(functools.partial(_empty, bags, works or []), "samebits-discard")
 
 
+def _unfinished(groups: Sequence[dist.ProcessGroup]) -> list[dist.Work]:
+    return [work for group in groups if isinstance(group, BreakableGroup) for work in group.unfinished()]
+
+
 def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
     while works:
         with contextlib.suppress(RuntimeError):  # that it failed is why it is here
@@ -327,12 +373,17 @@ def _install(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
     world.pg_coalesce_state.clear()
 
 
+def _subgroups(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    world = distributed_c10d._world
+    return [group for group in world.pg_map if group is not pg] if world.default_pg is pg else []
+
+
 def _uninstall(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """What ``destroy_process_group`` does once its groups are shut down; returns the subgroups that went with ``pg``."""
+    """What ``destroy_process_group`` does after shutting down; returns the subgroups that went with ``pg``."""
     world = distributed_c10d._world
     if world.default_pg is not pg:
         return []  # the script has destroyed it itself
-    subgroups = [group for group in world.pg_map if group is not pg]
+    subgroups = _subgroups(pg)
     distributed_c10d._update_default_pg(None)
     for registry in (
         world.pg_map,

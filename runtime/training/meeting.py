@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import msgpack
-import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from runtime.errors import CommunicationError
@@ -162,6 +161,7 @@ class MeetingStore(Store):
     # --- dist.Store -----------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Before the meeting: remember for the message. After it: set in rank 0's store."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             if self._union is None:
@@ -171,6 +171,7 @@ class MeetingStore(Store):
         self._on_later(lambda store: store.set(key, data))
 
     def get(self, key: str) -> bytes:
+        """Wait for a key and return its value."""
         union = self.meet()
         if key in union:
             return union[key]
@@ -179,40 +180,51 @@ class MeetingStore(Store):
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Block until all keys are there."""
         union = self.meet()
         missing = [key for key in keys if key not in union]
         if missing:
             self._on_later(lambda store: store.wait(missing, timeout or self._timeout))
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
         union = self.meet()
         missing = [key for key in keys if key not in union]
         return not missing or bool(self._on_later(lambda store: store.check(missing)))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several keys."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Set several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
+        """Whether the multi- calls work."""
         return True
 
     def add(self, key: str, amount: int) -> int:
+        """Add to a counter in rank 0's store and return its new value."""
         return int(self._on_later(lambda store: store.add(key, amount)))
 
     def append(self, key: str, value: str | bytes) -> None:
+        """Append to a value in rank 0's store."""
         self._on_later(lambda store: store.append(key, value))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a value in rank 0's store if it is the expected one; return what it then is."""
         return bytes(self._on_later(lambda store: store.compare_set(key, expected, desired)))
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key of rank 0's store."""
         return bool(self._on_later(lambda store: store.delete_key(key)))
 
     def num_keys(self) -> int:
+        """How many keys rank 0's store has."""
         return int(self._on_later(lambda store: store.num_keys()))
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """How long later keys are waited for."""
         self._timeout = timeout

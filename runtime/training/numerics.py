@@ -1,8 +1,8 @@
 """Everything about a process that changes the bits of its results, as text that two processes can compare.
 
 Here lives one description. Never here: comparing, refusing, setting. The one idea: the same step gives other bits on
-another number of threads, another instruction set, another kind of accelerator or with another precision switch, without
-any error; so each of these is named with its value, and two processes that agree in all of them compute the same.
+another number of threads, another instruction set, another kind of accelerator or with another precision switch,
+without any error; so each of these is named with its value, and processes that agree in all of them compute the same.
 """
 
 from __future__ import annotations

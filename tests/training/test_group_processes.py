@@ -1,0 +1,156 @@
+"""Groups between real processes: formed, used, broken while they are used or formed, dropped and formed again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.hub import Hub, hub
+
+SCRIPT = Path(__file__).with_name("group_ranks.py")
+REPEATS = int(os.environ.get("KILL_REPEATS", "1"))  # raise it for a campaign
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Hub]:
+    with hub(SCRIPT, tmp_path) as one:
+        yield one
+
+
+def started(ranks: Hub, nodes: list[int], scenario: str, **arguments: object) -> None:
+    for node in nodes:
+        ranks.start(node, scenario, **arguments)
+    ranks.await_events("hello", nodes)
+
+
+def test_every_kind_of_collective_works_on_the_default_group_and_on_subgroups(ranks: Hub) -> None:
+    nodes = [0, 1, 2]
+    started(ranks, nodes, "many_calls")
+    ranks.plan(0, nodes)
+    ranks.await_events("done", nodes, broken=False)
+    ranks.tell(nodes, "end")
+    assert [ranks.exit_code(node) for node in nodes] == [0, 0, 0], ranks.logs()  # also right after a drop
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "backward"] * REPEATS)
+def test_kill_9_of_one_of_four_frees_all_survivors(ranks: Hub, kind: str) -> None:
+    nodes, survivors = [0, 1, 2, 3], [0, 2, 3]
+    started(ranks, nodes, "loop", kind=kind)
+    ranks.plan(0, nodes)
+    ranks.await_events("looping", nodes)
+    ranks.kill(1)
+    ranks.break_(survivors)  # faster than the kernel's own notice, and while data flows
+    for left in ranks.await_events("left", survivors):
+        assert left["lost"], left["error"]
+    ranks.tell(survivors, "end")
+    assert [ranks.exit_code(node) for node in survivors] == [0, 0, 0], ranks.logs()
+
+
+@pytest.mark.parametrize(
+    "kind", ["all_reduce", "backward", "broadcast", "pairwise", "future", "subgroup", "objects", "monitored_barrier"]
+)
+def test_a_stopped_peer_holds_nobody_once_the_group_is_broken(ranks: Hub, kind: str) -> None:
+    nodes, survivors = [0, 1, 2], [0, 1]
+    started(ranks, nodes, "loop", kind=kind)
+    ranks.plan(0, nodes)
+    ranks.await_events("looping", nodes)
+    ranks.kill(2, signal.SIGSTOP)
+    ranks.break_(survivors)
+    for left in ranks.await_events("left", survivors):
+        assert left["lost"], left["error"]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "backward", "buffers", "pairwise", "subgroup", "monitored_barrier"])
+def test_a_receiver_that_gloo_never_wakes_is_freed_all_the_same(ranks: Hub, kind: str) -> None:
+    """And can drop its group, and form the next one, while gloo still waits."""
+    started(ranks, [0, 1], "loop", kind=kind, forgotten=True)
+    ranks.plan(0, [0, 1])
+    ranks.await_events("looping", [0, 1])
+    ranks.kill(1, signal.SIGSTOP)
+    ranks.break_([0])
+    assert ranks.await_event("left", 0)["lost"]
+    ranks.await_event("dropped", 0)
+    ranks.tell([0], "end")
+    assert ranks.exit_code(0) == 0, ranks.logs()
+
+
+def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
+    """Without a scheduler to tell them, the failure travels from neighbour to neighbour."""
+    started(ranks, [0, 1], "loop", kind="all_reduce", elements=1)
+    ranks.plan(0, [0, 1])
+    ranks.await_events("looping", [0, 1])
+    ranks.break_([0])
+    for left in ranks.await_events("left", [0, 1]):
+        assert left["lost"], left["error"]
+
+
+def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
+    """gloo forgets whom to wake when a message is cut off half-way; a large broadcast shows it most often."""
+    nodes = [0, 1, 2, 3]
+    started(ranks, nodes, "loop", kind="broadcast", elements=1_000_000)
+    ranks.plan(0, nodes)
+    ranks.await_events("looping", nodes)
+    ranks.break_(nodes)
+    for left in ranks.await_events("left", nodes):
+        assert left["lost"], left["error"]
+
+
+def test_a_peer_that_dies_between_its_message_and_its_connections_holds_nobody(ranks: Hub) -> None:
+    nodes = [0, 1, 2, 3]
+    ranks.hold_exchange = True
+    started(ranks, nodes, "forming")
+    ranks.plan(0, nodes)
+    ranks.await_events("blob", nodes, generation=0)
+    ranks.kill(1)
+    ranks.deliver(0)
+    ranks.hold_exchange = False
+    ranks.start(9, "forming")
+    ranks.await_event("hello", 9)
+    ranks.plan(1, [0, 9, 2, 3])
+    ranks.await_events("left", [0, 2, 3], generation=0)
+    assert {done["total"] for done in ranks.await_events("done", [0, 9, 2, 3])} == {4.0}
+
+
+def test_a_cancelled_exchange_ends_the_formation(ranks: Hub) -> None:
+    ranks.hold_exchange = True
+    started(ranks, [0, 1], "forming")
+    ranks.plan(0, [0, 1])
+    ranks.await_events("blob", [0, 1], generation=0)
+    ranks.hold_exchange = False
+    ranks.plan(1, [1, 0])
+    ranks.await_events("left", [0, 1], generation=0)
+    assert {done["total"] for done in ranks.await_events("done", [0, 1])} == {2.0}
+
+
+def test_a_subgroup_that_waits_for_a_member_ends_with_its_generation(ranks: Hub) -> None:
+    nodes, survivors = [0, 1, 2], [0, 1]
+    started(ranks, nodes, "subgroup_forming", absent=2)
+    ranks.plan(0, nodes)
+    ranks.await_events("looping", nodes)
+    ranks.break_(survivors)
+    for left in ranks.await_events("left", survivors):
+        assert left["lost"], left["error"]
+
+
+def test_cycles_of_forming_and_dropping_leave_no_descriptor_and_no_thread(ranks: Hub) -> None:
+    nodes, count = [0, 1], 50
+    started(ranks, nodes, "cycles", count=count)
+    for generation in range(count + 1):
+        ranks.plan(generation, nodes)
+        if generation < count:
+            ranks.await_events("ready", nodes, generation=generation)
+    for one in ranks.await_events("left open", nodes):
+        for before, after in zip(one["before"], one["after"], strict=True):
+            assert after < before + count // 5, one  # the kernel takes a moment to end a thread that has been joined
+
+
+@pytest.mark.parametrize("pending", ["future", "backward", "pairwise", "unending"])
+def test_a_process_keeps_its_exit_status_whatever_is_pending(ranks: Hub, pending: str) -> None:
+    started(ranks, [0, 1], "ending", pending=pending)
+    ranks.plan(0, [0, 1])
+    ranks.await_event("pending", 0)
+    assert ranks.exit_code(0) == 7, ranks.logs()
