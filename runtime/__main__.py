@@ -1,0 +1,151 @@
+"""The composition root: ``python -m runtime <subcommand>``, also installed as ``samebits``.
+
+Here is the table of subcommands, and what only a root may do: put the scheduler's service together and run it, and
+turn an error of ours into a sentence and its exit status. What the others do lives in ``runtime.ops``, one module each,
+imported when it is called. The one idea: a subcommand is one line of the table.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from runtime.errors import SameBitsError
+
+Arguments = Sequence[str]
+
+
+def main(argv: Arguments | None = None) -> int:
+    """Run one subcommand; returns the exit status.
+
+    Args:
+        argv: the words after the program's name; those of this process where None.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if words else _WRONG_USAGE
+    subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
+    if subcommand is None:
+        print(f"samebits: there is no subcommand {words[0]!r}\n{_usage()}", file=sys.stderr)
+        return _WRONG_USAGE
+    try:
+        return subcommand.run(words[1:])
+    except SameBitsError as error:
+        for line in str(error).splitlines():
+            print(f"samebits: {line}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+# ---- the subcommands
+
+
+def _scheduler(arguments: Arguments) -> int:
+    import argparse
+
+    from runtime import config
+    from runtime.config import Role
+    from runtime.errors import SettingsError
+    from runtime.service import voice
+    from runtime.service.scheduler import SchedulerService, exit_code_of
+
+    argparse.ArgumentParser(
+        prog="samebits scheduler",
+        description="Serve as a job's scheduler until the job is over; the environment says for whom and where. Exits "
+        "with 0 when the job finished. What it knows survives kill -9: start it again in the same way.",
+    ).parse_args(arguments)
+    settings, warnings = config.read(role_required=False)
+    if settings.role is Role.WORKER:
+        raise SettingsError(["ROLE=worker: this command is the scheduler's. Mend: export ROLE=scheduler, or unset it"])
+    if settings.role is Role.SCHEDULER:
+        settings, warnings = config.read()
+    elif not settings.worker_num:
+        raise SettingsError(["WORKER_NUM is not set: expected the number of workers. Mend: export WORKER_NUM=4"])
+    voice.set_up("scheduler")
+    for warning in warnings:
+        voice.warn(warning)
+    service = SchedulerService(replace(settings, role=Role.SCHEDULER))
+    # In the foreground of a terminal; where a starter ignores SIGINT for its processes it stays ignored.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
+    ended = service.serve()
+    if exit_code_of(ended):
+        voice.warn(ended.text)
+    return exit_code_of(ended)
+
+
+def _status(arguments: Arguments) -> int:
+    from runtime.ops import show
+
+    return show.main(arguments)
+
+
+def _follow(arguments: Arguments) -> int:
+    from runtime.ops import follow
+
+    return follow.main(arguments)
+
+
+def _stop(arguments: Arguments) -> int:
+    from runtime.ops import stop
+
+    return stop.main(arguments)
+
+
+def _prepare(arguments: Arguments) -> int:
+    from runtime.ops import prepare
+
+    return prepare.main(arguments)
+
+
+def _recover(arguments: Arguments) -> int:
+    from runtime.ops import recover
+
+    return recover.main(arguments)
+
+
+def _env(arguments: Arguments) -> int:
+    from runtime.ops import environment
+
+    return environment.main(arguments)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from runtime.ops import doctor
+
+    return doctor.main(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One line of the table; ``run`` takes the words after its name and returns the exit status."""
+
+    name: str
+    summary: str
+    run: Callable[[Arguments], int]
+
+
+SUBCOMMANDS = (
+    Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
+    Subcommand("status", "show how the job stands; --json for programs", _status),
+    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
+    Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
+    Subcommand("env", "print the table of environment variables", _env),
+    Subcommand("doctor", "check what a job needs on this machine", _doctor),
+    Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare),
+    Subcommand("recover", "for scripts/recover.sh: what is gone", _recover),
+)
+
+_WRONG_USAGE = 64
+
+
+def _usage() -> str:
+    width = max(len(entry.name) for entry in SUBCOMMANDS)
+    rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in SUBCOMMANDS)
+    return f"usage: samebits <subcommand> [--help]\n\nA job is started with bash scripts/run.sh.\n\n{rows}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

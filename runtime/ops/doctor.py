@@ -1,0 +1,139 @@
+"""``doctor``: what a job needs on this machine, looked at before it is missed.
+
+Each check lives here as one function that returns what it found; nothing is changed, and torch is not imported. The one
+idea: every finding that is wrong ends with the command that mends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.config import Settings
+from runtime.errors import ListenError, SettingsError
+from runtime.net.address import check_free, local_addresses
+from runtime.ops import kept_start
+from runtime.ops.scheduler_link import ask_once
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 13)
+DESCRIPTORS_A_WORKER = 2
+DESCRIPTORS_OTHER = 128
+ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: ``mend`` is empty where all is well."""
+
+    what: str
+    found: str
+    mend: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; status 1 where anything is wrong."""
+    argparse.ArgumentParser(
+        prog="samebits doctor", description="Check what a job needs on this machine; changes nothing."
+    ).parse_args(arguments)
+    findings = [python(), torch(), *import_name(sys.path), *commands()]
+    try:
+        settings = kept_start.settings_here()
+    except SettingsError as error:
+        findings += [Finding("environment", problem, "as it says") for problem in error.problems]
+    else:
+        findings += [*(folder(name, path) for name, path in _folders(settings)), port(settings), descriptors(settings)]
+    for finding in findings:
+        print(f"{'ok   ' if not finding.mend else 'wrong'}  {finding.what}: {finding.found}")
+        if finding.mend:
+            print(f"       mend: {finding.mend}")
+    return 1 if any(finding.mend for finding in findings) else 0
+
+
+def python() -> Finding:
+    """The interpreter."""
+    found = f"{sys.version.split()[0]} ({sys.executable})"
+    return Finding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
+
+
+def torch() -> Finding:
+    """The installed torch, by its metadata: importing it takes seconds."""
+    mend = "bash scripts/setup.sh"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("torch", "not installed for this Python", mend)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    return Finding("torch", version, "" if numbers >= OLDEST_TORCH else mend)
+
+
+def import_name(path: Sequence[str]) -> list[Finding]:
+    """Whether ``import runtime`` is this package wherever it is called: an old project of that name is one file."""
+    ours = Path(__file__).resolve().parents[1]
+    rivals = [file for entry in path if entry and (file := Path(entry) / "runtime.py").is_file()]
+    try:
+        installed = importlib.metadata.version("runtime")
+    except importlib.metadata.PackageNotFoundError:
+        installed = ""
+    if not rivals and not installed:
+        return [Finding("import runtime", str(ours))]
+    found = f"{ours}, but {rivals[0] if rivals else f'a project called runtime ({installed}) is installed'}"
+    mend = f"{sys.executable} -m pip uninstall runtime" if installed else f"move {rivals[0]} away"
+    return [Finding("import runtime", found, mend)]
+
+
+def commands() -> list[Finding]:
+    """What the scripts call."""
+    names = ("bash", "setsid", "flock")
+    return [
+        Finding(name, found)
+        if (found := shutil.which(name))
+        else Finding(name, "not found", "install util-linux and bash")
+        for name in names
+    ]
+
+
+def folder(name: str, path: Path) -> Finding:
+    """Whether this user may write in the folder, or make it."""
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(name, f"{existing} cannot be written", f"export {name}=<a folder of yours>")
+    return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
+
+
+def port(settings: Settings) -> Finding:
+    """Whether a scheduler could listen, or a job's does."""
+    name = f"SCHED_PORT={settings.sched_port}"
+    if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
+        return Finding(name, "a job's scheduler answers there")
+    try:
+        check_free(local_addresses(settings.sched_bind or settings.sched_host), settings.sched_port)
+    except ListenError as error:
+        return Finding(name, str(error), "export SCHED_PORT=<a free port>")
+    return Finding(name, "free")
+
+
+def descriptors(settings: Settings) -> Finding:
+    """Whether the scheduler can hold a connection of every worker; it raises the soft limit to the hard one itself."""
+    needed = DESCRIPTORS_A_WORKER * settings.worker_num + DESCRIPTORS_OTHER
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    enough = hard == resource.RLIM_INFINITY or hard >= needed
+    found = f"{'unlimited' if hard == resource.RLIM_INFINITY else hard}, {needed} needed"
+    return Finding("open files", found, "" if enough else f"raise the hard limit: ulimit -Hn {needed} (as root)")
+
+
+def _folders(settings: Settings) -> list[tuple[str, Path]]:
+    return [
+        ("RECOVERY_PATH", settings.recovery_path),
+        ("CHECKPOINT_PATH", settings.checkpoint_path),
+        ("LOG_DIR", settings.log_dir),
+    ]

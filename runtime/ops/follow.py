@@ -1,0 +1,266 @@
+"""``follow``: stays with a job to its end, shows how it stands, and ends all of it on Ctrl-C.
+
+The descriptors and the loop live here; what is made of events is ``following``'s. The one idea: one ``poll`` on
+everything that can happen (the scheduler's push, a process's end, a signal, a deadline); nothing is looked at on a
+timer. kill -9 or a hang-up of this process changes nothing for the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from runtime.config import Settings
+from runtime.errors import JournalDamagedError
+from runtime.ops import kept_start, scripts
+from runtime.ops.following import Following, Result
+from runtime.ops.job_view import EndKind, JobView, stored_view
+from runtime.ops.local_processes import (
+    SCHEDULER,
+    Death,
+    is_own_child,
+    last_line,
+    process_names,
+    read_pid_files,
+    reap,
+    send_signal,
+    watch,
+)
+from runtime.ops.progress import LossTail, Screen, progress_line
+from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
+from runtime.store.process_identity import ProcessIdentity
+
+_BY_SIGNAL = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits follow",
+        description="Follow the job that was started in this folder to its end: exits with 0 only when it finished. "
+        "Ctrl-C ends the whole job; kill -9 of this command does not.",
+    )
+    parser.add_argument("--end", action="store_true", help="end the job gracefully, as Ctrl-C does")
+    parser.add_argument(
+        "--again",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="COMMAND",
+        help="what becomes of this process where the scheduler gave the job up while its new workers were starting",
+    )
+    options = parser.parse_args(arguments)
+    with Signals() as signals:
+        follower = Follower(kept_start.settings_here(), signals, restarts=bool(options.again))
+        result = follower.run(stop_by="Ctrl-C" if options.end else None)
+    if result.call_again:
+        print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
+        os.execvp(options.again[0], options.again)
+    return result.verdict.exit_code
+
+
+class Signals:
+    """SIGINT and SIGTERM as something to poll on; the earlier handlers are back at the end."""
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+
+    def __enter__(self) -> Signals:
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = {number: signal.signal(number, self._catch) for number in _BY_SIGNAL}
+        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _catch(self, number: int, _: object) -> None:
+        self.caught.append(number)
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._readable
+
+    def take(self) -> list[str]:
+        """Who asked to stop since the last call."""
+        with contextlib.suppress(BlockingIOError):  # nothing came, or it came before the pipe was there
+            os.read(self._readable, 4096)
+        taken, self.caught = self.caught, []
+        return [_BY_SIGNAL[signal.Signals(number)] for number in taken]
+
+
+class Follower:
+    """One run of ``follow``."""
+
+    def __init__(self, settings: Settings, signals: Signals, *, restarts: bool = False) -> None:
+        self._settings = settings
+        self._signals = signals
+        self._names = process_names(settings.worker_num)
+        self._screen = Screen(sys.stdout)
+        self._tail = LossTail(settings.log_dir / "worker_0.log")
+        self._link = SchedulerLink(settings)
+        self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
+        self._known: dict[str, ProcessIdentity] = {}
+        self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
+        self._scheduler_death = Death()
+        self._scheduler_judged = False
+        self._poll = select.poll()
+        self._following = Following(
+            recovery=settings.enable_recovery,
+            node_timeout_s=settings.node_timeout_s,
+            recover=scripts.command("recover.sh"),
+            restarts=restarts,
+        )
+
+    def run(self, *, stop_by: str | None = None) -> Result:
+        """Follow to the end; everything is said, and whatever had to be ended has ended.
+
+        ``stop_by`` asks for that end at once.
+        """
+        for source in (self._signals.fileno(), self._link.fileno()):
+            self._poll.register(source, select.POLLIN)
+        following = self._following
+        self._look_for_processes()
+        following.is_linked = not following.scheduler_runs() and is_listening(self._settings)
+        if stop_by is not None:
+            following.stop_asked(stop_by, time.monotonic())
+        self._carry_out()
+        while following.result is None:
+            ready = {descriptor for descriptor, _ in self._poll.poll(self._timeout_ms())}
+            self._take_news()
+            self._look_for_processes()
+            self._take_deaths(ready)
+            for by in self._signals.take():
+                following.stop_asked(by, time.monotonic())
+            self._carry_out()
+        self._link.close()
+        self._say_result(following.result)
+        return following.result
+
+    def _timeout_ms(self) -> int | None:
+        at = self._following.wake_at()
+        return None if at is None else max(0, math.ceil((at - time.monotonic()) * 1000))
+
+    # ---- what has happened
+
+    def _take_news(self) -> None:
+        for told in self._link.take():
+            match told:
+                case Linked():
+                    self._following.linked()
+                    self._scheduler_judged = False
+                case Unlinked():
+                    self._following.unlinked()
+                case JobView():
+                    self._following.heard(told, time.monotonic())
+
+    def _look_for_processes(self) -> None:
+        """Take in what was started since the last look, by whomever."""
+        for name, identity in read_pid_files(self._settings.log_dir, self._names).items():
+            if self._known.get(name) == identity:
+                continue
+            self._known[name] = identity
+            descriptor = watch(identity)
+            if descriptor is None:
+                if name != SCHEDULER:
+                    self._missing.append((name, identity))
+                continue
+            self._watched[descriptor] = (name, identity)
+            self._poll.register(descriptor, select.POLLIN)
+            self._following.found(name, identity, is_own=is_own_child(identity))
+            if name == SCHEDULER:
+                self._scheduler_death, self._scheduler_judged = Death(), False
+
+    def _take_deaths(self, ready: set[int]) -> None:
+        for descriptor in ready & self._watched.keys():
+            name, identity = self._watched[descriptor]
+            death = reap(identity)
+            if death is None:
+                continue
+            del self._watched[descriptor]
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            line = last_line(self._settings.log_dir / f"{name}.log")
+            self._following.died(name, identity, death, line, time.monotonic())
+            if name == SCHEDULER:
+                self._scheduler_death = death
+
+    def _judge_scheduler(self) -> None:
+        """Once nobody serves any more: what the journal says of it."""
+        following = self._following
+        if self._scheduler_judged or following.is_linked or following.scheduler_runs():
+            return
+        self._scheduler_judged = True
+        log_dir, recovery_path = self._settings.log_dir, self._settings.recovery_path
+        stored = None
+        try:
+            stored = stored_view(recovery_path) if self._settings.enable_recovery else None
+        except JournalDamagedError as error:
+            self._screen.say(str(error))  # how it ended is then the processes' to say
+        following.scheduler_gone(
+            self._known.get(SCHEDULER),
+            self._scheduler_death,
+            stored,
+            last_line(log_dir / f"{SCHEDULER}.log"),
+            time.monotonic(),
+        )
+
+    # ---- what follows from it
+
+    def _tell_of_missing(self) -> None:
+        """Once it is known how the job stands: in one that is over nobody is missed."""
+        following = self._following
+        if following.view is None or following.is_closing:
+            return
+        while self._missing:
+            name, identity = self._missing.pop()
+            if self._known.get(name) == identity and not following.has_left(name):
+                following.found(name, identity, is_own=False)
+                line = last_line(self._settings.log_dir / f"{name}.log")
+                following.died(name, identity, Death(), line, time.monotonic())
+
+    def _carry_out(self) -> None:
+        self._judge_scheduler()
+        self._tell_of_missing()
+        following, now = self._following, time.monotonic()
+        orders = following.passed(now)
+        for line in orders.lines:
+            self._screen.say(line)
+        if orders.stop_by is not None:
+            self._link.ask_to_stop(orders.stop_by)
+        for identity, number in orders.signals:
+            send_signal(identity, number)
+        if not following.is_closing:
+            view = following.view
+            linked, running = following.is_linked, following.running()
+            text = progress_line(view, self._tail.read(), is_linked=linked, running=running)
+            key = (view.phase, view.alive) if view is not None and linked else (linked, running)
+            self._screen.progress(text, key, now)
+
+    def _say_result(self, result: Result) -> None:
+        self._screen.close()
+        verdict, view = result.verdict, self._following.view
+        step = view.step if view is not None else 0
+        if verdict.kind is None:
+            self._screen.say(f"job finished at step {step}" if step else "job finished")
+            return
+        if result.call_again:
+            return
+        errors = Screen(sys.stderr)
+        what = {EndKind.FAILED: "failed", EndKind.STOPPED: "was stopped"}.get(verdict.kind, "was interrupted")
+        errors.say(f"the job {what}{f' at step {step}' if step else ''}: {verdict.cause}")
+        first = self._following.first_death(verdict.cause)
+        if first and verdict.kind is not EndKind.STOPPED:
+            errors.say(f"the first to go: {first}")
+        if self._settings.enable_recovery:
+            errors.say(f"go on from there with: {scripts.command('recover.sh')}")

@@ -1,0 +1,326 @@
+"""What a follower makes of what he sees: which lines to say, whom to signal, and when and how the job is over.
+
+Decisions only: the clock, the descriptors and the terminal are the caller's (``runtime.ops.follow``). The one idea: the
+scheduler's word decides how a job ended, its journal where it can no longer speak; the processes decide only when there
+is nobody left to wait for.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+
+from runtime.errors import FormationTimeoutError, JobFailedError, JobInterruptedError, JobStoppedError
+from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.local_processes import SCHEDULER, Death, node_of, spoken
+from runtime.store.process_identity import ProcessIdentity
+
+KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (DESIGN section 10)
+LEAVE_S = 6.0  # what a worker that was told to end may take before SIGTERM; its agent ends it after 5
+LEAVE_AFTER_FINISH_S = 10.0
+AFTER_SCHEDULER_S = 1.0  # it left last of all, so who still runs was never told
+FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
+
+EXIT_CODES = {
+    EndKind.STOPPED: JobStoppedError.exit_code,
+    EndKind.INTERRUPTED: JobInterruptedError.exit_code,
+    EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
+    EndKind.FAILED: JobFailedError.exit_code,
+}
+_KINDS = {code: kind for kind, code in EXIT_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended; ``kind`` is None where it finished."""
+
+    kind: EndKind | None
+    cause: str
+    exit_code: int
+
+    @classmethod
+    def unfinished(cls, kind: EndKind, cause: str) -> Verdict:
+        """One of the ways to end that another start can go on from, or not."""
+        return cls(kind, cause, EXIT_CODES[kind])
+
+
+FINISHED = Verdict(None, "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The follower's end. ``call_again``: processes of the job wait for a scheduler that gave it up too early."""
+
+    verdict: Verdict
+    call_again: bool = False
+
+
+@dataclass(slots=True)
+class _Local:
+    identity: ProcessIdentity
+    is_own: bool
+    runs: bool = True
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the caller carries out, in this order."""
+
+    lines: list[str] = field(default_factory=list)
+    stop_by: str | None = None
+    signals: list[tuple[ProcessIdentity, signal.Signals]] = field(default_factory=list)
+
+
+class Following:
+    """One follower's judgement. Every method takes ``now`` in monotonic seconds; ``orders`` collects what follows.
+
+    Args:
+        recovery: ENABLE_RECOVERY.
+        node_timeout_s: NODE_TIMEOUT.
+        recover: what a user types to bring back what is gone.
+        restarts: whether this follower has just started what was gone, and may be called again to do so.
+    """
+
+    def __init__(self, *, recovery: bool, node_timeout_s: float, recover: str, restarts: bool = False) -> None:
+        self.view: JobView | None = None
+        self.is_linked = False
+        self.is_closing = False
+        self.result: Result | None = None
+        self._recovery = recovery
+        self._patience_s = 2 * node_timeout_s + 1
+        self._recover = recover
+        self._restarts = restarts
+        self._local: dict[str, _Local] = {}
+        self._was_linked = False
+        self._scheduler_gone = False
+        self._first_death = self._first_line = ""
+        self._verdict: Verdict | None = None
+        self._stop_by: str | None = None
+        self._has_signalled = False
+        self._targets: list[_Local] = []
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._deserted_at: float | None = None  # when the last worker was gone
+        self._orders = Orders()
+
+    # ---- what the caller tells
+
+    def found(self, name: str, identity: ProcessIdentity, *, is_own: bool) -> None:
+        """A living process under this name, new or in place of an older one."""
+        before = self._local.get(name)
+        self._local[name] = _Local(identity, is_own)
+        if name == SCHEDULER:
+            self._scheduler_gone = False
+        if before is not None and not self.is_closing:
+            self._say(f"{spoken(name)} was started again (pid {identity.pid})")
+
+    def died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
+        """A process that was found has ended; ``last_line`` is what it logged last."""
+        known = (*self._local.values(), *self._targets)
+        local = next((one for one in known if one.identity == identity), None)
+        if local is None:
+            return
+        local.runs = False
+        if name != SCHEDULER:
+            self._worker_died(name, identity, death, last_line, now)
+
+    def linked(self) -> None:
+        """The scheduler can be reached."""
+        if self._scheduler_gone and not self.is_closing:
+            self._say("the scheduler is back")
+        self.is_linked = self._was_linked = True
+        self._scheduler_gone = False
+
+    def unlinked(self) -> None:
+        """The scheduler cannot be reached any more."""
+        self.is_linked = False
+
+    def heard(self, view: JobView, now: float) -> None:
+        """The scheduler has told how the job stands."""
+        if not view.workers and self.view is not None and self.view.job == view.job:
+            view = replace(view, workers=self.view.workers)  # of a large job only the first snapshot names them
+        self.view = view
+        self._judge_by(view, now)
+
+    def scheduler_gone(
+        self, identity: ProcessIdentity | None, death: Death, stored: JobView | None, last_line: str, now: float
+    ) -> None:
+        """No scheduler of this job runs any more; ``stored`` is what its journal says."""
+        self._scheduler_gone = True
+        self.view = self.view or stored
+        if self._verdict is None and stored is not None:
+            self._judge_by(stored, now)
+        if self._verdict is None and death.status is not None:
+            self._judge_by_status(death.status, last_line, now)
+        if self.is_closing:
+            self._hurry(now + AFTER_SCHEDULER_S)
+            return
+        who = "the scheduler" + (f" (pid {identity.pid})" if identity else "")
+        why = f"{who} {death}" + (f": {last_line}" if death.status is not None and last_line else "")
+        if not self._recovery:
+            self._first_death = self._first_death or why
+            self._close(Verdict.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
+        elif self._workers_run():
+            self._first_death = self._first_death or why
+            self._say(f"{why}; training goes on without it, bring it back with: {self._recover}")
+
+    def stop_asked(self, by: str, now: float) -> None:
+        """The user wants the whole job to end; asked again, at once."""
+        if self._stop_by is not None:
+            self._say("ending what is left at once")
+            self._kill_at = now
+            return
+        self._stop_by = self._orders.stop_by = by
+        self._say(f"{by}: ending the job")
+        self._close(self._verdict, now, LEAVE_S)
+        if self._scheduler_gone:
+            self._hurry(now)
+
+    def passed(self, now: float) -> Orders:
+        """Everything that was seen is told: what is to be done now."""
+        if self._workers_run():
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        if not self.is_closing:
+            self._judge_by_processes(now)
+        if self.is_closing:
+            self._send_due_signals(now)
+            self._judge_end()
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    def wake_at(self) -> float | None:
+        """When ``passed`` must be called again even if nothing happens."""
+        return min((at for at in (self._term_at, self._kill_at, self._deserted_by()) if at is not None), default=None)
+
+    def has_left(self, name: str) -> bool:
+        """Whether this worker gave its seat up on purpose."""
+        workers = self.view.workers if self.view is not None else ()
+        return any(worker.node == node_of(name) and worker.presence is Presence.LEFT for worker in workers)
+
+    def running(self) -> int:
+        """How many workers of this machine run."""
+        return sum(local.runs for name, local in self._local.items() if name != SCHEDULER)
+
+    def scheduler_runs(self) -> bool:
+        """Whether the scheduler that was started here runs."""
+        return SCHEDULER in self._local and self._local[SCHEDULER].runs
+
+    # ---- deaths
+
+    def _worker_died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
+        if death.is_clean and (self.is_closing or (self.view is not None and self.view.training_finished)):
+            return
+        why = f"{spoken(name)} (pid {identity.pid}) {death}"
+        if death.signal is None and last_line:
+            why += f": {last_line}"
+        if self.is_closing:
+            # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
+            if death.signal is not None and not self._has_signalled and self._stop_by is None:
+                self._first_death = self._first_death or why
+            return
+        if not death.is_clean and not self._first_death:
+            self._first_death, self._first_line = why, last_line if death.signal is None else ""
+        if self._recovery:
+            self._say(f"{why}; bring it back with: {self._recover}")
+        elif not death.is_clean:
+            self._say(f"{why} (ENABLE_RECOVERY=0: the job ends)")
+            self._close(Verdict.unfinished(EndKind.FAILED, why), now, FAILED_LEAVE_S)
+
+    # ---- how it ended
+
+    def _judge_by(self, view: JobView, now: float) -> None:
+        if view.job_finished:
+            self._verdict = FINISHED
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
+        elif view.ended is not None:
+            self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause)
+            self._close(self._verdict, now, LEAVE_S)
+
+    def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
+        if status in _KINDS:
+            self._close(Verdict.unfinished(_KINDS[status], last_line), now, LEAVE_S)
+        elif status == 0 and not self._recovery:
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
+        elif status != 0 and not self._was_linked and not self._restarts:
+            # It never served: what was started together with it has nobody to wait for.
+            self._close(Verdict(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
+
+    def _judge_by_processes(self, now: float) -> None:
+        if self._workers_run():
+            return
+        if self._scheduler_gone:
+            gone = "every process of the job is gone"
+            self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
+        elif (due := self._deserted_by()) is not None and due <= now:
+            cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
+            self._orders.stop_by = cause
+            self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, LEAVE_S)
+
+    def _deserted_by(self) -> float | None:
+        """When a job that nobody has joined is given up: its scheduler would wait for strangers."""
+        if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing:
+            return None
+        return self._deserted_at + self._patience_s
+
+    # ---- closing
+
+    def _close(self, verdict: Verdict | None, now: float, leave_s: float) -> None:
+        """The job is over, or is to be: whoever is left has ``leave_s`` to go by himself."""
+        self._verdict = self._verdict or verdict
+        if self.is_closing:
+            return
+        self.is_closing = True
+        self._targets = [local for local in self._local.values() if local.runs and not self._is_spared(local)]
+        self._term_at = now + leave_s
+        self._kill_at = now + max(KILL_AFTER_S, leave_s + KILL_AFTER_S / 2)
+        if verdict is not None and verdict.kind is EndKind.FAILED:
+            self._kill_at = now + FAILED_KILL_S
+
+    def _is_spared(self, local: _Local) -> bool:
+        """A worker that was started after the job had ended for all that the scheduler knew: it waits for the next.
+
+        It was started by another follower, who takes care of it, or by this one, who will be called again.
+        """
+        if self._stop_by is not None or self._verdict is None or self._verdict.kind is not EndKind.INTERRUPTED:
+            return False
+        is_seated = self.view is not None and local.identity in {worker.identity for worker in self.view.workers}
+        is_scheduler = self._local.get(SCHEDULER) is local
+        return (self._restarts or not local.is_own) and not is_scheduler and not is_seated
+
+    def _hurry(self, at: float) -> None:
+        if self._term_at is not None:
+            self._term_at = min(self._term_at, at)
+
+    def _send_due_signals(self, now: float) -> None:
+        if self._kill_at is not None and self._kill_at <= now:
+            self._kill_at = self._term_at = None
+            self._signal([local for local in self._targets if local.runs], signal.SIGKILL)
+        elif self._term_at is not None and self._term_at <= now:
+            self._term_at = None
+            self._signal([local for local in self._targets if local.runs], signal.SIGTERM)
+
+    def _signal(self, locals_: list[_Local], number: signal.Signals) -> None:
+        self._has_signalled = self._has_signalled or bool(locals_)
+        self._orders.signals += [(local.identity, number) for local in locals_]
+
+    def _judge_end(self) -> None:
+        if any(local.runs for local in self._targets):
+            return
+        verdict = self._verdict or Verdict.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
+        waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
+        self.result = Result(verdict, call_again=self._restarts and waiting)
+
+    # ---- small things
+
+    def first_death(self, cause: str) -> str:
+        """The first process that was seen to die, and of what; empty where none was, or ``cause`` says it already."""
+        is_told = self._first_death in cause or (self._first_line and self._first_line in cause)
+        return "" if is_told else self._first_death
+
+    def _workers_run(self) -> bool:
+        return self.running() > 0
+
+    def _say(self, text: str) -> None:
+        self._orders.lines.append(text)

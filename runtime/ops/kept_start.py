@@ -1,0 +1,155 @@
+"""How a job was started, kept beside its logs, so that it can be brought back with nothing but a folder to stand in.
+
+The file, its reading and where it is looked for live here; what is started from it is the scripts' business. The one
+idea: the file holds the folder, the command and those variables that a restart needs, as found; no secret, and nothing
+that only one of the processes was told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime import config
+from runtime.config import Role, Settings
+from runtime.errors import StoreError, UsageError
+from runtime.store import durable
+
+START_FILE = "start.json"
+POINTER_FILE = "elsewhere"
+USUAL_LOG_DIR = Path("device")
+_VERSION = 1
+_MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStart:
+    """One start of a job: ``command`` is a worker's, ``environment`` what all processes of the job were given."""
+
+    folder: Path
+    interpreter: str
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def settings(self) -> Settings:
+        """The scheduler's settings, with folders made absolute.
+
+        Raises:
+            SettingsError: this version does not take them.
+        """
+        settings, _ = config.read({**self.environment, "ROLE": Role.SCHEDULER.value})
+        return settings_in(self.folder, settings)
+
+
+def settings_in(folder: Path, settings: Settings) -> Settings:
+    """The same settings with folders that do not depend on the current one."""
+    return replace(
+        settings,
+        recovery_path=folder / settings.recovery_path,
+        checkpoint_path=folder / settings.checkpoint_path,
+        log_dir=folder / settings.log_dir,
+    )
+
+
+def keep(log_dir: Path, start: KeptStart) -> None:
+    """Write the start into its log folder, readable by this user only, and leave a pointer where it is looked for."""
+    content = {
+        "version": _VERSION,
+        "folder": str(start.folder),
+        "interpreter": start.interpreter,
+        "script": start.script,
+        "args": list(start.args),
+        "environment": dict(start.environment),
+    }
+    durable.make_directory(log_dir)
+    durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
+    usual = start.folder / USUAL_LOG_DIR
+    if log_dir.resolve() != usual.resolve():
+        durable.make_directory(usual)
+        durable.write_file_atomically(usual / POINTER_FILE, f"{log_dir.resolve()}\n".encode())
+
+
+def read(log_dir: Path) -> KeptStart | None:
+    """The start kept in this folder; none where there is none.
+
+    Raises:
+        StoreError: the file is not what ``keep`` writes.
+    """
+    path = log_dir / START_FILE
+    with durable.disk_errors(path, "reading how the job was started"):
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+    try:
+        content = json.loads(data)
+        if content["version"] != _VERSION:
+            raise ValueError(f"version {content['version']}, this release reads version {_VERSION}")
+        environment = {str(name): str(value) for name, value in content["environment"].items()}
+        args = tuple(str(arg) for arg in content["args"])
+        words = (str(content[key]) for key in ("folder", "interpreter", "script"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(
+            f"{path}: does not say how a job was started ({type(error).__name__}: {error}): move it away, then start "
+            "the job again with `bash scripts/run.sh` and its script"
+        ) from None
+    folder, interpreter, script = words
+    return KeptStart(Path(folder), interpreter, script, args, environment)
+
+
+def log_dir_here(present: Mapping[str, str]) -> Path:
+    """The log folder of the job that was started in the current folder.
+
+    ``present`` is today's environment: a LOG_DIR in it wins; else the usual place, else where its pointer leads.
+    """
+    if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
+        return config.read(present, role_required=False)[0].log_dir
+    if not (USUAL_LOG_DIR / START_FILE).exists():
+        try:
+            return Path((USUAL_LOG_DIR / POINTER_FILE).read_text(encoding="utf-8").rstrip("\n"))
+        except FileNotFoundError:
+            return USUAL_LOG_DIR
+    return USUAL_LOG_DIR
+
+
+def read_here() -> tuple[Path, KeptStart]:
+    """The job that was started in the current folder: its log folder and its start.
+
+    Raises:
+        UsageError: none was.
+    """
+    log_dir = log_dir_here(config.kept_environment())
+    kept = read(log_dir)
+    if kept is None:
+        raise UsageError(
+            f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Change to the folder it was "
+            "started in, or export LOG_DIR=<its log folder>, or start one with `bash scripts/run.sh`"
+        )
+    return log_dir, kept
+
+
+def settings_here() -> Settings:
+    """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
+
+    Raises:
+        SettingsError: something in them is wrong.
+    """
+    present = config.kept_environment()
+    log_dir = log_dir_here(present)
+    kept = read(log_dir)
+    if kept is None:
+        return settings_in(Path.cwd(), config.read(present, role_required=False)[0])
+    absolute = kept.settings()
+    folders = {
+        "RECOVERY_PATH": str(absolute.recovery_path),
+        "CHECKPOINT_PATH": str(absolute.checkpoint_path),
+        "LOG_DIR": str(absolute.log_dir),
+    }
+    older = {**kept.environment, **folders}
+    for name in present:  # a prefixed name of today is not to be hidden by a plain one that was kept
+        older.pop(name.removeprefix(config.PREFIX), None)
+    return settings_in(Path.cwd(), config.read({**older, **present}, role_required=False)[0])

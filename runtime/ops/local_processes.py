@@ -1,0 +1,158 @@
+"""The processes of a job on this machine: their pid files, how one ended, and the only place that sends a signal.
+
+What is ended, and when, is decided elsewhere. The one idea: a process is its pid and its start time; a signal goes
+through a descriptor of exactly that process, opened before the start time is compared, so it can never hit a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.store.process_identity import ProcessIdentity, read_pid_file
+
+SCHEDULER = "scheduler"
+_WORKER_PREFIX = "worker_"
+_TAIL_BYTES = 8192
+_SHOWN_CHARACTERS = 300
+
+
+def process_names(worker_num: int) -> list[str]:
+    """The names of a job's processes, as in their logs and pid files; the scheduler first."""
+    return [SCHEDULER, *(f"{_WORKER_PREFIX}{index}" for index in range(worker_num))]
+
+
+def node_of(name: str) -> str | None:
+    """The node id of a worker; none for the scheduler."""
+    return None if name == SCHEDULER else name.removeprefix(_WORKER_PREFIX)
+
+
+def name_of(node: str) -> str:
+    """The name of the worker with this node id."""
+    return f"{_WORKER_PREFIX}{node}"
+
+
+def spoken(name: str) -> str:
+    """The name in a sentence: ``worker 3``, ``the scheduler``."""
+    node = node_of(name)
+    return "the scheduler" if node is None else f"worker {node}"
+
+
+def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIdentity]:
+    """The last process that was started under each name, alive or not.
+
+    Raises:
+        StoreError: a file is no pid file.
+    """
+    found = {name: read_pid_file(log_dir / f"{name}.pid") for name in names}
+    return {name: identity for name, identity in found.items() if identity is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process ended; neither is known of a process that another one started."""
+
+    status: int | None = None
+    signal: int | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it left with status 0."""
+        return self.status == 0
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            try:
+                return f"was killed by signal {self.signal} ({signal.Signals(self.signal).name})"
+            except ValueError:
+                return f"was killed by signal {self.signal}"
+        return "is gone" if self.status is None else f"left with exit status {self.status}"
+
+
+def reap(identity: ProcessIdentity) -> Death | None:
+    """How the process ended; none while it runs. Call it once for each that has ended: a child is then let go."""
+    try:
+        pid, status = os.waitpid(identity.pid, os.WNOHANG)
+    except ChildProcessError:
+        return None if identity.is_alive() else Death()
+    if pid == 0:
+        return None
+    if os.WIFSIGNALED(status):
+        return Death(signal=os.WTERMSIG(status))
+    return Death(status=os.WEXITSTATUS(status))
+
+
+def is_own_child(identity: ProcessIdentity) -> bool:
+    """Whether this process started it, or became what started it: then its status can be read."""
+    try:
+        os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def watch(identity: ProcessIdentity) -> int | None:
+    """A descriptor that becomes readable when the process ends; none where it is gone already. The caller closes it."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return None
+    if identity.is_alive() or _is_ended_child(identity.pid):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal exactly this process; false where it is gone."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not identity.is_alive():
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def end(identity: ProcessIdentity, grace_s: float) -> None:
+    """Have the process end: SIGTERM, SIGKILL after ``grace_s``, or at once where it is stopped; then it is gone."""
+    if not is_stopped(identity) and send_signal(identity, signal.SIGTERM) and identity.wait_for_exit(grace_s):
+        return
+    while send_signal(identity, signal.SIGKILL):
+        identity.wait_for_exit(grace_s)
+
+
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """Whether the process was halted (SIGSTOP, a debugger): it hears nothing but SIGKILL."""
+    try:
+        stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says anything, shortened; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return next((line.strip()[:_SHOWN_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+
+
+def _is_ended_child(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False

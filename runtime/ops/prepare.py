@@ -1,0 +1,184 @@
+"""``prepare``: run.sh's only question before it starts anything: may it, and what must be out of the way.
+
+Looking at this machine and moving folders aside live here; what follows from what was found is ``starting``'s. The one
+idea: everything is checked before anything is changed, under the lock of the recovery path, and the start is kept
+before the first process exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import config
+from runtime.config import Settings
+from runtime.errors import ListenError, LockedError, StoreError
+from runtime.net.address import check_free, local_addresses
+from runtime.ops import kept_start, scripts, starting
+from runtime.ops.job_view import JobView, stored_view
+from runtime.ops.kept_start import KeptStart
+from runtime.ops.local_processes import process_names, read_pid_files, spoken
+from runtime.ops.starting import Former, Found, Plan
+from runtime.store import durable
+from runtime.store.checkpoint.folder import parse_point_name
+from runtime.store.lock import DirectoryLock, read_holder
+from runtime.store.owner import read_owner
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand: prints the number of workers and the log folder, a line each, for run.sh."""
+    parser = argparse.ArgumentParser(
+        prog="samebits prepare",
+        description="Check that a job may start in this folder with this environment, move a finished job's folders "
+        "aside, and keep how the job is started. scripts/run.sh calls it; it starts nothing itself.",
+    )
+    parser.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
+    parser.add_argument("--interpreter", required=True, help="the Python that runs the workers")
+    parser.usage = "%(prog)s [--fresh] --interpreter INTERPRETER -- SCRIPT [ARGUMENTS ...]"
+    # Taken apart here: what belongs to the script is none of the parser's business, whatever it looks like.
+    words = list(arguments)
+    command = words[words.index("--") + 1 :] if "--" in words else []
+    options = parser.parse_args(words[: len(words) - len(command) - 1] if command else words)
+    if not command:
+        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+    settings, warnings = config.read()
+    for warning in warnings:
+        _say(warning)
+    start = KeptStart(Path.cwd(), options.interpreter, command[0], tuple(command[1:]), config.kept_environment())
+    settings = kept_start.settings_in(start.folder, settings)
+    prepare(settings, start, fresh=options.fresh)
+    print(settings.worker_num, settings.log_dir, sep="\n")
+    return 0
+
+
+def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
+    """Make way for this start, and keep it.
+
+    Raises:
+        SameBitsError: it may not; nothing was changed.
+    """
+    lock = DirectoryLock(settings.recovery_path, "run.sh")
+    found = look(settings)
+    if settings.recovery_path.exists():
+        try:
+            lock.acquire()
+        except LockedError:
+            holder = read_holder(settings.recovery_path)
+            found = replace(found, holder=str(holder or "a process that has not left its name"))
+    try:
+        _carry_out(starting.plan_start(found, fresh=fresh))
+        kept_start.keep(settings.log_dir, start)
+    finally:
+        lock.release()
+    usual = start.folder / kept_start.USUAL_LOG_DIR
+    if (usual / kept_start.START_FILE).exists() and usual.resolve() != settings.log_dir.resolve():
+        _say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
+
+
+def look(settings: Settings) -> Found:
+    """What there is, without changing anything."""
+    found = Found(
+        name=settings.job_name,
+        recovery_path=settings.recovery_path,
+        checkpoint_path=settings.checkpoint_path,
+        log_dir=settings.log_dir,
+        recover=scripts.command("recover.sh"),
+        fresh=scripts.command("run.sh", "--fresh"),
+        port_problem=_port_problem(settings),
+    )
+    try:
+        found = replace(found, view=stored_view(settings.recovery_path))
+    except StoreError as error:
+        found = replace(found, damage=str(error))
+    running = _running_seats(found.view)
+    jobs, newest_step = _checkpoints(settings.checkpoint_path)
+    moved = _moved_ids(settings.recovery_path)
+    past = frozenset(job for job in jobs if starting.short_id(job) in moved)
+    kept = kept_start.read(settings.log_dir)
+    if kept is not None:
+        started = kept.settings()
+        here = _running_processes(started)
+        if not started.enable_recovery and _is_same(started.checkpoint_path, settings.checkpoint_path):
+            past = jobs
+        if _is_same(started.recovery_path, settings.recovery_path):
+            running = tuple(dict.fromkeys((*here, *running)))
+        else:
+            former = Former(started.job_name, started.recovery_path, _view_of_former(started), here)
+            found = replace(found, former=former)
+    return replace(found, running=running, checkpoint_jobs=jobs, past_jobs=past, newest_step=newest_step)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _port_problem(settings: Settings) -> str:
+    try:
+        addresses = local_addresses(settings.sched_bind or settings.sched_host)
+        config.require_secret(addresses, settings)
+        check_free(addresses, settings.sched_port)
+    except ListenError as error:
+        return str(error)
+    return ""
+
+
+def _running_processes(started: Settings) -> tuple[str, ...]:
+    identities = read_pid_files(started.log_dir, process_names(started.worker_num))
+    return tuple(f"{spoken(name)} ({identity})" for name, identity in identities.items() if identity.is_alive())
+
+
+def _running_seats(view: JobView | None) -> tuple[str, ...]:
+    here = socket.gethostname()
+    workers = view.workers if view is not None else ()
+    return tuple(
+        f"worker {worker.node} ({worker.identity})"
+        for worker in workers
+        if worker.host == here and worker.identity.is_alive()
+    )
+
+
+def _view_of_former(started: Settings) -> JobView | None:
+    return stored_view(started.recovery_path) if started.enable_recovery else None
+
+
+def _checkpoints(path: Path) -> tuple[frozenset[str], int]:
+    """The jobs that saved below ``path``, and the step of the newest point by its name."""
+    with durable.disk_errors(path, "looking for checkpoints"):
+        try:
+            folders = [entry for entry in path.iterdir() if entry.name.isdigit() and entry.is_dir()]
+        except FileNotFoundError:
+            return frozenset(), 0
+        points = [parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
+    owners = [read_owner(folder) for folder in (path, *folders)]
+    jobs = frozenset(owner.job for owner in owners if owner is not None)
+    return jobs, max((point.step for point in points if point is not None), default=0)
+
+
+def _moved_ids(path: Path) -> set[str]:
+    with durable.disk_errors(path.parent, "looking for folders that were moved aside"):
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.exists() else []
+    return {moved for name in names if (moved := starting.aside_id(name, path.name)) is not None}
+
+
+def _carry_out(plan: Plan) -> None:
+    for reason in plan.why:
+        _say(f"{reason}; its folders are moved aside, nothing is deleted")
+    for move in plan.moves:
+        if not os.path.lexists(move.path):
+            continue
+        for number in itertools.count(1):
+            aside = starting.aside_path(move.path, move.job, number)
+            if not os.path.lexists(aside):
+                break
+        durable.publish(move.path, aside)
+        _say(f"  {move.path} → {aside.name}")
+
+
+def _say(text: str) -> None:
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

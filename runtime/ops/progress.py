@@ -1,0 +1,112 @@
+"""The progress of a job for people: one line that is drawn over on a terminal, plain lines on change elsewhere.
+
+How it looks and how often it is said live here, and how the loss is read from a log; never what happened. The one idea:
+an event is a line that stays, progress is a line that goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TextIO
+
+from runtime.ops.job_view import JobView
+
+PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
+_READ_BYTES = 65536
+
+# MindSpore's LossMonitor: `epoch: 1 step: 20, loss is 2.3025`; and plainer: `epoch 1 step 20 loss 2.3025`.
+_LOSS = re.compile(
+    r"\bepoch\b\W*\d+\W+step\b\W*\d+\W+loss\b(?:\s+is\b)?[\s:=]*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
+)
+
+
+class LossTail:
+    """The last loss that a worker's log tells; what was in the log before does not count."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._rest = ""
+        try:
+            self._offset = log.stat().st_size
+        except FileNotFoundError:
+            self._offset = 0
+        self.loss = ""
+
+    def read(self) -> str:
+        """Take in what was appended; the last loss as it was written, empty before the first."""
+        try:
+            with self._log.open("rb") as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes == self._offset:
+                    return self.loss
+                file.seek(max(self._offset, size_bytes - _READ_BYTES) if size_bytes > self._offset else 0)
+                text = self._rest + file.read(_READ_BYTES).decode(errors="replace")
+                self._offset = file.tell()
+        except FileNotFoundError:
+            return self.loss
+        whole, _, self._rest = text.rpartition("\n")
+        found = _LOSS.findall(whole)
+        if found:
+            self.loss = found[-1]
+        return self.loss
+
+
+def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: int) -> str:
+    """``training · step 340 · loss 0.1234 · 4/4 workers``; ``running`` is counted where the scheduler cannot say."""
+    if view is None:
+        return f"waiting for the scheduler · {running} workers started"
+    parts = [view.phase if is_linked else "scheduler away", f"step {view.step}"]
+    if loss:
+        parts.append(f"loss {loss}")
+    alive = view.alive if is_linked else running
+    return " · ".join([*parts, f"{alive}/{view.world_size} workers"])
+
+
+class Screen:
+    """Where a follower speaks. A reader who has gone away (a closed pipe) is no reason to leave the job alone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._is_open = True
+        self._drawn = ""
+        self._said = self._key = ""
+        self._said_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """One event: a line that stays."""
+        self._write(f"{self._erased()}samebits: {text}\n{self._drawn}")
+
+    def progress(self, text: str, key: object, now: float) -> None:
+        """How it stands. Without a terminal it is said when ``key`` changes, else every few seconds."""
+        if self._is_terminal:
+            shown = text[: max(20, shutil.get_terminal_size().columns - 1)]
+            if shown != self._drawn:
+                erased, self._drawn = self._erased(), shown
+                self._write(f"{erased}{shown}")
+        elif text != self._said and (repr(key) != self._key or now - self._said_at >= PLAIN_STEP_LINE_S):
+            self._said, self._key, self._said_at = text, repr(key), now
+            self._write(f"{text}\n")
+
+    def close(self) -> None:
+        """Leave the cursor at the beginning of a line."""
+        if self._drawn:
+            self._drawn = ""
+            self._write("\n")
+
+    def _erased(self) -> str:
+        return "\r\x1b[K" if self._drawn else ""
+
+    def _write(self, text: str) -> None:
+        if not self._is_open:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            self._is_open = False
+            # What the stream still holds would fail once more when Python flushes it at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

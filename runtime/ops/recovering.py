@@ -1,0 +1,148 @@
+"""Which processes of a job must be started again, which ended first, which left alone: decisions on what was found.
+
+Looking and ending are ``runtime.ops.recover``'s, starting is the script's. The one idea: the scheduler, or its journal,
+knows which process holds a seat; pid files know which process was started last. Where the two differ, the one that was
+started last is a replacement that waits for its seat, and is left to wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from runtime.errors import JobFailedError
+from runtime.ops.job_view import EndKind, Interruption, JobView, Presence, WorkerView
+from runtime.ops.local_processes import SCHEDULER, node_of, process_names, spoken
+from runtime.store.process_identity import ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is left of a job on this machine.
+
+    Attributes:
+        started: the process started last under each name, alive or not.
+        view: what the scheduler says, or the journal where ``scheduler_serves`` is false; none where neither can.
+        scheduler_holds: another process than the one in the pid file that serves as the job's scheduler.
+        is_alive: whether exactly this process runs.
+        host: this machine's name in the job.
+    """
+
+    worker_num: int
+    recovery: bool
+    started: Mapping[str, ProcessIdentity]
+    view: JobView | None
+    scheduler_serves: bool
+    scheduler_holds: bool
+    is_alive: Callable[[ProcessIdentity], bool]
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A process that the job does not count on any more and that still exists: it is ended before it is replaced."""
+
+    name: str
+    identity: ProcessIdentity
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What recover.sh does; with nothing to start and ``over`` there is nothing to follow either."""
+
+    start: tuple[str, ...] = ()
+    end: tuple[Lost, ...] = ()
+    lines: tuple[str, ...] = ()
+    over: bool = False
+
+
+def plan_recovery(remains: Remains) -> Recovery:
+    """What is gone, or counted lost, on this machine.
+
+    Raises:
+        JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
+    """
+    names = process_names(remains.worker_num)
+    alive = [name for name in names if name in remains.started and remains.is_alive(remains.started[name])]
+    if remains.view is not None and remains.view.job_finished:
+        over = not alive and not remains.scheduler_serves
+        return Recovery(lines=(f"nothing to do: {remains.view} is finished at step {remains.view.step}",), over=over)
+    if not remains.recovery:
+        if not alive:
+            raise JobFailedError(
+                "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Start it anew with "
+                "ENABLE_RECOVERY=1 and `bash scripts/run.sh`"
+            )
+        return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
+    recovery = _gone(remains, names)
+    lines = list(recovery.lines)
+    if recovery.start:
+        repeated = _repeated(remains.view)
+        if repeated:
+            lines.append(repeated)
+        lines.append(f"starting {', '.join(spoken(name) for name in recovery.start)}")
+    else:
+        lines.append("nothing to do: every process of the job is there")
+    return Recovery(recovery.start, recovery.end, tuple(lines))
+
+
+def _gone(remains: Remains, names: list[str]) -> Recovery:
+    start: list[str] = []
+    end: list[Lost] = []
+    lines: list[str] = []
+    workers = {worker.node: worker for worker in remains.view.workers} if remains.view is not None else {}
+    for name in names:
+        if name == SCHEDULER:
+            if not (remains.scheduler_serves or remains.scheduler_holds or _runs(remains, name)):
+                start.append(name)
+            continue
+        worker = workers.get(node_of(name) or "")
+        if worker is None:
+            if not _runs(remains, name):
+                start.append(name)
+        elif worker.presence is Presence.ALIVE and worker.host != remains.host:
+            lines.append(f"{spoken(name)} runs on {worker.host} (pid {worker.identity.pid}): left alone")
+        elif not _is_served(remains, name, worker):
+            start.append(name)
+            if remains.is_alive(worker.identity) and worker.host == remains.host:
+                end.append(Lost(name, worker.identity, _why_lost(worker)))
+    return Recovery(tuple(start), tuple(end), tuple(lines))
+
+
+def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
+    """Whether the worker needs nobody to start it."""
+    assert remains.view is not None
+    last = remains.started.get(name)
+    if last is not None and last != worker.identity and remains.is_alive(last):
+        return True  # a replacement that waits for the seat
+    if worker.presence is Presence.LEFT:
+        return remains.view.training_finished
+    return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
+
+
+def _runs(remains: Remains, name: str) -> bool:
+    return name in remains.started and remains.is_alive(remains.started[name])
+
+
+def _why_lost(worker: WorkerView) -> str:
+    if worker.presence is Presence.LEFT:
+        return "left the job"
+    return f"counts as lost: {worker.reason}"
+
+
+def _repeated(view: JobView | None) -> str:
+    """Said before a job is tried again that failed twice in the same way."""
+    if view is None or len(view.interruptions) < 2:
+        return ""
+    before, last = view.interruptions[-2:]
+    if last.kind is EndKind.STOPPED or _essence(before) != _essence(last):
+        return ""
+    return f"the job failed twice at step {last.step} with the same cause, and may do so again: {last.cause}"
+
+
+def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
+    """What tells two failures apart: not which worker was the first to say it, nor its pid."""
+    cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
+    return interruption.kind, interruption.step, cause

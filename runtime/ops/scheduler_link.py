@@ -1,0 +1,138 @@
+"""The line to a scheduler: it pushes the job's snapshots, and takes a request to stop.
+
+The connection and the little thread that keeps it live here; never what is made of a snapshot. The one idea: the thread
+turns what arrives into one readable descriptor, so that whoever follows a job sleeps on that together with everything
+else he watches.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+
+from runtime.config import Settings
+from runtime.net.client import Client, Down, Got, Up
+from runtime.ops.job_view import JobView
+from runtime.service import status
+
+CONNECT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The connection stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """The connection is gone; it is tried again until it stands."""
+
+
+Told = Linked | Unlinked | JobView
+
+
+class SchedulerLink:
+    """Follows one scheduler, also through its restarts. ``take`` and ``ask_to_stop`` belong to one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = _client(settings)
+        self._told: collections.deque[Told] = collections.deque()
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stop_by: str | None = None
+        self._asked = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="samebits-follower", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable as long as ``take`` has something to give."""
+        return self._readable
+
+    def take(self) -> list[Told]:
+        """What has come in since the last call, in order."""
+        try:
+            os.read(self._readable, 4096)
+        except BlockingIOError:
+            return []
+        told = []
+        while self._told:
+            told.append(self._told.popleft())
+        return told
+
+    def ask_to_stop(self, by: str) -> None:
+        """Ask for a graceful end of the job: at once where the connection stands, else as soon as it does."""
+        self._stop_by = by
+        self._client.wake()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closing = True
+        self._client.wake()
+        self._thread.join()
+        self._client.close()
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _run(self) -> None:
+        while not self._closing:
+            for incoming in self._client.drain():
+                match incoming:
+                    case Up():
+                        self._asked = False
+                        self._client.send(status.question(follow=True))
+                        self._tell(Linked())
+                    case Down():
+                        self._tell(Unlinked())
+                    case Got(message):
+                        text = status.snapshot_in(message)
+                        if text is not None:
+                            self._tell(JobView.from_json(text))
+            if self._stop_by is not None and not self._asked:
+                self._client.send(status.stop_request(self._stop_by))
+                self._asked = True  # if it was dropped for want of a connection, the next one asks again
+            self._client.wait(None)
+
+    def _tell(self, told: Told) -> None:
+        self._told.append(told)
+        try:
+            os.write(self._writable, b"t")
+        except BlockingIOError:
+            return  # the pipe is full of news already
+
+
+def ask_once(settings: Settings, timeout_s: float) -> str | None:
+    """One snapshot's text, with every worker in it; none where no scheduler listens, or none answers in time."""
+    if not is_listening(settings):
+        return None
+    client = _client(settings)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            client.wait(left_s)
+            for incoming in client.drain():
+                match incoming:
+                    case Up():
+                        client.send(status.question(follow=False))
+                    case Got(message) if (text := status.snapshot_in(message)) is not None:
+                        return text
+        return None
+    finally:
+        client.close()
+
+
+def is_listening(settings: Settings) -> bool:
+    """Whether anybody accepts connections where the scheduler should."""
+    try:
+        socket.create_connection((settings.sched_host.strip("[]"), settings.sched_port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _client(settings: Settings) -> Client:
+    return Client(settings.sched_host, settings.sched_port, f"follower-{uuid.uuid4().hex}", settings.node_timeout_s)

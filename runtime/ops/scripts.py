@@ -1,0 +1,18 @@
+"""What a user types: the repository's scripts, named so that the line works from where he stands.
+
+Only the spelling of commands lives here. The one idea: a mend that cannot be pasted is none.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+_SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def command(name: str, *args: str) -> str:
+    """``bash scripts/recover.sh``, with the path that reaches it from the current folder."""
+    path, here = _SCRIPTS / name, Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return shlex.join(["bash", str(shown), *args])

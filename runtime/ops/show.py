@@ -1,0 +1,81 @@
+"""``status``: how the job stands, asked of its scheduler or, where none runs, read from its journal.
+
+Only the asking and the table live here. The one idea: who answered is always said, for a journal knows seats, not
+processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from runtime.config import Settings
+from runtime.errors import UsageError
+from runtime.ops import kept_start
+from runtime.ops.job_view import JobView, WorkerView
+from runtime.ops.scheduler_link import ask_once
+from runtime.service import status
+
+ANSWER_TIMEOUT_S = 3.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits status",
+        description="Show the job that was started in this folder, or whose SCHED_HOST and SCHED_PORT the environment "
+        "names.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    settings = kept_start.settings_here()
+    text = find(settings)
+    print(text if options.json else table(JobView.from_json(text), settings))
+    return 0
+
+
+def find(settings: Settings) -> str:
+    """The job's snapshot, from whoever knows.
+
+    Raises:
+        UsageError: there is neither a scheduler nor a journal.
+    """
+    text = ask_once(settings, ANSWER_TIMEOUT_S) or status.stored_snapshot(settings.recovery_path)
+    if text is None:
+        raise UsageError(
+            f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
+            f"in RECOVERY_PATH={settings.recovery_path}: change to the folder the job was started in, or start one "
+            "with `bash scripts/run.sh`"
+        )
+    return text
+
+
+def table(view: JobView, settings: Settings) -> str:
+    """For people: a line on the job, then a line a worker."""
+    head = [str(view), f"{view.phase} · step {view.step} · {view.alive}/{view.world_size} workers"]
+    head[1] += f" · term {view.term} · generation {view.generation}"
+    if view.restore_step is not None:
+        head.append(f"this generation began at step {view.restore_step}")
+    if view.from_journal:
+        head.append(
+            f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}: this is what the "
+            f"journal in {settings.recovery_path} says"
+        )
+    if view.first_cause:
+        head.append(f"first cause: {view.first_cause}")
+    rows: list[tuple[str, ...]] = [("slot", "node", "state", "step", "process", "")]
+    rows += [_row(view, worker) for worker in view.workers]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
+    return "\n".join([*head, *lines] if view.workers else head)
+
+
+def _row(view: JobView, worker: WorkerView) -> tuple[str, ...]:
+    return (
+        str(worker.slot),
+        worker.node,
+        worker.presence.value,
+        "–" if view.from_journal else str(worker.step),
+        f"pid {worker.identity.pid} on {worker.host}",
+        worker.reason or ("" if view.from_journal else worker.activity),
+    )

@@ -1,0 +1,29 @@
+# Sourced by run.sh and recover.sh: how a process of a job is started, and that only one of them does so at a time.
+
+# One script that starts processes at a time: held until `unlock`, or until the script is gone.
+lock() { # LOG_DIR
+    mkdir -p "$1"
+    exec {start_lock}>>"$1/start.lock"
+    if ! flock --nonblock "$start_lock"; then
+        echo "samebits: another run.sh or recover.sh is starting processes here, waiting for it" >&2
+        flock "$start_lock"
+    fi
+}
+
+unlock() { exec {start_lock}>&-; }
+
+# The process gets a session of its own, so that no terminal's Ctrl-C or hang-up reaches it; its output is appended to
+# LOG_DIR/NAME.log, and LOG_DIR/NAME.pid says which process it is: its pid, then its start time (proc(5), field 22).
+start() { # NAME COMMAND...
+    local name=$1 stat
+    local pid_file=$log_dir/$name.pid
+    shift
+    setsid "$@" </dev/null >>"$log_dir/$name.log" 2>&1 {start_lock}>&- &
+    read -r stat 2>/dev/null <"/proc/$!/stat" || stat= # it is gone already, as its follower will tell
+    set -- ${stat##*) }
+    printf '%s %s\n' "$!" "${20-0}" >"$pid_file.new"
+    mv "$pid_file.new" "$pid_file" || [ ! -e "$pid_file.new" ] || mv "$pid_file.new" "$pid_file" # Ctrl-C may hit mv, too
+}
+
+# What a start script of today's shell leaks would name the wrong process.
+unset MS_ROLE MS_NODE_ID

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Starts a job on this machine: WORKER_NUM workers, then the scheduler; every process runs what the environment says.
+#
+#   bash scripts/run.sh [--fresh] [--detach] [script.py [args...]]
+#
+# Without a script it trains examples/digits/train.py. Whatever the environment already says is kept.
+# Below the current folder: device/ (logs, pid files), recovery/ (the scheduler's journal), ckpt_of_rank/ (checkpoints).
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+fresh= detach=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --fresh) fresh=--fresh ;;
+        --detach) detach=yes ;;
+        -h | --help)
+            echo 'usage: run.sh [--fresh] [--detach] [script.py [args...]]'
+            echo '  --fresh   moves the folders of an unfinished job aside and starts anew'
+            echo '  --detach  starts the job and returns at once'
+            exit 0
+            ;;
+        --) shift && break ;;
+        -*) echo "run.sh: unknown option '$1': expected --fresh, --detach or a script" >&2 && exit 64 ;;
+        *) break ;;
+    esac
+    shift
+done
+
+script=${1:-examples/digits/train.py}
+if [ $# -gt 0 ]; then shift; fi
+if [ ! -f "$script" ]; then
+    if [ ! -f "$root/$script" ]; then
+        echo "run.sh: there is no script '$script' in $PWD or $root: name one, as in run.sh train.py --epochs 3" >&2
+        exit 64
+    fi
+    script=$root/$script
+fi
+
+bash "$root/scripts/setup.sh"
+python=$root/.venv/bin/python
+. "$root/scripts/processes.sh"
+
+# default NAME VALUE: what is exported unless the user has set it, also with MindSpore's prefix.
+default() {
+    local prefixed=MS_$1
+    if [ -z "${!1-}${!prefixed-}" ]; then export "$1=$2"; fi
+}
+
+# How many accelerators a job here may use, without importing torch.
+accelerators() {
+    local devices=() visible=${CUDA_VISIBLE_DEVICES-${ASCEND_RT_VISIBLE_DEVICES-all}}
+    mapfile -t devices < <(compgen -G '/dev/nvidia[0-9]*' || compgen -G '/dev/davinci[0-9]*')
+    if [ "${#devices[@]}" -gt 0 ] && [ "$visible" != all ]; then IFS=, read -r -a devices <<<"$visible"; fi
+    if [ "${DEVICE:-${MS_DEVICE-}}" = cpu ]; then devices=(); fi
+    echo "${#devices[@]}"
+}
+
+found=$(accelerators)
+default WORKER_NUM "$((found > 0 ? found : 4))"
+default ENABLE_RECOVERY 1
+default JOB_NAME "${script##*/}"
+if [ "${WORKER_NUM:-${MS_WORKER_NUM-}}" != 1 ]; then default OMP_NUM_THREADS 1; fi
+
+# Everything is checked before anything is started, and how the job is started is kept for recover.sh.
+lock "${LOG_DIR:-${MS_LOG_DIR:-device}}"
+prepared=$(ROLE=scheduler "$python" -P -m runtime prepare $fresh --interpreter "$python" -- "$script" "$@")
+{ read -r workers && read -r log_dir; } <<<"$prepared"
+
+trap 'interrupted=--end' INT TERM # from here on Ctrl-C must end what was started, too
+for ((i = 0; i < workers; i++)); do
+    export ROLE=worker NODE_ID=$i
+    start "worker_$i" "$python" "$script" "$@"
+done
+export ROLE=scheduler
+unset NODE_ID
+start scheduler "$python" -P -m runtime scheduler
+unlock
+
+echo "samebits: $workers workers and a scheduler of '$script' started; their logs are in $log_dir"
+if [ -n "$detach" ]; then exit 0; fi
+trap '' INT TERM # until the follower takes them
+exec "$python" -P -m runtime follow ${interrupted-}

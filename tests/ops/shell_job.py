@@ -1,0 +1,217 @@
+"""A job in a folder of its own, started through the scripts as a user does: what it prints, its processes, its end.
+
+Waits are for events (a line, a snapshot that the scheduler pushes, a process's end), each with a bound. Whatever a test
+leaves running is ended by pid and start time.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from runtime import config
+from runtime.ops.job_view import JobView
+from runtime.ops.local_processes import process_names, read_pid_files, send_signal
+from runtime.ops.scheduler_link import SchedulerLink
+from runtime.store.process_identity import ProcessIdentity
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).with_name("tiny_worker.py")
+ENDLESS = ("--steps", "1000000000")
+UNTIL_TOLD = ("--until", "enough")
+WAIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Shell:
+    """One running script; its standard output and error come together, line by line."""
+
+    def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._seen: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    @property
+    def text(self) -> str:
+        """What it has printed, as far as a wait has taken it in."""
+        return "".join(self._seen)
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first match in what is, or will be, printed."""
+        deadline = time.monotonic() + WAIT_S
+        while (match := re.search(pattern, self.text)) is None:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"{pattern!r} was not said:\n{self.text}"
+            self._seen.append(line)
+        return match
+
+    def end(self) -> int:
+        """Wait for its end and take in all that it said; returns its exit status."""
+        status = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        while (line := self._lines.get(timeout=WAIT_S)) is not None:
+            self._seen.append(line)
+        self._lines.put(None)
+        return status
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+
+class ShellJob:
+    """A job's folder and the scripts that were called in it."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.settings = {
+            "SCHED_PORT": str(self.port),
+            "WORKER_NUM": "3",
+            "REGISTER_COOLDOWN": "0.5",
+            "HEARTBEAT_INTERVAL": "0.25",
+            "NODE_TIMEOUT": "3",
+            **settings,
+        }
+        self.shells: list[Shell] = []
+        self._links: list[SchedulerLink] = []
+        self._ever: set[ProcessIdentity] = set()
+
+    # ---- what a user types
+
+    def bare_environment(self) -> dict[str, str]:
+        """Today's environment without a word on any job."""
+        settings = [name for name in config.KEPT_NAMES if name not in ("PATH", "PYTHONPATH")]
+        settings += ["ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"]
+        return {
+            name: text for name, text in os.environ.items() if not any(fnmatchcase(name, word) for word in settings)
+        }
+
+    def shell(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
+        shell = Shell(list(words), folder or self.folder, {**self.bare_environment(), **settings})
+        self.shells.append(shell)
+        return shell
+
+    def run(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:
+        """``run.sh [options] tiny_worker.py words``, with this job's settings."""
+        script = str(ROOT / "scripts" / "run.sh")
+        return self.shell("bash", script, *options, str(worker), *words, **{**self.settings, **settings})
+
+    def recover(self, **settings: str) -> Shell:
+        """``recover.sh``, with no settings at all."""
+        return self.shell("bash", str(ROOT / "scripts" / "recover.sh"), **settings)
+
+    def tool(self, *words: str) -> Shell:
+        """``samebits <words>``, with no settings at all."""
+        return self.shell(str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "runtime", *words)
+
+    def let_finish(self) -> None:
+        """Let the workers that were started with ``UNTIL_TOLD`` end their training."""
+        (self.folder / UNTIL_TOLD[1]).touch()
+
+    # ---- what can be seen
+
+    @property
+    def log_dir(self) -> Path:
+        return self.folder / "device"
+
+    def identity(self, name: str) -> ProcessIdentity:
+        return self.identities()[name]
+
+    def identities(self) -> dict[str, ProcessIdentity]:
+        found = read_pid_files(self.log_dir, process_names(int(self.settings["WORKER_NUM"])))
+        self._ever |= set(found.values())
+        return found
+
+    def running(self) -> list[str]:
+        return [name for name, identity in self.identities().items() if identity.is_alive()]
+
+    def log(self, name: str) -> str:
+        return (self.log_dir / f"{name}.log").read_text()
+
+    def proc_environment(self, name: str) -> dict[str, str]:
+        """The environment a process of the job was started with."""
+        words = Path(f"/proc/{self.identity(name).pid}/environ").read_bytes().decode().split("\0")
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> ProcessIdentity:
+        """Signal a process of the job; where that ends it, it is gone when this returns."""
+        identity = self.identity(name)
+        assert send_signal(identity, number)
+        if number is signal.SIGKILL:
+            assert identity.wait_for_exit(WAIT_S)
+        return identity
+
+    def wait_view(self, wanted: Callable[[JobView], bool]) -> JobView:
+        """The first snapshot that the scheduler pushes with what is wanted."""
+        settings, _ = config.read({**self.settings, "ROLE": "scheduler"})
+        link = SchedulerLink(settings)
+        self._links.append(link)
+        deadline = time.monotonic() + WAIT_S
+        seen: list[object] = []
+        while (left_s := deadline - time.monotonic()) > 0:
+            select.select([link], [], [], left_s)
+            for told in link.take():
+                seen.append(told)
+                if isinstance(told, JobView) and wanted(told):
+                    return told
+        raise AssertionError(f"no such snapshot: {seen[-3:]}")
+
+    def wait_training(self, generation: int = 1) -> JobView:
+        """All workers train in this generation, and have done a few steps."""
+        return self.wait_view(
+            lambda view: (view.generation, view.phase, view.alive) == (generation, "training", 3) and view.step >= 3
+        )
+
+    # ---- the end
+
+    def close(self) -> list[str]:
+        """End whatever is left; returns what that was: after a test that went well, nothing."""
+        for link in self._links:
+            link.close()
+        if self.log_dir.exists():
+            self.identities()
+        left = [str(identity) for identity in self._ever if identity.is_alive()]
+        left += [" ".join(map(str, shell.process.args)) for shell in self.shells if shell.process.poll() is None]
+        for shell in self.shells:
+            if shell.process.poll() is None:
+                shell.process.kill()
+            shell.process.wait(WAIT_S)
+        for identity in self._ever:
+            send_signal(identity, signal.SIGKILL)
+            identity.wait_for_exit(WAIT_S)
+        return left

@@ -1,0 +1,298 @@
+"""The command line: the table of subcommands, errors as sentences with exit codes, and what the small ones print."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.__main__ import SUBCOMMANDS, main
+from runtime.core import records
+from runtime.core.messages import EndKind, Process
+from runtime.core.point import Point
+from runtime.ops import doctor, prepare
+from runtime.ops.job_view import JobView, Presence, stored_view
+from runtime.store.journal import Journal
+from runtime.store.owner import claim_folder
+from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from tests.ops.views import JOB
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in an environment that says nothing of a job but a free port."""
+    for name in config.kept_environment():
+        if name not in ("PATH", "PYTHONPATH"):
+            monkeypatch.delenv(name)
+    for name in ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("SCHED_PORT", str(probe.getsockname()[1]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_journal(folder: Path, *more: records.Record) -> None:
+    """A job of two workers that ran a generation from step 50; ``more`` follows."""
+    history: list[records.Record] = [
+        records.JobCreated(JOB, "train.py", (("WORKER_NUM", "2"),)),
+        records.TermStarted(1, "boot", 1.0),
+        records.SeatGranted("0", 0, 1, "session-0", Process(HERE, 2**22 + 1, 5, "cpu")),
+        records.SeatGranted("1", 1, 1, "session-1", Process(HERE, 2**22 + 2, 5, "cpu")),
+        records.SeatLost("1", 1, 2.0, "its connection closed"),
+        *more,
+    ]
+    with Journal.open(folder)[0] as journal:
+        journal.append([records.SCHEMA.pack(record) for record in history])
+
+
+STOPPED = records.JobInterrupted(EndKind.STOPPED, 120, "stopped by Ctrl-C")
+
+
+@pytest.mark.parametrize("name", [subcommand.name for subcommand in SUBCOMMANDS])
+def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: samebits {name}" in capsys.readouterr().out
+
+
+def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(subcommand.name in text and subcommand.summary in text for subcommand in SUBCOMMANDS)
+    assert main([]) == 64
+    assert main(["fly"]) == 64
+    assert "there is no subcommand 'fly'" in capsys.readouterr().err
+
+
+def test_an_error_is_a_sentence_for_each_problem_and_its_exit_code(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCHED_PORT", "99999")
+    monkeypatch.setenv("WORKER_NUM", "0")
+    assert main(["scheduler"]) == 64
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("samebits: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"ROLE": "worker", "WORKER_NUM": "2"}, "ROLE=worker: this command is the scheduler's"),
+        ({}, "WORKER_NUM is not set"),
+    ],
+)
+def test_the_scheduler_command_knows_its_role(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    text: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["scheduler"]) == 64
+    assert text in capsys.readouterr().err
+    assert not (here / "recovery").exists()
+
+
+@pytest.mark.parametrize("arguments", [["env"], ["env", "--zh"]])
+def test_env_is_the_readmes_table(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    expected = config.environment_table_zh() if "--zh" in arguments else config.environment_table()
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 80
+    write_journal(here / "recovery", STOPPED)
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert f"job {JOB} (train.py)" in text
+    assert "interrupted · step 120 · 1/2 workers" in text
+    assert "this is what the journal in" in text
+    assert "lost" in text
+    assert "its connection closed" in text
+    assert main(["status", "--json"]) == 0
+    view = JobView.from_json(capsys.readouterr().out)
+    assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
+
+
+def test_stop_where_nothing_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop"]) == 80
+    assert "nothing of a job runs here" in capsys.readouterr().err
+
+
+def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -> None:
+    assert stored_view(tmp_path) is None
+    write_journal(tmp_path, STOPPED, records.TermStarted(2, "boot", 3.0))
+    seen = stored_view(tmp_path)
+    assert seen is not None
+    assert (seen.ended, seen.term, len(seen.interruptions)) == (None, 2, 1)
+    assert [worker.presence for worker in seen.workers] == [Presence.ALIVE, Presence.LOST]
+    with Journal.open(tmp_path)[0] as journal:
+        journal.append([records.SCHEMA.pack(record) for record in (records.TrainingFinished(Point(600, 3)),)])
+        journal.append([records.SCHEMA.pack(record) for record in (records.JobFinished(),)])
+    seen = stored_view(tmp_path)
+    assert seen is not None
+    assert (seen.job_finished, seen.training_finished, seen.step, seen.phase) == (True, True, 600, "finished")
+
+
+# ---- prepare
+
+
+def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    status = main(["prepare", *options, "--interpreter", "/v/python", "--", "train.py", "--help", "--", "x"])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+@pytest.fixture
+def scheduler_role(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROLE", "scheduler")
+    monkeypatch.setenv("WORKER_NUM", "2")
+    monkeypatch.setenv("ENABLE_RECOVERY", "1")
+    return here
+
+
+def test_prepare_keeps_the_start_and_tells_run_sh(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare_here(capsys) == (0, f"2\n{scheduler_role / 'device'}\n")
+    kept = json.loads((scheduler_role / "device" / "start.json").read_text())
+    assert (kept["script"], kept["args"]) == ("train.py", ["--help", "--", "x"])
+    assert not (scheduler_role / "recovery").exists()  # the scheduler's to make
+
+
+def test_prepare_refuses_an_unfinished_job_with_its_newest_step(
+    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_journal(scheduler_role / "recovery", STOPPED)
+    (scheduler_role / "ckpt_of_rank" / "1" / "step_0000000300_gen_000002").mkdir(parents=True)
+    claim_folder(scheduler_role / "ckpt_of_rank" / "1", JOB, "train.py")
+    status, text = prepare_here(capsys)
+    assert status == 71
+    assert f"{JOB} (train.py), unfinished at step 300 with 2 workers" in text
+    status, text = prepare_here(capsys, "--fresh")
+    assert status == 0
+    assert sorted(entry.name for entry in scheduler_role.iterdir()) == [
+        "ckpt_of_rank.1a2b3c4d.aside",
+        "device",
+        "recovery.1a2b3c4d.aside",
+    ]
+
+
+def test_a_move_that_was_cut_short_is_completed(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_journal(scheduler_role / "recovery.1a2b3c4d.aside", records.JobFinished())
+    claim_folder(scheduler_role / "ckpt_of_rank" / "0", JOB, "train.py")
+    assert prepare_here(capsys)[0] == 0
+    assert (scheduler_role / "ckpt_of_rank.1a2b3c4d.aside" / "0" / "owner.json").exists()
+    assert not (scheduler_role / "ckpt_of_rank").exists()
+
+
+def test_aside_names_that_are_taken_are_numbered(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (scheduler_role / "recovery.1a2b3c4d.aside").mkdir()
+    write_journal(scheduler_role / "recovery", records.JobFinished())
+    assert prepare_here(capsys)[0] == 0
+    assert (scheduler_role / "recovery.1a2b3c4d.2.aside" / "journal").exists()
+
+
+def test_a_damaged_journal_is_kept_and_moved_only_when_asked(
+    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (scheduler_role / "recovery").mkdir()
+    (scheduler_role / "recovery" / "journal").write_bytes(b"no journal of ours" * 20)
+    status, text = prepare_here(capsys)
+    assert status == 71
+    assert "run.sh --fresh" in text
+    assert prepare_here(capsys, "--fresh")[0] == 0
+    assert (scheduler_role / "recovery.unknown.aside" / "journal").read_bytes() == b"no journal of ours" * 20
+
+
+def test_a_worker_that_runs_without_its_scheduler_is_in_the_way(
+    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = ProcessIdentity.current()
+    write_journal(
+        scheduler_role / "recovery", records.SeatGranted("1", 1, 2, "s", Process(HERE, me.pid, me.started_at, "cpu"))
+    )
+    for options in ((), ("--fresh",)):
+        status, text = prepare_here(capsys, *options)
+        assert status == 73
+        assert f"worker 1 (pid {me.pid})" in text
+
+
+def test_a_log_folder_whose_processes_run_names_both_jobs(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JOB_NAME", "first")
+    assert prepare_here(capsys)[0] == 0
+    write_pid_file(scheduler_role / "device" / "worker_0.pid", ProcessIdentity.current())
+    monkeypatch.setenv("JOB_NAME", "second")
+    monkeypatch.setenv("RECOVERY_PATH", "other")
+    status, text = prepare_here(capsys, "--fresh")
+    assert status == 72
+    assert all(word in text for word in ("'first'", "'second'", "/recovery,", "/other"))
+
+
+def test_two_log_folders_of_one_folder_are_told_apart(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare_here(capsys)[0] == 0
+    monkeypatch.setenv("LOG_DIR", "logs")
+    monkeypatch.setenv("RECOVERY_PATH", "other")
+    status, text = prepare_here(capsys)
+    assert status == 0
+    assert f"type LOG_DIR={scheduler_role / 'logs'} bash" in text
+
+
+def test_without_a_script_prepare_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prepare.main(["--interpreter", "python"])
+    assert "-- SCRIPT" in capsys.readouterr().err
+
+
+# ---- doctor
+
+
+def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for what in ("python", "torch", "import runtime", "setsid", "flock", "RECOVERY_PATH", "SCHED_PORT", "open files"):
+        assert f"ok     {what}" in text
+    assert "wrong" not in text
+
+
+def test_doctor_finds_what_is_wrong_with_its_mend(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").write_text("")
+    (here / "runtime.py").write_text("")
+    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.setenv("LOG_DIR", str(here / "file" / "logs"))
+    monkeypatch.setenv("WORKER_NUM", "100000")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        monkeypatch.setenv("SCHED_PORT", str(holder.getsockname()[1]))
+        monkeypatch.setattr(doctor, "ANSWER_TIMEOUT_S", 0.1)
+        assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "wrong  LOG_DIR" in text
+    assert "wrong  SCHED_PORT" in text
+    assert f"move {here / 'runtime.py'} away" in text
+
+
+def test_doctor_shows_every_wrong_setting(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCHED_PORT", "0")
+    monkeypatch.setenv("NODE_TIMEOUT", "soon")
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.count("wrong  environment") == 2

@@ -1,0 +1,353 @@
+"""What a follower says, signals and concludes: scenarios on a clock that is a number."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from runtime.ops.following import Following, Result
+from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.local_processes import Death
+from runtime.store.process_identity import ProcessIdentity
+from tests.ops.views import interruption, process, view, worker
+
+KILLED = Death(signal=9)
+SCHEDULER = process(99)
+WORKERS = [process(100 + node) for node in range(3)]
+
+
+class Scene:
+    """A follower and a job of three workers that it has just found running; collects what it orders."""
+
+    def __init__(self, *, recovery: bool = True, restarts: bool = False, own: bool = True, linked: bool = True) -> None:
+        self.now = 1000.0
+        self.following = Following(recovery=recovery, node_timeout_s=5.0, recover="RECOVER", restarts=restarts)
+        self.lines: list[str] = []
+        self.signals: list[tuple[int, signal.Signals]] = []
+        self.stop_by: str | None = None
+        self.following.found("scheduler", SCHEDULER, is_own=own)
+        for node, identity in enumerate(WORKERS):
+            self.following.found(f"worker_{node}", identity, is_own=own)
+        if linked:
+            self.following.linked()
+            self.heard(view())
+        self.settle()
+
+    def settle(self, after_s: float = 0.0) -> None:
+        self.now += after_s
+        orders = self.following.passed(self.now)
+        self.lines += orders.lines
+        self.signals += [(identity.pid, number) for identity, number in orders.signals]
+        self.stop_by = orders.stop_by or self.stop_by
+
+    def heard(self, seen: JobView) -> None:
+        self.following.heard(seen, self.now)
+        self.settle()
+
+    def dies(self, node: int, death: Death = KILLED, line: str = "", identity: ProcessIdentity | None = None) -> None:
+        self.following.died(f"worker_{node}", identity or WORKERS[node], death, line, self.now)
+        self.settle()
+
+    def all_die(self, death: Death = KILLED) -> None:
+        for node in range(3):
+            self.dies(node, death)
+
+    def scheduler_dies(self, death: Death = KILLED, stored: JobView | None = None, line: str = "") -> None:
+        self.following.unlinked()
+        self.following.died("scheduler", SCHEDULER, death, line, self.now)
+        self.following.scheduler_gone(SCHEDULER, death, stored, line, self.now)
+        self.settle()
+
+    def said(self) -> str:
+        return "\n".join(self.lines)
+
+    def result(self) -> Result:
+        assert self.following.result is not None, self.said()
+        return self.following.result
+
+    def outcome(self) -> tuple[EndKind | None, int]:
+        return self.result().verdict.kind, self.result().verdict.exit_code
+
+
+def ended(kind: EndKind, cause: str) -> JobView:
+    return view(phase="ending", ended=interruption(cause, kind=kind))
+
+
+def test_a_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
+    scene = Scene()
+    scene.heard(view(training_finished=True))
+    for node in range(3):
+        scene.dies(node, Death(status=0))
+    scene.heard(view(job_finished=True))
+    assert scene.following.result is None  # the scheduler still runs
+    scene.scheduler_dies(Death(status=0))
+    assert scene.outcome() == (None, 0)
+    assert (scene.lines, scene.signals) == ([], [])
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_the_mend_and_the_job_is_followed_on() -> None:
+    scene = Scene()
+    scene.dies(2)
+    assert scene.lines == ["worker 2 (pid 102) was killed by signal 9 (SIGKILL); bring it back with: RECOVER"]
+    scene.settle(3600)
+    assert scene.following.result is None
+    assert scene.following.wake_at() is None
+
+
+def test_a_worker_that_left_with_a_status_is_shown_with_its_last_line() -> None:
+    scene = Scene()
+    scene.dies(0, Death(status=1), "ValueError: no number")
+    assert "worker 0 (pid 100) left with exit status 1: ValueError: no number" in scene.said()
+
+
+def test_somebody_elses_process_is_gone_without_a_status() -> None:
+    scene = Scene(own=False)
+    scene.dies(1, Death())
+    assert scene.lines == ["worker 1 (pid 101) is gone; bring it back with: RECOVER"]
+
+
+def test_a_replacement_started_by_another_follower_is_followed_too() -> None:
+    scene = Scene()
+    scene.dies(2)
+    replacement = process(202)
+    scene.following.found("worker_2", replacement, is_own=False)
+    scene.settle()
+    assert "worker 2 was started again (pid 202)" in scene.said()
+    scene.dies(2, Death(), identity=replacement)
+    assert "worker 2 (pid 202) is gone" in scene.said()
+
+
+def test_the_schedulers_death_ends_nothing() -> None:
+    scene = Scene()
+    scene.scheduler_dies(stored=view(from_journal=True))
+    assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training goes on" in scene.said()
+    assert scene.following.result is None
+    scene.following.found("scheduler", process(199), is_own=False)
+    scene.following.linked()
+    scene.heard(view(term=2))
+    scene.heard(view(term=2, job_finished=True))
+    scene.all_die(Death(status=0))
+    scene.following.died("scheduler", process(199), Death(), "", scene.now)
+    scene.settle()
+    assert scene.outcome() == (None, 0)
+
+
+def test_with_everything_gone_the_job_is_interrupted_by_what_went_first() -> None:
+    scene = Scene()
+    scene.dies(1)
+    scene.dies(0)
+    scene.dies(2)
+    assert scene.following.result is None
+    scene.scheduler_dies(stored=view(from_journal=True))
+    assert scene.outcome() == (EndKind.INTERRUPTED, 77)
+    assert "worker 1 (pid 101) was killed by signal 9" in scene.result().verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(EndKind.INTERRUPTED, 77), (EndKind.STOPPED, 78), (EndKind.FORMATION_TIMEOUT, 70), (EndKind.FAILED, 76)],
+)
+@pytest.mark.parametrize("source", ["push", "journal", "status"])
+def test_the_schedulers_word_decides_however_it_is_known(kind: EndKind, code: int, source: str) -> None:
+    scene = Scene()
+    if source == "push":
+        scene.heard(ended(kind, "its reason"))
+    scene.all_die(Death(status=code))
+    if source == "journal":
+        scene.scheduler_dies(Death(), stored=ended(kind, "its reason"))
+    else:
+        scene.scheduler_dies(Death(status=code), line="its reason", stored=view(from_journal=True))
+    assert scene.outcome() == (kind, code)
+    assert scene.result().verdict.cause == "its reason"
+
+
+def test_who_does_not_leave_after_the_end_is_ended_by_signals() -> None:
+    scene = Scene()
+    scene.heard(ended(EndKind.INTERRUPTED, "no worker is left"))
+    scene.dies(0)
+    scene.settle(6.0)
+    assert scene.signals == [(99, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+    scene.dies(1)
+    scene.scheduler_dies(Death(status=77))
+    scene.settle(5.0)
+    assert scene.signals[3:] == [(102, signal.SIGKILL)]
+    scene.dies(2)
+    assert scene.outcome() == (EndKind.INTERRUPTED, 77)
+
+
+def test_ctrl_c_asks_the_scheduler_first_and_says_so() -> None:
+    scene = Scene()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle()
+    assert (scene.stop_by, scene.signals) == ("Ctrl-C", [])
+    scene.heard(ended(EndKind.STOPPED, "stopped by Ctrl-C"))
+    scene.all_die(Death(status=78))
+    scene.scheduler_dies(Death(status=78))
+    assert scene.outcome() == (EndKind.STOPPED, 78)
+    assert scene.lines == ["Ctrl-C: ending the job"]  # nobody is told to bring back what was meant to go
+
+
+def test_whom_nobody_told_is_ended_soon_after_the_scheduler_left() -> None:
+    scene = Scene()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.scheduler_dies(Death(status=78))
+    scene.settle(1.0)
+    assert scene.signals == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
+def test_ctrl_c_without_a_scheduler_goes_to_the_processes_at_once() -> None:
+    scene = Scene()
+    scene.scheduler_dies(stored=view(from_journal=True))
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle()
+    assert [number for _, number in scene.signals] == [signal.SIGTERM] * 3
+    scene.all_die(Death(signal=15))
+    assert scene.outcome() == (EndKind.STOPPED, 78)
+
+
+def test_a_second_ctrl_c_kills() -> None:
+    scene = Scene()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle()
+    assert [number for _, number in scene.signals] == [signal.SIGKILL] * 4
+
+
+def test_a_stop_that_comes_after_the_last_step_finds_a_finished_job() -> None:
+    scene = Scene()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.heard(view(job_finished=True))
+    scene.all_die(Death(status=0))
+    scene.scheduler_dies(Death(status=0))
+    assert scene.outcome() == (None, 0)
+
+
+def test_without_recovery_a_death_ends_the_job_within_ten_seconds() -> None:
+    scene = Scene(recovery=False)
+    began = scene.now
+    scene.dies(1)
+    assert "worker 1 (pid 101) was killed by signal 9 (SIGKILL) (ENABLE_RECOVERY=0: the job ends)" in scene.said()
+    while scene.following.result is None and (wake_at := scene.following.wake_at()) is not None:
+        scene.settle(wake_at - scene.now)
+        if any(number is signal.SIGKILL for _, number in scene.signals):
+            break
+    assert scene.now - began < 10
+    assert {pid for pid, number in scene.signals if number is signal.SIGKILL} == {99, 100, 102}
+    scene.heard(ended(EndKind.FAILED, "worker 1 (pid 101 on vm) is lost: its process is gone"))
+    scene.dies(0)
+    scene.dies(2)
+    scene.scheduler_dies(KILLED)
+    assert scene.outcome() == (EndKind.FAILED, 76)
+    assert "is lost: its process is gone" in scene.result().verdict.cause
+    assert "signal 9 (SIGKILL)" in scene.following.first_death(scene.result().verdict.cause)
+    assert scene.following.first_death(scene.following.first_death("")) == ""
+
+
+def test_the_signal_is_known_even_where_the_scheduler_told_of_the_death_first() -> None:
+    scene = Scene(recovery=False)
+    scene.heard(ended(EndKind.FAILED, "worker 1 (pid 101 on vm) is lost"))
+    scene.dies(0, Death(status=76), "the job ends")
+    scene.dies(1)
+    scene.settle(6.0)
+    scene.dies(2, Death(signal=15))
+    scene.scheduler_dies(Death(status=76))
+    assert "worker 1 (pid 101) was killed by signal 9" in scene.following.first_death("")
+
+
+def test_without_recovery_the_schedulers_death_ends_the_job_too() -> None:
+    scene = Scene(recovery=False)
+    scene.scheduler_dies()
+    assert [pid for pid, _ in scene.signals] == [100, 101, 102]
+    scene.all_die(Death(signal=15))
+    assert scene.outcome() == (EndKind.FAILED, 76)
+    assert "the scheduler (pid 99) was killed by signal 9" in scene.result().verdict.cause
+
+
+def test_without_recovery_the_schedulers_status_tells_that_the_job_finished() -> None:
+    scene = Scene(recovery=False)
+    scene.all_die(Death(status=0))
+    scene.scheduler_dies(Death(status=0))
+    assert scene.outcome() == (None, 0)
+
+
+def test_a_scheduler_that_cannot_start_takes_its_workers_along() -> None:
+    scene = Scene(linked=False)
+    scene.scheduler_dies(Death(status=75), line="samebits: SCHED_PORT=8118 cannot be listened on")
+    assert [pid for pid, _ in scene.signals] == [100, 101, 102]
+    scene.all_die(Death(signal=15))
+    assert scene.result().verdict.exit_code == 75
+    assert "SCHED_PORT=8118 cannot be listened on" in scene.result().verdict.cause
+
+
+def test_a_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
+    scene = Scene(linked=False, restarts=True)
+    scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(from_journal=True))
+    assert scene.signals == []
+    assert "training goes on without it" in scene.said()
+
+
+def test_a_job_that_nobody_could_join_is_given_up() -> None:
+    scene = Scene(linked=False)
+    scene.following.linked()
+    scene.heard(view(workers=(), generation=0, alive=0, phase="filling; waiting for 0, 1, 2"))
+    for node in range(3):
+        scene.dies(node, Death(status=1), "ModuleNotFoundError: No module named 'torhc'")
+    due = scene.following.wake_at()
+    assert due == scene.now + 11  # twice NODE_TIMEOUT, and a moment
+    scene.settle(10.9)
+    assert scene.stop_by is None
+    scene.settle(0.1)
+    assert scene.stop_by is not None
+    assert "torhc" in scene.stop_by
+    scene.heard(ended(EndKind.STOPPED, f"stopped by {scene.stop_by}"))
+    scene.scheduler_dies(Death(status=78))
+    assert "torhc" in scene.result().verdict.cause
+    assert scene.result().verdict.exit_code != 0
+
+
+def test_replacements_that_were_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:
+    """Each follower leaves them alone; the one that started them is called again to start the scheduler."""
+    stranger, starter = Scene(), Scene(restarts=True)
+    for scene, own in ((stranger, False), (starter, True)):
+        scene.all_die(KILLED)
+        for node in range(3):
+            scene.following.found(f"worker_{node}", process(200 + node), is_own=own)
+        lost = tuple(worker(node, Presence.LOST) for node in range(3))
+        scene.heard(view(ended=interruption("no worker is left"), workers=lost, phase="ending"))
+        assert scene.following.result is None
+        scene.scheduler_dies(Death(status=77))
+        scene.settle(60)
+        assert scene.signals == []
+        assert scene.outcome() == (EndKind.INTERRUPTED, 77)
+    assert not stranger.result().call_again
+    assert starter.result().call_again
+
+
+def test_ctrl_c_ends_replacements_as_well() -> None:
+    scene = Scene(own=False)
+    scene.all_die(Death())
+    scene.following.found("worker_1", process(201), is_own=False)
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle(6.0)
+    assert (201, signal.SIGTERM) in scene.signals
+
+
+def test_of_a_large_job_the_workers_of_the_first_snapshot_are_remembered() -> None:
+    scene = Scene()
+    scene.heard(view(workers=(), step=8))
+    assert scene.following.view is not None
+    assert len(scene.following.view.workers) == 3
+    assert scene.following.view.step == 8
+
+
+def test_deaths_in_words() -> None:
+    words: dict[str, Any] = {
+        "left with exit status 3": Death(status=3),
+        "was killed by signal 11 (SIGSEGV)": Death(signal=11),
+        "was killed by signal 40": Death(signal=40),
+        "is gone": Death(),
+    }
+    assert {text: str(death) for text, death in words.items()} == {text: text for text in words}

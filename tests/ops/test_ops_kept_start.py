@@ -1,0 +1,105 @@
+"""How a job was started, kept and found again from the folder it was started in."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.errors import SettingsError, StoreError, UsageError
+from runtime.ops import kept_start
+from runtime.ops.kept_start import KeptStart, keep, log_dir_here, read, read_here, settings_here
+
+ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "journal", "SCHED_PORT": "9000"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in an environment that says nothing of a job."""
+    for name in config.kept_environment():
+        if name not in ("PATH", "PYTHONPATH"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "the job's folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def start(folder: Path, **environment: str) -> KeptStart:
+    return KeptStart(folder, "/venv/bin/python", "train.py", ("--name", "a 'b'\nc"), {**ENVIRONMENT, **environment})
+
+
+def test_what_is_kept_is_read_back_and_nobody_else_may_read_it(here: Path) -> None:
+    keep(here / "device", start(here))
+    assert read(here / "device") == start(here)
+    assert (here / "device" / "start.json").stat().st_mode & 0o777 == 0o600
+    assert read(here / "elsewhere") is None
+    assert read_here() == (Path("device"), start(here))
+
+
+def test_its_settings_are_the_schedulers_with_absolute_folders(here: Path) -> None:
+    settings = start(here, LOG_DIR="/logs").settings()
+    assert settings.role is config.Role.SCHEDULER
+    assert (settings.recovery_path, settings.checkpoint_path) == (here / "journal", here / "ckpt_of_rank")
+    assert settings.log_dir == Path("/logs")
+    with pytest.raises(SettingsError):
+        start(here, WORKER_NUM="none").settings()
+
+
+def test_a_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = here.parent / "logs"
+    keep(elsewhere, start(here, LOG_DIR=str(elsewhere)))
+    assert log_dir_here({}) == elsewhere
+    assert read_here() == (elsewhere, start(here, LOG_DIR=str(elsewhere)))
+    keep(here / "device", start(here))  # a later job in the usual place is what the folder means then
+    assert log_dir_here({}) == Path("device")
+    assert log_dir_here({"LOG_DIR": str(elsewhere)}) == elsewhere
+    assert log_dir_here({"MS_LOG_DIR": str(elsewhere)}) == elsewhere
+    monkeypatch.setenv("LOG_DIR", str(elsewhere))
+    assert read_here()[0] == elsewhere
+
+
+def test_where_nothing_was_started_it_says_where_it_looked(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"device/start\.json is not there.*the job's folder.*run\.sh"):
+        read_here()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 2}', '{"version": 1, "folder": "/x"}', "null"])
+def test_a_file_that_is_no_start_is_an_error_with_a_mend(here: Path, content: str) -> None:
+    (here / "device").mkdir()
+    (here / "device" / "start.json").write_text(content)
+    with pytest.raises(StoreError, match=r"start\.json: does not say how a job was started.*run\.sh"):
+        read(here / "device")
+
+
+def test_a_tool_sees_the_jobs_settings_under_todays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_here().sched_port == 8118  # no job here
+    assert settings_here().recovery_path == here / "recovery"
+    keep(here / "device", start(here, MS_NODE_TIMEOUT="7"))
+    assert (settings_here().sched_port, settings_here().worker_num) == (9000, 3)
+    assert settings_here().node_timeout_s == 7
+    assert settings_here().recovery_path == here / "journal"
+    monkeypatch.setenv("MS_SCHED_PORT", "9001")
+    assert settings_here().sched_port == 9001
+    monkeypatch.setenv("SCHED_PORT", "9002")
+    assert settings_here().sched_port == 9002
+
+
+def test_no_secret_and_nothing_of_one_process_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CLUSTER_SECRET", "MS_CLUSTER_SECRET", "ROLE", "NODE_ID", "MS_NODE_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hush")
+    monkeypatch.setenv("DATA_PATH", "/data")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    keep(here / "device", KeptStart(here, "python", "train.py", (), config.kept_environment()))
+    text = (here / "device" / "start.json").read_text()
+    assert "hush" not in text
+    kept = json.loads(text)["environment"]
+    assert {"DATA_PATH": "/data", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": os.environ["PATH"]}.items() <= kept.items()
+
+
+def test_the_pointer_is_one_line_with_a_path(here: Path) -> None:
+    keep(here.parent / "logs", start(here))
+    assert (here / kept_start.USUAL_LOG_DIR / kept_start.POINTER_FILE).read_text() == f"{here.parent / 'logs'}\n"

@@ -1,0 +1,160 @@
+"""What recover.sh starts, ends and leaves alone: one table of what is left of a job, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from runtime.errors import JobFailedError
+from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.recovering import Recovery, Remains, plan_recovery
+from runtime.store.process_identity import ProcessIdentity
+from tests.ops.views import HOST, interruption, process, view, worker
+
+ALIVE, LOST, LEFT = Presence.ALIVE, Presence.LOST, Presence.LEFT
+SCHEDULER_PID = 99
+STARTED = {"scheduler": SCHEDULER_PID, "worker_0": 100, "worker_1": 101, "worker_2": 102}
+
+
+def plan(
+    seen: JobView | None,
+    dead: tuple[int, ...] = (),
+    *,
+    serves: bool = True,
+    holds: bool = False,
+    recovery: bool = True,
+    **started: int | None,
+) -> Recovery:
+    """``dead``: pids that do not run; ``started``: pid files that differ from the usual ones, None: there is none."""
+    pids = {name: pid for name, pid in {**STARTED, **started}.items() if pid is not None}
+
+    def is_alive(identity: ProcessIdentity) -> bool:
+        return identity.pid not in dead
+
+    return plan_recovery(
+        Remains(
+            worker_num=3,
+            recovery=recovery,
+            started={name: process(pid) for name, pid in pids.items()},
+            view=seen,
+            scheduler_serves=serves,
+            scheduler_holds=holds,
+            is_alive=is_alive,
+            host=HOST,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    recovery: Recovery
+    start: tuple[str, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+def workers(*presences: Presence) -> JobView:
+    return view(workers=tuple(worker(node, presence) for node, presence in enumerate(presences)))
+
+
+CASES = [
+    Case("everybody is there", plan(view())),
+    Case("a worker is gone and not yet counted lost", plan(view(), dead=(101,)), start=("worker_1",)),
+    Case("a worker is gone and lost", plan(workers(ALIVE, LOST, ALIVE), dead=(101,)), start=("worker_1",)),
+    Case("a lost one still exists", plan(workers(ALIVE, LOST, ALIVE)), start=("worker_1",), end=(101,)),
+    Case("its replacement waits already", plan(workers(ALIVE, LOST, ALIVE), worker_1=201)),
+    Case("its replacement waits, the old one is dead", plan(workers(ALIVE, LOST, ALIVE), dead=(101,), worker_1=201)),
+    Case(
+        "its replacement died too",
+        plan(workers(ALIVE, LOST, ALIVE), dead=(101, 201), worker_1=201),
+        start=("worker_1",),
+    ),
+    Case(
+        "the replacement died, the lost one still exists",
+        plan(workers(ALIVE, LOST, ALIVE), dead=(201,), worker_1=201),
+        start=("worker_1",),
+        end=(101,),
+    ),
+    Case("a seat holder that was started by hand", plan(view(), dead=(201,), worker_1=201)),
+    Case(
+        "left on purpose before training was finished",
+        plan(workers(LEFT, LEFT, LEFT), dead=(99, 100, 101, 102), serves=False),
+        start=("scheduler", "worker_0", "worker_1", "worker_2"),
+    ),
+    Case(
+        "left on purpose, but its process hangs",
+        plan(workers(ALIVE, LEFT, ALIVE)),
+        start=("worker_1",),
+        end=(101,),
+    ),
+    Case(
+        "left on purpose after training was finished",
+        plan(
+            view(training_finished=True, workers=(worker(0, LEFT), worker(1, LOST), worker(2, ALIVE))), dead=(100, 101)
+        ),
+        start=("worker_1",),
+    ),
+    Case("the scheduler is gone", plan(view(), dead=(99,), serves=False), start=("scheduler",)),
+    Case("the scheduler was started by hand", plan(view(), dead=(99,), serves=True)),
+    Case("a scheduler holds the lock and does not answer", plan(view(), dead=(99,), serves=False, holds=True)),
+    Case("a stopped scheduler does not answer", plan(view(), serves=False)),
+    Case(
+        "everything is gone",
+        plan(view(), dead=(99, 100, 101, 102), serves=False),
+        start=("scheduler", "worker_0", "worker_1", "worker_2"),
+    ),
+    Case(
+        "nothing ever began",
+        plan(None, dead=(99, 100), serves=False, worker_2=None),
+        start=("scheduler", "worker_0", "worker_2"),
+    ),
+    Case("registering still", plan(view(workers=(worker(0),)), dead=()), start=()),
+    Case(
+        "its seat is held on another host",
+        plan(view(workers=(worker(0), worker(1, host="there"), worker(2))), dead=(101,)),
+    ),
+    Case(
+        "lost on another host: it comes back here, and nothing here is ended",
+        plan(view(workers=(worker(0), worker(1, LOST, pid=500, host="there"), worker(2))), dead=(101,)),
+        start=("worker_1",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_exactly_what_is_gone_or_lost_is_started(case: Case) -> None:
+    assert case.recovery.start == case.start
+    assert tuple(lost.identity.pid for lost in case.recovery.end) == case.end
+    assert not case.recovery.over
+    assert any("nothing to do" in line for line in case.recovery.lines) == (not case.start)
+
+
+def test_a_finished_job_has_nothing_to_do() -> None:
+    finished = view(job_finished=True, step=600, from_journal=True)
+    over = plan(finished, dead=(99, 100, 101, 102), serves=False)
+    assert over.over
+    assert over.start == ()
+    assert "is finished at step 600" in over.lines[0]
+    assert not plan(finished, dead=(99, 100, 101), serves=False).over  # its last process is waited for
+
+
+def test_without_recovery_nothing_comes_back() -> None:
+    assert plan(None, dead=(101,), recovery=False).start == ()
+    with pytest.raises(JobFailedError, match="ENABLE_RECOVERY=0"):
+        plan(None, dead=(99, 100, 101, 102), serves=False, recovery=False)
+
+
+def causes(first: str, second: str, **second_changes: object) -> str:
+    interruptions = (interruption(first), interruption(second, **second_changes))  # type: ignore[arg-type]
+    return "\n".join(plan(view(interruptions=interruptions), dead=(99, 100, 101, 102), serves=False).lines)
+
+
+def test_the_same_failure_twice_is_said_before_the_third_time() -> None:
+    first = "no worker is left; first cause: worker 1 (pid 77 on vm): ValueError: a loss that is no number"
+    again = "no worker is left; first cause: worker 0 (pid 99 on vm): ValueError: a loss that is no number"
+    assert "failed twice at step 7" in causes(first, again)
+    assert "a loss that is no number" in causes(first, again)
+    assert "failed twice" not in causes(first, again.replace("ValueError", "KeyError"))
+    assert "failed twice" not in causes(first, again, step=8)
+    assert "failed twice" not in causes("stopped by Ctrl-C", "stopped by Ctrl-C", kind=EndKind.STOPPED)

@@ -1,0 +1,274 @@
+"""run.sh through the shell: start, follow, end, refuse. The workers count steps and know no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from runtime.net.address import check_free
+from runtime.ops.job_view import Presence
+from tests.ops.shell_job import ENDLESS, ROOT, WORKER, ShellJob, free_port
+
+pytestmark = pytest.mark.system
+
+
+def test_a_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> None:
+    awkward = 'it\'s "$HOME" *'
+    first = job.run("--steps", "30", "--say", awkward)
+    assert first.end() == 0, first.text
+    assert "job finished at step 30" in first.text
+    assert "loss 0.0333" in first.text
+    assert job.running() == []
+    kept = json.loads((job.log_dir / "start.json").read_text())
+    assert kept["args"] == ["--steps", "30", "--say", awkward]
+    assert (kept["folder"], kept["script"]) == (str(job.folder), str(WORKER))
+    assert (job.log_dir / "start.json").stat().st_mode & 0o777 == 0o600
+    assert f"says {awkward!r}" in job.log("worker_0")
+
+    second = job.run("--steps", "20")
+    assert second.end() == 0, second.text
+    assert "is finished; its folders are moved aside" in second.text
+    assert "final step=30" in job.log("worker_0")  # appended to, never overwritten
+    assert "final step=20" in job.log("worker_0")
+    moved = sorted(entry.name.split(".")[0] for entry in job.folder.iterdir() if entry.name.endswith(".aside"))
+    assert moved == ["ckpt_of_rank", "recovery"]
+
+    third = job.recover()
+    assert third.end() == 0
+    assert "nothing to do: job" in third.text
+    assert "is finished at step 20" in third.text
+
+
+def test_the_environment_of_every_process(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS, options=("--detach",), MS_NODE_ID="7", MS_ROLE="MS_SCHED", NODE_ID="9", ROLE="bogus")
+    assert shell.end() == 0, shell.text
+    seen = job.wait_training()
+    assert [(worker.node, worker.slot) for worker in seen.workers] == [("0", 0), ("1", 1), ("2", 2)]
+    for name in job.identities():
+        environment = job.proc_environment(name)
+        assert environment["ENABLE_RECOVERY"] == "1"
+        assert environment["OMP_NUM_THREADS"] == "1"
+        assert environment["JOB_NAME"] == "tiny_worker.py"
+        assert environment["ROLE"] == ("scheduler" if name == "scheduler" else "worker")
+        assert environment.get("NODE_ID") == (None if name == "scheduler" else name.removeprefix("worker_"))
+    assert len({os.getsid(identity.pid) for identity in job.identities().values()}) == 4
+    for identity in job.identities().values():
+        opened = {link.name: str(link.readlink()) for link in Path(f"/proc/{identity.pid}/fd").iterdir()}
+        assert opened["0"] == "/dev/null"
+        assert not any("start.lock" in target for target in opened.values())
+    stop = job.tool("stop")
+    assert stop.end() == 0, stop.text
+    assert job.running() == []
+
+
+def test_what_the_user_has_set_is_kept(job: ShellJob) -> None:
+    job.settings["MS_WORKER_NUM"] = job.settings.pop("WORKER_NUM")
+    shell = job.run("--steps", "5", MS_ENABLE_RECOVERY="0", OMP_NUM_THREADS="2", MS_JOB_NAME="mine")
+    assert shell.end() == 0, shell.text
+    kept = json.loads((job.log_dir / "start.json").read_text())["environment"]
+    assert (kept["MS_WORKER_NUM"], kept["MS_ENABLE_RECOVERY"], kept["MS_JOB_NAME"]) == ("3", "0", "mine")
+    assert kept["OMP_NUM_THREADS"] == "2"
+    assert not {"WORKER_NUM", "ENABLE_RECOVERY", "JOB_NAME", "CLUSTER_SECRET"} & set(kept)
+    job.settings["WORKER_NUM"] = "3"
+
+
+def test_status_while_it_runs_and_afterwards(job: ShellJob) -> None:
+    nothing = job.tool("status")
+    assert nothing.end() == 80
+    assert "there is no journal in RECOVERY_PATH=" in nothing.text
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    table = job.tool("status")
+    assert table.end() == 0, table.text
+    assert "training · step" in table.text
+    assert f"pid {job.identity('worker_2').pid} on {socket.gethostname()}" in table.text
+    told = job.tool("status", "--json")
+    assert told.end() == 0
+    assert json.loads(told.text)["source"] == "scheduler"
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78
+    stored = job.tool("status")
+    assert stored.end() == 0
+    assert "this is what the journal in" in stored.text
+    assert "first cause: stopped by Ctrl-C" in stored.text
+
+
+@pytest.mark.parametrize(("number", "by"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: signal.Signals, by: str) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    shell.send(number)
+    assert shell.end() == 78, shell.text
+    assert "the job was stopped at step" in shell.text
+    assert f"stopped by {by}" in shell.text
+    assert "recover.sh" in shell.text
+    assert job.running() == []
+    check_free(["127.0.0.1"], job.port)  # nobody listens any more
+
+
+def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> None:
+    job.settings["WORKER_NUM"] = "12"
+    shell = job.run(*ENDLESS)
+    while not (job.log_dir / "worker_1.pid").exists():
+        assert shell.process.poll() is None
+    os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
+    assert shell.end() == 78, shell.text
+    assert job.running() == []
+
+
+def test_a_stopped_worker_does_not_survive_ctrl_c(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    job.kill("worker_1", signal.SIGSTOP)
+    shell.send(signal.SIGINT)
+    shell.wait_for("ending the job")
+    shell.send(signal.SIGINT)  # the impatient user
+    assert shell.end() == 78, shell.text
+    assert job.running() == []
+
+
+def test_a_reader_who_goes_away_leaves_the_job_alone(job: ShellJob) -> None:
+    line = f"bash '{ROOT}/scripts/run.sh' '{WORKER}' --steps 60 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    shell = job.shell("bash", "-c", line, **job.settings)
+    assert shell.end() == 0, shell.text
+    assert "final step=60" in job.log("worker_2")
+
+
+def test_a_second_run_in_the_same_folder_is_refused_by_name(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    before = job.identities()
+    same = job.run(*ENDLESS)
+    assert same.end() == 73
+    assert f"worker 1 (pid {before['worker_1'].pid})" in same.text
+    fresh = job.run(*ENDLESS, options=("--fresh",))
+    assert fresh.end() == 73
+    elsewhere = str(job.folder / "elsewhere")
+    other = job.run(*ENDLESS, SCHED_PORT=str(free_port()), RECOVERY_PATH=elsewhere, JOB_NAME="another")
+    assert other.end() == 72
+    for word in ("tiny_worker.py", str(job.folder / "recovery"), "'another'", elsewhere):
+        assert word in other.text
+    assert job.identities() == before
+    assert len(job.running()) == 4
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78
+
+
+def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78
+    refused = job.run("--steps", "10")
+    assert refused.end() == 71
+    for word in ("tiny_worker.py", "unfinished at step", "3 workers", "recover.sh", "--fresh"):
+        assert word in refused.text
+    assert job.running() == []
+    fresh = job.run("--steps", "10", options=("--fresh",))
+    assert fresh.end() == 0, fresh.text
+    assert "is unfinished; its folders are moved aside, nothing is deleted" in fresh.text
+    assert "job finished at step 10" in fresh.text
+
+
+def test_a_used_port_names_its_holder(job: ShellJob) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", job.port))
+        holder.listen()
+        shell = job.run("--steps", "5")
+        assert shell.end() == 75
+    assert f"SCHED_PORT={job.port}" in shell.text
+    assert f"pid {os.getpid()}" in shell.text
+    assert not (job.folder / "recovery").exists()
+
+
+def test_every_wrong_setting_is_shown_at_once_and_nothing_is_started(job: ShellJob) -> None:
+    shell = job.run(WORKER_NUM="0", SCHED_PORT="99999")
+    assert shell.end() == 64
+    assert "WORKER_NUM=0" in shell.text
+    assert "SCHED_PORT=99999" in shell.text
+    assert not list(job.log_dir.glob("*.log"))
+
+
+def test_what_cannot_be_run_is_said(job: ShellJob) -> None:
+    script = str(ROOT / "scripts" / "run.sh")
+    for words, expected, status in (
+        (["nowhere.py"], "there is no script 'nowhere.py'", 64),
+        (["--fest"], "unknown option '--fest'", 64),
+        (["--help"], "usage: run.sh", 0),
+    ):
+        shell = job.shell("bash", script, *words)
+        assert shell.end() == status
+        assert expected in shell.text
+    recover = job.recover()
+    assert recover.end() == 80
+    assert "no job was started in" in recover.text
+
+
+def test_without_recovery_a_death_ends_the_job_and_nothing_blocks_the_next(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS, ENABLE_RECOVERY="0")
+    job.wait_training()
+    pid = job.kill("worker_1").pid
+    assert shell.end() == 76, shell.text
+    assert f"worker 1 (pid {pid}) was killed by signal 9 (SIGKILL)" in shell.text
+    assert "the job failed" in shell.text
+    assert job.running() == []
+    for name in ("worker_0", "worker_2", "scheduler"):
+        assert "worker 1" in job.log(name).splitlines()[-1]
+    refused = job.recover()
+    assert refused.end() == 76
+    assert "ENABLE_RECOVERY=0" in refused.text
+    again = job.run("--steps", "5", ENABLE_RECOVERY="0")
+    assert again.end() == 0, again.text
+
+
+def test_without_recovery_the_schedulers_death_ends_everything(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS, ENABLE_RECOVERY="0")
+    job.wait_training()
+    job.kill("scheduler")
+    assert shell.end() == 76, shell.text
+    assert "the scheduler (pid" in shell.text
+    assert job.running() == []
+
+
+def test_an_error_in_every_worker_ends_the_job_with_its_text(job: ShellJob) -> None:
+    shell = job.run("--steps", "100", "--fail-at", "20", NODE_TIMEOUT="0.5")
+    assert shell.end() == 77, shell.text
+    assert "ValueError: a loss that is no number" in shell.text.split("the job was interrupted")[1]
+    assert "left with exit status 1" in shell.text
+    again = job.recover()
+    assert again.end() == 77
+    assert "ValueError: a loss that is no number" in again.text.split("the job was interrupted")[1]
+    assert "failed twice" not in again.text
+
+
+def test_a_script_that_cannot_start_ends_the_job(job: ShellJob) -> None:
+    shell = job.run("--fail-before", NODE_TIMEOUT="0.5")
+    assert shell.end() != 0
+    assert "this script cannot even start" in shell.text.split("the job was")[1]
+    assert job.running() == []
+
+
+def test_a_runtime_py_in_the_current_folder_is_not_in_the_way(job: ShellJob) -> None:
+    (job.folder / "runtime.py").write_text("raise SystemExit('the wrong runtime')\n")
+    script = str(ROOT / "scripts" / "run.sh")
+    shell = job.shell("bash", script, "tests/ops/tiny_worker.py", "--steps", "5", **job.settings)
+    assert shell.end() == 0, shell.text  # found beside the repository, outputs below the current folder
+    assert "final step=5" in job.log("worker_0")
+
+
+def test_followers_see_lost_workers_as_the_scheduler_does(job: ShellJob) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    pid = job.kill("worker_2").pid
+    shell.wait_for(
+        rf"worker 2 \(pid {pid}\) was killed by signal 9 \(SIGKILL\); bring it back with: bash .*recover\.sh"
+    )
+    lost = job.wait_view(lambda view: any(worker.presence is Presence.LOST for worker in view.workers))
+    assert lost.alive == 2
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78

@@ -1,0 +1,89 @@
+"""A worker without torch: it registers, joins generations, counts steps and leaves, and so starts in a moment.
+
+Its state is a step counter; nothing is computed, and what is "restored" is the number that the core has picked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+
+from runtime import config
+from runtime.core.point import Point
+from runtime.errors import GenerationEndedError, JobStoppedError, SameBitsError
+from runtime.service import voice
+from runtime.service.agent import Agent
+from runtime.store.checkpoint import rank_directory
+from runtime.store.owner import claim_folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--until", type=Path, help="train until this file is there")
+    parser.add_argument("--step-s", type=float, default=0.01)
+    parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--fail-before", action="store_true")
+    parser.add_argument("--say", default="")
+    parser.add_argument("--start-s", type=float, default=0.0, help="what the imports of a real worker take")
+    options = parser.parse_args()
+    if options.fail_before:
+        raise RuntimeError("this script cannot even start")
+    threading.Event().wait(options.start_s)
+    settings, _ = config.read()
+    voice.set_up(f"worker {settings.node_id}")
+    agent = Agent(settings, settings.job_name, "cpu")
+    try:
+        admitted = agent.register()
+        if options.say:
+            print(f"says {options.say!r}", flush=True)
+        claim_folder(rank_directory(settings.checkpoint_path, admitted.slot), admitted.job, settings.job_name)
+        final = train(agent, options)
+    except SameBitsError as error:
+        print(f"samebits: {error}", file=sys.stderr, flush=True)
+        agent.leave(on_purpose=isinstance(error, JobStoppedError), text=str(error))
+        return error.exit_code
+    except ValueError as error:
+        agent.speak_last(f"ValueError: {error}")
+        agent.leave(on_purpose=False, text=f"ValueError: {error}")
+        raise
+    print(f"final step={final.step}", flush=True)
+    agent.leave(on_purpose=True, text="its program ended with status 0")
+    return 0
+
+
+def train(agent: Agent, options: argparse.Namespace) -> Point:
+    points: list[Point] = []
+    pace = threading.Event()
+    while True:
+        place = agent.enter(points, own_parts=False, numerics=())
+        if isinstance(place, Point):
+            return place
+        try:
+            agent.publish(place.generation, b"here")
+            agent.address_map(place.generation)
+            agent.step = place.restore.step if place.restore else 0
+            agent.trains(place.generation)
+            while not is_done(agent.step, options):
+                pace.wait(options.step_s)
+                agent.check()
+                if agent.step == options.fail_at:
+                    raise ValueError("a loss that is no number")
+                agent.step += 1
+                points = [Point(agent.step, place.generation)]
+                print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
+            return agent.complete(place.generation, agent.step)
+        except GenerationEndedError as ended:
+            if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
+                raise ValueError("a loss that is no number") from None
+            print(f"left generation {place.generation}: {ended}", flush=True)
+
+
+def is_done(step: int, options: argparse.Namespace) -> bool:
+    return options.until.exists() if options.until is not None else step >= options.steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())
