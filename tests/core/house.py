@@ -1,0 +1,223 @@
+"""A scheduler core with a clock in the test's hand: what the tables of this folder drive.
+
+``House`` hands events to a real :class:`SchedulerCore`, keeps every record as a journal would (so that it can be
+started again from it) and sorts what was sent by session. Nothing is simulated: every message is written in the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.core.ledger import Policy
+from runtime.core.messages import (
+    PROTOCOL,
+    Activity,
+    Admitted,
+    Credential,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    Leave,
+    Pairs,
+    Process,
+    Publish,
+    Refused,
+    Register,
+    RoundId,
+    RoundOpened,
+)
+from runtime.core.point import Point
+from runtime.core.ready import Ended, Ready
+from runtime.core.records import GenerationCommitted, Record
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.state import JobState, Seat
+
+JOB_NAME = "train.py"
+SETTINGS: Pairs = (("WORKER_NUM", "2"),)
+NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
+
+M = TypeVar("M")
+
+
+def policy(world_size: int = 2, **changes: float | bool | str | Pairs) -> Policy:
+    """The defaults of DESIGN section 3."""
+    return Policy(world_size, JOB_NAME, SETTINGS, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class House:
+    """One scheduler host: its journal survives :meth:`crash`, its clock only moves forward."""
+
+    policy: Policy = field(default_factory=policy)
+    now: float = 100.0
+    boot_id: str = "boot-1"
+    journal: list[Record] = field(default_factory=list)
+    core_type: type[SchedulerCore] = SchedulerCore
+    ready: Ready = field(default_factory=Ready)
+    sent: dict[str, list[FromScheduler]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    ended: Ended | None = None
+
+    def __post_init__(self) -> None:
+        self.load()
+
+    # ---- the scheduler process
+
+    def load(self) -> Ready:
+        """Start the scheduler from its journal."""
+        state = JobState.replay(self.journal)
+        self.core = self.core_type(self.policy, state, now=self.now, boot_id=self.boot_id, new_job_id="job-1")
+        return self._take(self.core.start())
+
+    def crash(self, after_s: float = 0.0, *, keep: int | None = None, boot_id: str | None = None) -> Ready:
+        """kill -9 and a new start ``after_s`` later, with the first ``keep`` records of the journal."""
+        del self.journal[len(self.journal) if keep is None else keep :]
+        self.now += after_s
+        self.boot_id = boot_id or self.boot_id
+        return self.load()
+
+    def step(self, event: Event) -> Ready:
+        return self._take(self.core.step(event, self.now))
+
+    def tick(self, after_s: float = 0.0) -> Ready:
+        self.now += after_s
+        return self.step(Tick())
+
+    def stall(self, gap_s: float) -> Ready:
+        """The scheduler stood still for ``gap_s``; its queue is empty."""
+        self.now += gap_s
+        self.step(Stalled(gap_s))
+        return self.step(Tick())
+
+    def stop(self, by: str = "the user") -> Ready:
+        return self.step(StopRequested(by))
+
+    def _take(self, ready: Ready) -> Ready:
+        self.ready = ready
+        self.journal += ready.records
+        for send in ready.sends:
+            self.sent.setdefault(send.session, []).append(send.message)
+        self.notes += [note.text for note in ready.notes]
+        self.ended = ready.ended or self.ended
+        return ready
+
+    # ---- workers
+
+    def receive(self, session: str, message: FromWorker) -> Ready:
+        return self.step(Received(session, message))
+
+    def close(self, session: str, *, gone: bool = False) -> Ready:
+        return self.step(Closed(session, gone))
+
+    def register(self, node: str, session: str = "", **changes: object) -> Ready:
+        """A Register of this node's session (by default ``s<node>``) with the house's own settings."""
+        session = session or f"s{node}"
+        values: dict[str, object] = {
+            "protocol": PROTOCOL,
+            "job": "",
+            "job_name": JOB_NAME,
+            "node": node,
+            "session": session,
+            "incarnation": 0,
+            "process": Process("host-a", 1000 + len(self.sent), 1, "cpu"),
+            "settings": SETTINGS,
+        }
+        return self.receive(session, Register(**(values | changes)))  # type: ignore[arg-type]
+
+    def credential(self, node: str) -> Credential:
+        """Of the process that holds the node's seat."""
+        seat = self.seat(node)
+        return Credential(self.core.state.job, node, seat.session, seat.incarnation)
+
+    def beat(
+        self, node: str, activity: Activity = Activity.TRAINING, *, generation: int | None = None, step: int = 0
+    ) -> Ready:
+        number = self.core.state.generation_number if generation is None else generation
+        credential = self.credential(node)
+        return self.receive(credential.session, Heartbeat(credential, activity, number, None, step))
+
+    def join(
+        self,
+        node: str,
+        points: Iterable[tuple[int, int]] = (),
+        *,
+        own_parts: bool = False,
+        numerics: Pairs = NUMERICS,
+        round_id: RoundId | None = None,
+    ) -> Ready:
+        credential = self.credential(node)
+        asked = round_id or self.last(credential.session, RoundOpened).round
+        held = tuple(Point(step, generation) for step, generation in points)
+        return self.receive(credential.session, Join(credential, asked, held, own_parts, numerics))
+
+    def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
+        credential = self.credential(node)
+        return self.receive(credential.session, Publish(credential, generation, blob))
+
+    def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0") -> Ready:
+        credential = self.credential(node)
+        return self.receive(credential.session, Leave(credential, on_purpose, text))
+
+    # ---- what came of it
+
+    def seat(self, node: str) -> Seat:
+        return self.core.state.seats[node]
+
+    def answer(self, session: str, kind: type[M]) -> M:
+        """The one message of this kind that the last step sent to the session."""
+        (found,) = [
+            send.message for send in self.ready.sends if send.session == session and isinstance(send.message, kind)
+        ]
+        return found
+
+    def last(self, session: str, kind: type[M]) -> M:
+        """The last message of this kind that was ever sent to the session."""
+        return [message for message in self.sent.get(session, []) if isinstance(message, kind)][-1]
+
+    def refusal(self, session: str) -> Refused:
+        return self.answer(session, Refused)
+
+    def admission(self, session: str) -> Admitted:
+        return self.answer(session, Admitted)
+
+    def records(self, kind: type[M]) -> list[M]:
+        """What the last step wrote of this kind."""
+        return [record for record in self.ready.records if isinstance(record, kind)]
+
+    def start_of(self, node: str) -> GenerationStarted:
+        return self.last(self.seat(node).session, GenerationStarted)
+
+    def committed(self) -> GenerationCommitted:
+        generation = self.core.state.generation
+        assert generation is not None
+        return generation
+
+    def invited(self) -> dict[str, RoundId]:
+        """Who was told of which round by the last step."""
+        return {send.session: send.message.round for send in self.ready.sends if isinstance(send.message, RoundOpened)}
+
+    # ---- the usual beginnings
+
+    def fill(self) -> House:
+        """Every node of digits registers."""
+        for slot in range(self.policy.world_size):
+            self.register(str(slot))
+        return self
+
+    def train(self, **points: Iterable[tuple[int, int]]) -> House:
+        """Form the next generation of the nodes that hold the seats; ``n0=[(step, generation)]`` for their points."""
+        for slot in range(self.policy.world_size):
+            node = self.core.state.by_slot[slot]
+            self.join(node, points.get(f"n{node}", ()))
+        for slot in range(self.policy.world_size):
+            self.beat(self.core.state.by_slot[slot])
+        return self
+
+
+def training_house(world_size: int = 2, **changes: float | bool | str | Pairs) -> House:
+    """A house of digits in its first generation."""
+    return House(policy(world_size, **changes)).fill().train()

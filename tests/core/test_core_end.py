@@ -1,0 +1,383 @@
+"""How a job ends: finished by everybody, stopped, interrupted, failed; and that it does not end before."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.messages import Activity, EndJob, EndKind, Finished, RoundOpened
+from runtime.core.point import Point
+from runtime.core.ready import Ended
+from runtime.core.records import (
+    JobFinished,
+    JobInterrupted,
+    SeatLeft,
+    SeatLost,
+    SeatResumed,
+    TrainingFinished,
+)
+from tests.core.house import House, policy, training_house
+
+
+def finished_house(**changes: float) -> House:
+    house = training_house(**changes)
+    for node in "01":
+        house.beat(node, Activity.DONE, step=60)
+    return house
+
+
+# ---- finish (S19)
+
+
+def test_training_is_finished_when_every_member_is_done() -> None:
+    house = training_house(3)
+    for node in "02":
+        house.beat(node, Activity.DONE, step=60)
+        assert house.ready.records == [] and house.ready.sends == []
+    house.beat("1", Activity.DONE, step=60)
+    assert house.ready.records == [TrainingFinished(Point(60, 1))]
+    for session in ("s0", "s1", "s2"):
+        assert house.answer(session, Finished) == Finished(1, Point(60, 1))
+    assert house.core.phase() == "finished"
+
+
+def test_done_in_an_earlier_generation_does_not_count() -> None:
+    house = training_house()
+    house.beat("0", Activity.DONE, step=60)
+    house.beat("1", Activity.DONE, generation=0, step=60)
+    assert house.core.state.final is None
+
+
+def test_done_said_twice_counts_once() -> None:
+    house = training_house()
+    house.beat("0", Activity.DONE, step=60)
+    house.beat("0", Activity.DONE, step=60)
+    assert house.core.state.final is None
+
+
+def test_a_loss_while_others_are_done_means_that_nobody_is() -> None:
+    house = training_house(cool_down_s=0.0)
+    house.beat("0", Activity.DONE, step=60)
+    house.close("s1", gone=True)
+    assert house.answer("s0", RoundOpened).round.number == 2
+    house.register("1", session="new")
+    house.join("0", [(60, 1)])
+    house.join("1", [])
+    assert house.committed().restore == Point(60, 1)
+    house.beat("1", Activity.DONE, step=60)
+    assert house.core.state.final is None, "what worker 0 said about generation 1 is void"
+    house.beat("0", Activity.DONE, step=60)
+    assert house.core.state.final == Point(60, 2)
+
+
+def test_done_while_a_round_is_open_does_not_count() -> None:
+    house = training_house(3)
+    house.close("s2", gone=True)
+    for node in "01":
+        house.beat(node, Activity.DONE, step=60)
+        assert house.invited(), "it has missed the round and is told again"
+    assert house.core.state.final is None
+
+
+def test_a_worker_that_dies_after_it_is_done_is_waited_for() -> None:
+    house = training_house()
+    house.beat("1", Activity.DONE, step=60)
+    house.close("s1", gone=True)
+    house.beat("0", Activity.DONE, step=60)
+    assert house.core.state.final is None
+    assert house.core.phase() == "forming; waiting for 0, 1"
+
+
+def test_whoever_missed_the_end_is_told_again() -> None:
+    house = finished_house()
+    house.beat("0", Activity.DONE, step=60)
+    assert house.answer("s0", Finished).point == Point(60, 1)
+    house.beat("0", Activity.FINISHED, step=60)
+    assert house.ready.sends == []
+
+
+def test_a_worker_started_again_after_the_end_is_told_so_with_its_seat() -> None:
+    house = finished_house(cool_down_s=0.0)
+    house.close("s1", gone=True)
+    assert house.core.phase() == "finished", "no round for that"
+    house.register("1", session="new")
+    assert house.admission("new").finished == Point(60, 1)
+    assert house.invited() == {}
+
+
+def test_the_job_is_finished_when_all_have_left() -> None:
+    house = finished_house()
+    house.leave("0")
+    assert house.ready.records == [SeatLeft("0", 1)] and house.ended is None
+    house.leave("1")
+    assert house.ready.records == [SeatLeft("1", 1), JobFinished()]
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.core.phase() == "ending"
+
+
+def test_the_job_is_finished_when_no_process_is_left() -> None:
+    house = finished_house()
+    house.leave("0")
+    house.close("s1", gone=True)
+    assert house.ended is None, "it may be started again"
+    while house.ended is None and house.now < 1000:
+        assert house.ready.wake_at is not None
+        house.tick(house.ready.wake_at - house.now)
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.now < 120
+
+
+def test_a_worker_that_waits_for_its_seat_keeps_the_finished_job_open() -> None:
+    house = finished_house()
+    house.leave("0")
+    house.close("s1", gone=True)
+    for _ in range(29):
+        house.now += 1
+        house.register("1", session="new")
+        house.tick()
+        assert house.ended is None
+    house.now += 1
+    house.register("1", session="new")
+    assert house.admission("new").finished == Point(60, 1)
+
+
+@pytest.mark.parametrize("kept", ["the last leave", "all but the last leave"])
+def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
+    """The scheduler died between the last SeatLeft and JobFinished: nobody will ever come again."""
+    house = finished_house()
+    house.leave("0")
+    house.leave("1")
+    house.ended = None
+    house.crash(after_s=1.0, keep=len(house.journal) - (1 if kept == "the last leave" else 2))
+    while house.ended is None:
+        assert house.ready.wake_at is not None
+        house.tick(house.ready.wake_at - house.now)
+    assert house.ended.kind is EndKind.FINISHED
+    assert house.now < 4000
+
+
+def test_finished_stays_finished_whatever_is_asked_for() -> None:
+    house = finished_house()
+    house.stop("Ctrl-C")
+    assert house.ready.records == [JobFinished()]
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+
+
+# ---- stopped
+
+
+def test_a_stop_is_told_to_everybody_and_waits_until_they_have_left() -> None:
+    house = training_house()
+    house.beat("1", step=17)
+    house.register("0", session="waiting")
+    house.stop("Ctrl-C in run.sh")
+    text = "stopped by Ctrl-C in run.sh"
+    assert house.ready.records == [JobInterrupted(EndKind.STOPPED, 17, text)]
+    for session in ("s0", "s1", "waiting"):
+        assert house.answer(session, EndJob) == EndJob(1, EndKind.STOPPED, text)
+    assert house.ended is None
+    house.leave("0", text=text)
+    assert house.ended is None
+    house.leave("1", text=text)
+    assert house.ended == Ended(EndKind.STOPPED, text)
+    assert not house.core.state.finished
+
+
+def test_who_missed_the_stop_is_told_by_its_next_heartbeat() -> None:
+    house = training_house()
+    house.stop("Ctrl-C")
+    house.beat("0")
+    assert house.answer("s0", EndJob).kind is EndKind.STOPPED
+
+
+def test_a_stop_does_not_wait_for_ever() -> None:
+    house = training_house()
+    house.stop("Ctrl-C")
+    for _ in range(9):
+        house.now += 1
+        house.beat("0")
+        house.beat("1")
+        house.tick()
+        assert house.ended is None
+    house.tick(1.0)
+    assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
+
+
+def test_a_second_stop_changes_nothing() -> None:
+    house = training_house()
+    house.stop("Ctrl-C")
+    house.stop("SIGTERM")
+    assert house.ready.records == []
+
+
+@pytest.mark.parametrize("end", ["stop", "formation timeout"])
+def test_a_job_that_ends_does_not_keep_the_shell_spinning(end: str) -> None:
+    """Every wake_at lies ahead, or the shell's loop would never sleep."""
+    house = training_house(topo_timeout_s=60.0)
+    house.close("s1", gone=True)
+    if end == "stop":
+        house.stop("Ctrl-C")
+    while house.core.phase() != "ending":
+        house.now += 1
+        house.beat("0", Activity.WAITING)
+        house.tick()
+    for _ in range(9):
+        assert house.ready.wake_at is not None and house.ready.wake_at > house.now
+        house.now += 1
+        house.beat("0", Activity.WAITING)
+        house.tick()
+
+
+def test_a_stopped_job_goes_on_and_nobody_waits_for_a_cool_down() -> None:
+    house = training_house()
+    house.stop("Ctrl-C")
+    house.leave("0", text="stopped")
+    house.leave("1", text="stopped")
+    house.ended = None
+    house.crash(after_s=1.0)
+    for node in "01":
+        house.register(node, session=f"{node} again")
+        assert house.admission(f"{node} again").incarnation == 2
+    house.train(n0=[(50, 1)])
+    assert house.committed().restore == Point(50, 1)
+
+
+@pytest.mark.parametrize("scheduler_knew", [True, False])
+def test_an_unfinished_job_is_not_finished_because_everybody_left(scheduler_knew: bool) -> None:
+    """SIGTERM reached the workers before, or without, the scheduler; or it died in between."""
+    house = training_house()
+    if scheduler_knew:
+        house.stop("Ctrl-C")
+    house.leave("0", text="SIGTERM")
+    if scheduler_knew:
+        house.crash(after_s=1.0)
+    house.leave("1", text="SIGTERM")
+    assert house.ended is None
+    house.tick(5.0)
+    house.tick(10.0)
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+    assert not house.core.state.finished
+
+
+def test_a_script_without_generations_is_finished_when_everybody_left() -> None:
+    house = House(policy(2)).fill()
+    house.leave("0")
+    house.leave("1")
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+
+
+# ---- interrupted
+
+
+def test_a_job_without_workers_is_interrupted() -> None:
+    house = training_house()
+    house.beat("0", step=33)
+    house.leave("1", on_purpose=False, text="ValueError: no such sample")
+    house.leave("0", on_purpose=False, text="RuntimeError: connection reset")
+    house.tick()
+    house.tick(9.9)
+    assert house.ended is None
+    house.tick(0.1)
+    first = "worker 1 (pid 1001 on host-a): ValueError: no such sample"
+    assert house.records(JobInterrupted) == [
+        JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}")
+    ]
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+
+
+def test_whoever_registers_meanwhile_keeps_the_job() -> None:
+    house = training_house()
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    for _ in range(25):
+        house.tick(1.0)
+        house.register("1", session="new")
+    assert house.ended is None
+
+
+def test_a_process_that_waited_and_died_does_not_keep_the_job() -> None:
+    house = training_house()
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    house.register("1", session="new")
+    house.close("new", gone=True)
+    house.tick()
+    house.tick(10.0)
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+
+
+def test_a_scheduler_that_nobody_has_called_yet_waits() -> None:
+    house = House(policy(2))
+    house.tick(1700.0)
+    assert house.ended is None
+    house = training_house()
+    house.crash(after_s=1.0)
+    house.tick(5.0)
+    house.tick(20.0)
+    assert house.ended is None, "the workers are being started again"
+
+
+def test_a_pause_is_not_emptiness() -> None:
+    house = training_house()
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    house.tick(1.0)
+    house.stall(60.0)
+    house.tick(9.9)
+    assert house.ended is None
+    house.tick(0.1)
+    assert house.ended is not None
+
+
+# ---- ENABLE_RECOVERY=0
+
+
+def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
+    house = training_house(recovery=False)
+    house.close("s1", gone=True)
+    text = (
+        "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone "
+        "(ENABLE_RECOVERY=0: the job ends)"
+    )
+    assert house.records(SeatLost) and house.records(JobInterrupted) == [JobInterrupted(EndKind.FAILED, 0, text)]
+    assert house.answer("s0", EndJob) == EndJob(1, EndKind.FAILED, text)
+    house.leave("0", on_purpose=False, text="told to end")
+    assert house.ended == Ended(EndKind.FAILED, text)
+
+
+def test_without_recovery_a_script_that_never_enters_elastic_run_is_left_alone() -> None:
+    house = House(policy(2, recovery=False, topo_timeout_s=60.0)).fill()
+    for _ in range(200):
+        house.now += 1
+        house.beat("0", Activity.SEATED)
+        house.beat("1", Activity.SEATED)
+        house.tick()
+    assert house.ended is None
+    house.leave("0")
+    assert house.ended is None
+    house.leave("1")
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+
+
+def test_without_recovery_a_generation_is_formed_as_usual() -> None:
+    house = training_house(recovery=False)
+    assert house.core.phase() == "training"
+    house.beat("0", Activity.DONE, step=9)
+    house.beat("1", Activity.DONE, step=9)
+    assert house.core.state.final == Point(9, 1)
+
+
+def test_without_recovery_a_death_after_the_end_is_nothing() -> None:
+    house = training_house(recovery=False)
+    house.beat("0", Activity.DONE, step=9)
+    house.beat("1", Activity.DONE, step=9)
+    house.close("s1", gone=True)
+    assert not house.records(JobInterrupted)
+
+
+def test_without_recovery_a_connection_may_break_and_come_back() -> None:
+    house = training_house(recovery=False)
+    house.close("s1")
+    house.now += 0.3
+    house.register("1", incarnation=1, job="job-1")
+    house.tick(1.0)
+    assert house.ended is None and not house.records(SeatResumed)

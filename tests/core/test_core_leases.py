@@ -1,0 +1,361 @@
+"""When a lease ends and when it does not; what the cool-down counts from; a scheduler that stood still."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.messages import Activity, Heartbeat, LastWords, RoundOpened
+from runtime.core.records import SeatLost, SeatResumed
+from runtime.core.scheduler import Stalled
+from tests.core.house import House, policy, training_house
+
+# ---- how a lease ends
+
+
+def test_silence_ends_a_lease() -> None:
+    house = training_house()
+    begin = house.now
+    house.tick(4.999)
+    assert not house.seat("1").lost
+    assert house.ready.wake_at == pytest.approx(begin + 5)
+    house.beat("0")
+    house.tick(0.001)
+    assert house.ready.records == [SeatLost("1", 1, since=begin, reason="silent for 5 s (NODE_TIMEOUT)")]
+    assert house.notes[-2:] == [
+        "worker 1 (pid 1001 on host-a) is lost: silent for 5 s (NODE_TIMEOUT)",
+        "round 1.2 opened: worker 1 (pid 1001 on host-a) is lost: silent for 5 s (NODE_TIMEOUT)",
+    ]
+
+
+def test_every_accepted_message_renews_the_lease() -> None:
+    house = training_house()
+    for renew in (
+        lambda: house.beat("1"),
+        lambda: house.join("1"),
+        lambda: house.publish("1", b"x"),
+        lambda: house.receive("s1", LastWords(house.credential("1"), "text", 3)),
+        lambda: house.register("1"),
+    ):
+        house.now += 4
+        house.beat("0")
+        renew()
+        house.tick()
+        assert not house.seat("1").lost
+
+
+def test_a_close_ends_a_lease_after_its_grace() -> None:
+    house = training_house()
+    house.close("s1")
+    closed = house.now
+    assert house.ready.wake_at == pytest.approx(closed + 0.5)
+    house.tick(0.499)
+    assert not house.seat("1").lost
+    house.tick(0.001)
+    assert house.ready.records == [
+        SeatLost("1", 1, since=closed, reason="its connection closed and stayed closed for 0.5 s")
+    ]
+
+
+def test_a_connection_that_comes_back_within_the_grace_loses_nothing() -> None:
+    house = training_house()
+    house.close("s1")
+    house.now += 0.4
+    house.beat("1")
+    house.tick(2.0)
+    assert not house.seat("1").lost
+    house.close("s1")
+    house.tick(0.3)
+    assert not house.seat("1").lost, "a second close has its own grace"
+    house.tick(0.2)
+    assert house.seat("1").lost
+
+
+def test_a_close_does_not_lengthen_a_lease() -> None:
+    house = training_house(node_timeout_s=5.0, reconnect_grace_s=20.0)
+    house.now += 4
+    house.beat("0")
+    house.close("s1")
+    house.tick(1.0)
+    assert house.seat("1").reason == "silent for 5 s (NODE_TIMEOUT)"
+
+
+def test_a_process_seen_dead_is_lost_at_once() -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    assert house.records(SeatLost) == [SeatLost("1", 1, house.now, "its connection closed and its process is gone")]
+
+
+def test_a_failed_collective_makes_a_close_final() -> None:
+    house = training_house(3)
+    house.close("s1")
+    house.beat("0", Activity.WAITING)
+    assert house.records(SeatLost) == [
+        SeatLost("1", 1, house.now, "its connection closed and a collective with it failed")
+    ]
+    assert house.core.phase() == "forming; waiting for 0, 1, 2"
+    assert house.invited().keys() == {"s0", "s2"}
+
+
+def test_a_close_after_the_failed_collective_is_final_too() -> None:
+    house = training_house(3)
+    house.beat("0", Activity.WAITING)
+    house.join("0")
+    house.close("s1")
+    assert house.records(SeatLost)
+
+
+def test_a_collective_says_nothing_about_those_whose_connection_stands() -> None:
+    house = training_house(3)
+    house.beat("0", Activity.WAITING)
+    house.tick()
+    assert not any(house.seat(node).lost for node in "012")
+
+
+@pytest.mark.parametrize("reason", ["a newcomer", "an earlier generation"])
+def test_only_a_members_report_of_its_generation_corroborates(reason: str) -> None:
+    house = training_house(3, cool_down_s=0.0)
+    if reason == "a newcomer":
+        house.close("s2", gone=True)
+        house.register("2", session="new")
+        house.close("s1")
+        house.beat("2", Activity.WAITING)
+    else:
+        house.close("s1")
+        house.beat("0", Activity.WAITING, generation=0)
+    assert not house.seat("1").lost
+
+
+def test_the_loss_of_many_is_one_step() -> None:
+    house = training_house(4)
+    house.now += 5
+    house.beat("3")
+    house.tick()
+    assert [record.node for record in house.records(SeatLost)] == ["0", "1", "2"]
+    assert house.invited().keys() == {"s3"}
+
+
+def test_last_words_are_the_reason() -> None:
+    house = training_house()
+    house.receive("s1", LastWords(house.credential("1"), "CUDA out of memory", 41))
+    house.close("s1", gone=True)
+    assert house.records(SeatLost)[0].reason == "CUDA out of memory"
+    assert house.core.first_cause == "worker 1 (pid 1001 on host-a): CUDA out of memory"
+    house.close("s0", gone=True)
+    assert house.core.first_cause.endswith("CUDA out of memory"), "the first cause is kept"
+
+
+def test_a_close_of_an_unknown_session_is_nothing() -> None:
+    house = training_house()
+    house.close("nobody", gone=True)
+    assert house.ready.records == [] and not house.seat("1").lost
+
+
+def test_a_close_of_a_replaced_session_is_nothing() -> None:
+    house = training_house(cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("1", session="new")
+    house.close("s1", gone=True)
+    assert not house.seat("1").lost
+
+
+def test_reconnecting_for_ever_leaves_nothing_behind() -> None:
+    """Deadlines are looked at again when they come up; a node has a bounded number of them (S16)."""
+    house = training_house()
+    for _ in range(500):
+        house.now += 1
+        house.beat("0")
+        house.close("s1")
+        house.beat("1")
+        house.tick()
+    assert len(house.core._leases._deadlines) <= 20
+
+
+# ---- the cool-down
+
+
+def cool_down_left(house: House, node: str) -> float:
+    house.register(node, session="probe")
+    return house.refusal("probe").retry_after_s
+
+
+def test_the_cool_down_counts_from_the_last_accepted_message_not_from_the_loss() -> None:
+    house = training_house()
+    house.now += 5
+    house.beat("0")
+    house.tick()
+    assert house.seat("1").lost
+    assert cool_down_left(house, "1") == 25.0
+
+
+def test_the_cool_down_counts_from_a_close_that_came_later() -> None:
+    house = training_house()
+    house.now += 2
+    house.close("s1")
+    house.beat("0")
+    house.tick(0.5)
+    assert cool_down_left(house, "1") == 29.5
+
+
+def test_a_close_that_is_observed_after_the_loss_counts() -> None:
+    """A link that died long ago is reset: only now is it sure that nothing more comes."""
+    house = training_house()
+    house.now += 5
+    house.beat("0")
+    house.tick()
+    house.now += 7
+    house.close("s1")
+    assert house.records(SeatLost) == [SeatLost("1", 1, house.now, "silent for 5 s (NODE_TIMEOUT)")]
+    assert cool_down_left(house, "1") == 30.0
+
+
+def test_the_death_of_a_process_after_its_close_does_not_count_again() -> None:
+    """The kernel may take its time to free what a killed process held; its connection closed long before."""
+    house = training_house()
+    house.close("s1")
+    house.beat("0")
+    house.tick(0.5)
+    house.now += 3.0
+    house.close("s1", gone=True)
+    assert cool_down_left(house, "1") == 26.5
+
+
+def test_the_cool_down_is_independent_of_the_lease() -> None:
+    """Short cool-down: over before the lease. Long one: over long after it."""
+    house = training_house(cool_down_s=1.0)
+    house.now += 4.9
+    assert cool_down_left(house, "1") == pytest.approx(0.1), "what is left is the lease"
+    house = training_house(cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("1", session="new")
+    assert house.admission("new").incarnation == 2
+
+
+def test_a_resumed_node_that_is_lost_again_waits_anew() -> None:
+    house = training_house()
+    house.close("s1")
+    house.tick(0.5)
+    house.now += 20
+    house.beat("0")
+    house.beat("1")
+    assert house.records(SeatResumed)
+    house.close("s1", gone=True)
+    assert cool_down_left(house, "1") == 30.0
+
+
+# ---- fencing (S6)
+
+
+def test_the_words_of_a_superseded_incarnation_change_nothing() -> None:
+    house = training_house(3, cool_down_s=0.0)
+    stale = house.credential("1")
+    house.close("s1")
+    house.beat("0")
+    house.beat("2")
+    house.tick(0.5)
+    house.register("1", session="new")
+    presence = house.core.presence("1")
+    assert presence is not None
+    until, round_ = presence.lease_until, house.last("new", RoundOpened).round
+    house.now += 3
+    house.receive("s1", Heartbeat(stale, Activity.DONE, 1, round_, 99))
+    assert house.ready.records == []
+    assert (presence.lease_until, presence.activity, presence.step) == (until, Activity.SEATED, 0)
+    (answer,) = house.ready.sends
+    assert answer.session == "s1" and type(answer.message).__name__ == "Fenced"
+    house.beat("0")
+    house.beat("2")
+    house.tick(2.0)
+    assert house.seat("1").lost, "the new incarnation's lease was not renewed by the old one"
+
+
+def test_a_message_of_another_job_is_not_even_answered() -> None:
+    house = training_house()
+    credential = house.credential("1")
+    stranger = type(credential)("job-9", "1", credential.session, credential.incarnation)
+    house.receive("s1", Heartbeat(stranger, Activity.TRAINING, 1, None, 1))
+    assert house.ready.sends == [] and house.ready.records == []
+
+
+def test_a_duplicate_of_a_last_message_changes_nothing() -> None:
+    house = training_house()
+    last = house.credential("1")
+    house.leave("1", on_purpose=False, text="ValueError")
+    house.now += 3
+    for _ in range(2):
+        house.receive("s1", Heartbeat(last, Activity.TRAINING, 1, None, 1))
+        assert house.ready.records == []
+    assert cool_down_left(house, "1") == 27.0
+
+
+# ---- a scheduler that stood still (S18)
+
+
+@pytest.mark.parametrize("stalled_first", [True, False])
+def test_a_pause_of_the_scheduler_loses_nobody(stalled_first: bool) -> None:
+    house = training_house()
+    house.now += 60.0
+    if stalled_first:
+        house.step(Stalled(60.0))
+    house.beat("0")  # one heartbeat was in the queue, the other worker's comes a moment later
+    if not stalled_first:
+        house.step(Stalled(60.0))
+    house.tick()
+    house.tick(0.9)
+    assert not house.seat("1").lost
+    house.beat("1")
+    house.tick(0.1)
+    assert not house.seat("1").lost and house.core.phase() == "training"
+    assert "this scheduler stood still for 60.0 s; nobody loses a lease by that" in house.notes
+
+
+@pytest.mark.parametrize("stalled_first", [True, False])
+def test_a_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
+    """Whoever was renewed by the drained queue needs no allowance, however long the host was suspended."""
+    house = training_house()
+    house.now += 8 * 3600.0
+    events = [lambda: house.beat("1"), lambda: house.step(Stalled(8 * 3600.0))]
+    for event in reversed(events) if stalled_first else events:
+        event()
+    house.beat("0")
+    house.tick(4.99)
+    assert not house.seat("1").lost
+    house.beat("0")
+    house.tick(0.01)
+    assert house.seat("1").lost
+
+
+def test_a_close_in_the_drained_queue_has_its_usual_grace() -> None:
+    house = training_house()
+    house.now += 60.0
+    house.beat("0")
+    house.close("s1")
+    house.step(Stalled(60.0))
+    house.tick(0.5)
+    assert house.seat("1").lost
+
+
+def test_a_grace_that_was_running_is_not_eaten_by_a_pause() -> None:
+    house = training_house()
+    house.close("s1")
+    house.now += 0.1
+    house.stall(8.0)
+    assert not house.seat("1").lost
+    house.beat("0")
+    house.tick(0.4)
+    assert house.seat("1").lost
+
+
+def test_a_pause_does_not_lengthen_a_cool_down() -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    house.now += 1
+    house.stall(20.0)
+    assert cool_down_left(house, "1") == pytest.approx(9.0)
+
+
+def test_a_pause_forgets_nobody_who_waits() -> None:
+    house = House(policy(2))
+    house.register("a")
+    house.stall(60.0)
+    house.register("b")
+    assert house.core.state.by_slot == {0: "a", 1: "b"}

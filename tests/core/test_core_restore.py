@@ -1,0 +1,207 @@
+"""Which point a generation starts from (DESIGN section 6): the greatest on the line that was kept, and who sends it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.core.messages import RoundId
+from runtime.core.point import Point
+from runtime.core.records import Cut, GenerationCommitted
+from runtime.core.restore import Joined, Restore, choose, differing
+from runtime.core.state import KEPT_CUTS, is_on_line, next_line
+
+
+def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut, ...] = ()) -> GenerationCommitted:
+    return GenerationCommitted(generation, RoundId(1, generation), (("0", 1),), restore, line, ())
+
+
+def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Joined]:
+    """What the ranks bring: their (step, generation) points."""
+    return {
+        rank: Joined(1, tuple(Point(*point) for point in points), rank in own_parts, ())
+        for rank, points in enumerate(held)
+    }
+
+
+def chosen(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> Restore:
+    return choose(holding(*held, own_parts=own_parts), committed())
+
+
+# ---- the choice
+
+
+def test_points_are_ordered_by_step_and_then_generation() -> None:
+    assert sorted([Point(5, 2), Point(3, 9), Point(5, 1)]) == [Point(3, 9), Point(5, 1), Point(5, 2)]
+    assert str(Point(5, 2)) == "step 5 of generation 2"
+
+
+def test_nobody_holds_anything() -> None:
+    restore = chosen([], [], [])
+    assert (restore.point, restore.text) == (
+        None,
+        "no restore point yet: everybody starts from rank 0's initial state",
+    )
+    assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 2]
+    assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
+
+
+def test_all_hold_the_greatest() -> None:
+    restore = chosen([(10, 1), (20, 1)], [(20, 1), (10, 1)])
+    assert restore.point == Point(20, 1)
+    assert restore.text == "restore point: step 20 of generation 1, from every rank's own checkpoint"
+    assert restore.served_by(0) == restore.served_by(1) == ()
+
+
+@pytest.mark.parametrize("holder", [0, 1, 2])
+def test_one_holder_is_enough(holder: int) -> None:
+    """Never an older point because one member holds none."""
+    held: list[list[tuple[int, int]]] = [[(10, 1)], [(10, 1)], [(10, 1)]]
+    held[holder] = [(20, 1)]
+    restore = chosen(*held)
+    others = tuple(rank for rank in range(3) if rank != holder)
+    assert restore.point == Point(20, 1)
+    assert restore.holders == {holder}
+    assert all(restore.source_of(rank) == holder for rank in range(3))
+    assert restore.served_by(holder) == others
+    assert restore.text == (
+        f"restore point: step 20 of generation 1, held by rank {holder}; sent to rank {others[0]}, {others[1]}"
+    )
+
+
+def test_the_work_of_sending_is_shared() -> None:
+    restore = chosen([(20, 1)], [], [(20, 1)], [], [], [])
+    assert {rank: restore.source_of(rank) for rank in range(6)} == {0: 0, 1: 0, 2: 2, 3: 2, 4: 0, 5: 2}
+    assert (restore.served_by(0), restore.served_by(2), restore.served_by(1)) == ((1, 4), (3, 5), ())
+
+
+def test_many_ranks_are_counted() -> None:
+    restore = chosen(*[[(20, 1)]] * 10, *[[]] * 9)
+    assert restore.text.endswith(
+        "held by rank 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; sent to rank 10, 11, 12, 13, 14, 15, 16, 17 and 1 more"
+    )
+
+
+def test_parts_that_only_a_ranks_own_point_holds_make_everybody_step_back() -> None:
+    restore = chosen([(10, 1), (20, 1)], [(10, 1)], own_parts=(0, 1))
+    assert restore.point == Point(10, 1)
+    assert restore.text == (
+        "restore point: step 10 of generation 1, from every rank's own checkpoint "
+        "(step 20 is not held by all, and RNG states are saved per rank; rng='per_step' avoids this)"
+    )
+
+
+def test_a_rank_without_own_parts_does_not_hold_the_others_back() -> None:
+    restore = chosen([(10, 1), (20, 1)], [(10, 1)], own_parts=(0,))
+    assert restore.point == Point(20, 1)
+    assert restore.source_of(1) == 0
+
+
+def test_without_a_common_point_the_greatest_stands_and_the_loss_is_said() -> None:
+    restore = chosen([(10, 1), (20, 1)], [], own_parts=(0, 1))
+    assert restore.point == Point(20, 1)
+    assert restore.text == (
+        "restore point: step 20 of generation 1, held by rank 0; sent to rank 1 "
+        "(the RNG state of rank 1 is lost: it is derived from seed, rank and step)"
+    )
+
+
+def test_at_one_step_the_later_generation_wins() -> None:
+    kept = committed(3, Point(10, 1), (Cut(1, 10),))
+    restore = choose(holding([(10, 1)], [(10, 3)]), kept)
+    assert restore.point == Point(10, 3)
+
+
+# ---- lines
+
+
+def test_before_the_first_generation_nothing_is_on_a_line() -> None:
+    assert not is_on_line(Point(5, 1), None)
+    assert choose(holding([(5, 1)]), None).point is None
+
+
+def test_what_came_after_the_cut_is_abandoned() -> None:
+    """Generation 2 starts from step 10 of generation 1: what 1 computed beyond is never resumed."""
+    second = committed(2, Point(10, 1), next_line(committed(1), Point(10, 1)))
+    assert second.line == (Cut(1, 10),)
+    on_line = [Point(5, 1), Point(10, 1), Point(12, 2), Point(99, 2)]
+    abandoned = [Point(11, 1), Point(20, 1), Point(5, 3)]
+    assert all(is_on_line(point, second) for point in on_line)
+    assert not any(is_on_line(point, second) for point in abandoned)
+    assert choose(holding([(20, 1)], [(10, 1), (12, 2)]), second).point == Point(12, 2)
+
+
+def test_a_further_rollback_into_an_older_generation_cuts_deeper() -> None:
+    second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
+    third = committed(3, Point(15, 1), next_line(second, Point(15, 1)))
+    assert third.line == (Cut(1, 15),)
+    assert not is_on_line(Point(16, 1), third)
+    assert not is_on_line(Point(21, 2), third), "generation 2 is abandoned as a whole"
+
+
+def test_a_long_line_keeps_every_cut() -> None:
+    second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
+    third = committed(3, Point(30, 2), next_line(second, Point(30, 2)))
+    fourth = committed(4, Point(40, 3), next_line(third, Point(40, 3)))
+    assert fourth.line == (Cut(1, 20), Cut(2, 30), Cut(3, 40))
+    fifth = committed(5, Point(25, 2), next_line(fourth, Point(25, 2)))
+    assert fifth.line == (Cut(1, 20), Cut(2, 25))
+
+
+def test_a_start_from_scratch_abandons_everything() -> None:
+    second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
+    assert next_line(second, None) == ()
+    assert not is_on_line(Point(5, 1), committed(3, None, ()))
+
+
+def test_a_line_is_bounded() -> None:
+    last = committed(1)
+    for generation in range(2, KEPT_CUTS + 20):
+        point = Point(generation, generation - 1)
+        last = committed(generation, point, next_line(last, point))
+    assert len(last.line) == KEPT_CUTS
+    assert last.line[-1] == Cut(last.generation - 1, last.generation)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12), st.data())
+def test_a_line_is_what_walking_back_through_the_generations_gives(
+    history: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Every generation starts from a point on the line before it; membership agrees with the walk."""
+    generations = [committed(1)]
+    for step, back in history:
+        last = generations[-1]
+        generation = max(1, last.generation - back)
+        point = Point(step, generation)
+        restore = point if is_on_line(point, last) else None
+        generations.append(committed(last.generation + 1, restore, next_line(last, restore)))
+    asked = Point(data.draw(st.integers(0, 31)), data.draw(st.integers(1, len(generations))))
+    generation, last_step, expected = len(generations), 10**9, False
+    while generation > 0:
+        if generation == asked.generation:
+            expected = asked.step <= last_step
+            break
+        start = generations[generation - 1].restore
+        if start is None:
+            break
+        generation, last_step = start.generation, start.step
+    assert is_on_line(asked, generations[-1]) is expected
+
+
+# ---- the sentence about values
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "text"),
+    [
+        ((("a", "1"),), (("a", "1"),), ""),
+        ((("a", "1"),), (("a", "2"),), "a is 1 here and 2 there"),
+        ((), (("a", "2"),), "a is unset here and 2 there"),
+        ((("b", "x"), ("a", "1")), (("a", "2"),), "b is x here and unset there; a is 1 here and 2 there"),
+    ],
+)
+def test_differing_shows_both_values(
+    mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...], text: str
+) -> None:
+    assert differing(mine, theirs) == text

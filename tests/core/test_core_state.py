@@ -1,0 +1,131 @@
+"""The durable half: replaying any prefix of the records gives the state at that record, and so does a snapshot."""
+
+from __future__ import annotations
+
+from runtime.core.messages import Activity
+from runtime.core.records import SCHEMA, GenerationCommitted, SeatQuiet, SeatRetired
+from runtime.core.state import JobState
+from tests.core.house import House, policy
+
+
+def eventful_house() -> tuple[House, list[JobState]]:
+    """A job that has seen most things, and the state after each of its records."""
+    house = House(policy(3, cool_down_s=5.0))
+    for node in "cab":
+        house.register(node)
+    house.train()
+    house.close("sb", gone=True)
+    house.crash(after_s=2.0)
+    house.beat("a")
+    house.beat("c")
+    house.now += 4
+    house.register("d")  # takes b's slot
+    house.train(na=[(10, 1)], nc=[(10, 1), (20, 1)])
+    house.leave("d", on_purpose=False, text="ValueError")
+    house.leave("a", text="SIGTERM")
+    house.crash(after_s=7.0, boot_id="boot-2")
+    house.register("a", session="a again")
+    house.beat("c")
+    house.register("b", session="b again")  # takes d's
+    house.now += 6
+    house.beat("a")
+    house.beat("c")
+    house.tick()
+    house.register("b", session="b again")
+    house.train(na=[(20, 2)])
+    house.stop("Ctrl-C")
+    house.crash(after_s=1.0)
+    for node in "abc":
+        house.beat(node, Activity.DONE, step=30)
+    for node in "abc":
+        house.leave(node)
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+def test_the_job_saw_every_kind_of_record() -> None:
+    house, states = eventful_house()
+    kinds = {type(record) for record in house.journal}
+    every = set(SCHEMA._writers) - {SeatQuiet}  # written by compaction only
+    assert kinds == every
+    assert states[-1].finished and states[-1] == house.core.state
+
+
+def test_replaying_every_prefix_gives_the_state_at_that_record() -> None:
+    """The core's own state, step by step, is what its records say."""
+    house = House(policy(2, cool_down_s=0.0))
+    seen = JobState.replay(house.journal)
+    assert seen == house.core.state
+    actions = [
+        lambda: house.register("x"),
+        lambda: house.register("y"),
+        lambda: house.join("x"),
+        lambda: house.join("y"),
+        lambda: house.close("sx", gone=True),
+        lambda: house.register("z"),
+        lambda: house.join("y", [(5, 1)]),
+        lambda: house.join("z"),
+        lambda: house.leave("y"),
+        lambda: house.tick(5.0),
+        lambda: house.tick(10.0),
+    ]
+    for action in actions:
+        before = len(house.journal)
+        action()
+        for record in house.journal[before:]:
+            seen.apply(record)
+        assert seen == house.core.state
+
+
+def test_records_survive_their_own_writing() -> None:
+    house, _ = eventful_house()
+    again = [SCHEMA.from_plain(SCHEMA.to_plain(record)) for record in house.journal]
+    assert again == house.journal
+
+
+def test_a_snapshot_of_every_prefix_replays_to_the_same_state() -> None:
+    _, states = eventful_house()
+    for count, state in enumerate(states):
+        if count:
+            assert JobState.replay(state.snapshot()) == state, f"after {count} records"
+
+
+def test_a_snapshot_of_a_snapshot_is_the_same() -> None:
+    _, states = eventful_house()
+    first = list(states[-1].snapshot())
+    assert list(JobState.replay(first).snapshot()) == first
+
+
+def test_a_snapshot_is_bounded_by_the_seats() -> None:
+    house = House(policy(2))
+    house.register("0")
+    house.register("1")
+    for _ in range(300):
+        house.crash(after_s=1.0)
+        house.beat("0")
+        house.beat("1")
+        house.train()
+    assert len(house.journal) > 900
+    assert len(list(house.core.state.snapshot())) <= 8
+
+
+def test_what_was_journaled_after_a_snapshot_goes_on_as_before() -> None:
+    """Compaction in the middle of a job changes nothing that follows."""
+    whole, _ = eventful_house()
+    for cut in range(2, len(whole.journal)):
+        snapshot = list(JobState.replay(whole.journal[:cut]).snapshot())
+        assert JobState.replay([*snapshot, *whole.journal[cut:]]) == whole.core.state, f"cut at {cut}"
+
+
+def test_a_retired_node_keeps_its_count_of_incarnations() -> None:
+    house, _ = eventful_house()
+    retired = [record.node for record in house.journal if isinstance(record, SeatRetired)]
+    assert retired == ["b", "d"]
+    assert house.core.state.seats["b"].incarnation == 2
+    assert house.core.state.seats["d"].slot is None
+
+
+def test_generations_and_terms_only_rise() -> None:
+    house, _ = eventful_house()
+    generations = [record.generation for record in house.journal if isinstance(record, GenerationCommitted)]
+    assert generations == sorted(set(generations)) == [1, 2, 3]

@@ -1,0 +1,52 @@
+"""S6 and S17: the words of a superseded process, and the same words twice, change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.core.ledger import Presence
+from runtime.core.messages import Register
+from runtime.core.ready import Ready
+from runtime.core.scheduler import Event, Received
+from tests.simulation.checkers.base import Checker
+
+
+class Fencing(Checker):
+    """Compares the scheduler before and after every message that must change nothing."""
+
+    def watch(self) -> None:
+        self._before_it: tuple[dict[str, Presence | None], str] | None = None
+        self.world.watch_event.append(self._before)
+        self.world.watch_decided.append(self._decided)
+        self.world.watch_echo.append(self._echo)
+
+    def _is_superseded(self, event: Event) -> bool:
+        if not isinstance(event, Received):
+            return False
+        message = event.message
+        if isinstance(message, Register):
+            holder = self.world.witness.holders.get(message.node)
+            return message.incarnation > 0 and (holder is None or holder.session != message.session)
+        return self.world.witness.accepts(event) is None
+
+    def _snapshot(self) -> tuple[dict[str, Presence | None], str]:
+        core = self.world.host.core
+        assert core is not None
+        presences = {node: core.presence(node) for node in core.state.seats}
+        return {node: replace(known) if known else None for node, known in presences.items()}, core.phase()
+
+    def _before(self, event: Event) -> None:
+        self._before_it = self._snapshot() if self._is_superseded(event) else None
+
+    def _decided(self, event: Event | None, ready: Ready) -> None:
+        if self._before_it is None:
+            return
+        before, self._before_it = self._before_it, None
+        if ready.records:
+            self.violated("S6", f"{event} of a process without a seat made {ready.records}")
+        if before != self._snapshot():
+            self.violated("S6", f"{event} of a process without a seat: {before} became {self._snapshot()}")
+
+    def _echo(self, event: Event, ready: Ready) -> None:
+        if ready.records:
+            self.violated("S17", f"{event}, heard a second time, made {ready.records}")

@@ -1,0 +1,69 @@
+"""S7: whatever a scheduler says is already on disk. Each kind of message names the record it rests on."""
+
+from __future__ import annotations
+
+from runtime.core.messages import (
+    AddressMap,
+    Admitted,
+    EndJob,
+    EndKind,
+    Finished,
+    FromScheduler,
+    GenerationStarted,
+    Pending,
+    RoundOpened,
+)
+from runtime.core.records import GenerationCommitted, Record, SeatGranted
+from runtime.core.state import JobState
+from tests.simulation.checkers.base import Checker
+
+
+class Speech(Checker):
+    """Compares every message with the journal at the moment it leaves."""
+
+    def watch(self) -> None:
+        self._disk = JobState()
+        self._seats: set[tuple[str, int, int]] = set()  # every (session, slot, incarnation) that is on disk
+        self._generations: dict[int, GenerationCommitted] = {}
+        self.world.watch_durable.append(self._durable)
+        self.world.watch_said.append(self._said)
+
+    def _durable(self, records: list[Record]) -> None:
+        for record in records:
+            self._disk.apply(record)
+            if isinstance(record, SeatGranted):
+                self._seats.add((record.session, record.slot, record.incarnation))
+            elif isinstance(record, GenerationCommitted):
+                self._generations[record.generation] = record
+
+    def _said(self, session: str, message: FromScheduler) -> None:
+        if not self._is_backed(session, message):
+            self.violated("S7", f"{message} is said to {session}, and the journal does not hold it: {self._disk}")
+
+    def _is_backed(self, session: str, message: FromScheduler) -> bool:
+        disk = self._disk
+        match message:
+            case Admitted():
+                return (
+                    (session, message.slot, message.incarnation) in self._seats
+                    and (disk.term, disk.job) == (message.term, message.job)
+                    and message.finished in (None, disk.final)
+                )
+            case Pending() | RoundOpened():
+                return disk.term == message.term
+            case GenerationStarted():
+                committed = self._generations.get(message.generation)
+                return (
+                    committed is not None
+                    and disk.term == message.term
+                    and (committed.round, committed.restore) == (message.round, message.restore)
+                )
+            case AddressMap():
+                return disk.term == message.term and message.generation in self._generations
+            case Finished():
+                return disk.term == message.term and disk.final == message.point
+            case EndJob():
+                ended = disk.finished if message.kind is EndKind.FINISHED else bool(disk.interruptions)
+                return disk.term == message.term and ended
+            case _:
+                return True

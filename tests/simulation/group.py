@@ -1,0 +1,110 @@
+"""Process groups as their members see them: a group forms, and a step completes, only with every member in it.
+
+Two facts about gloo shape the model: a death is noticed by the ring's neighbours alone, and in half of the runs one
+who leaves a collective keeps its sockets open, so that everybody else hangs until it is told. A stopped member is
+noticed by nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.world import World
+
+FORMS_S = (0.003, 0.05)
+NOTICES_S = (0.005, 0.1)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The members of one generation that have its address map."""
+
+    generation: int
+    sessions: tuple[str, ...]  # by rank, from the address map
+    members: dict[int, Worker] = field(default_factory=dict)
+    is_formed: bool = False
+    is_stepping: bool = False
+
+
+class Groups:
+    """Every group of the run, by generation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._groups: dict[int, Group] = {}
+
+    def arrive(self, worker: Worker, sessions: tuple[str, ...]) -> None:
+        """A member has the address map and connects to everybody in it."""
+        group = self._groups.setdefault(worker.generation, Group(worker.generation, sessions))
+        if group.sessions != sessions:
+            group.sessions = sessions
+            group.members.clear()
+        group.members[worker.rank] = worker
+        self.look_again(worker)
+
+    def look_again(self, worker: Worker) -> None:
+        """A member of this group may be able to go on now."""
+        group = self._groups.get(worker.generation)
+        if group is None or len(group.members) < len(group.sessions):
+            return
+        members = group.members.values()
+        if not group.is_formed and all(member.is_forming_in(group.generation) for member in members):
+            group.is_formed = True
+            for member in members:
+                self._world.after(self._world.rng.uniform(*FORMS_S), member.group_stands, group.generation)
+        elif group.is_formed and not group.is_stepping and self._all_train(group):
+            group.is_stepping = True
+            self._world.after(self._world.mix.step_s, self._step, group)
+
+    def _all_train(self, group: Group) -> bool:
+        return all(member.trains_in(group.generation) for member in group.members.values())
+
+    def _step(self, group: Group) -> None:
+        group.is_stepping = False
+        if not self._all_train(group):
+            return
+        for watch in self._world.watch_trained:
+            watch(group)
+        for member in list(group.members.values()):
+            member.completes_step()
+        if self._all_train(group):
+            group.is_stepping = True
+            self._world.after(self._world.mix.step_s, self._step, group)
+
+    def died(self, worker: Worker) -> None:
+        """A member's process is gone, and its sockets with it; others may have finished the step it died in."""
+        rng = self._world.rng
+        for group in self._groups.values():
+            if group.members.get(worker.rank_in(group.generation)) is not worker:
+                continue
+            if group.is_stepping and rng.random() < 0.2:
+                for rank in sorted(group.members):
+                    member = group.members[rank]
+                    if member is not worker and member.trains_in(group.generation) and rng.random() < 0.5:
+                        member.completes_step()
+            self._neighbours_notice(group, worker)
+
+    def left(self, worker: Worker) -> None:
+        """A member has left the collective; where it breaks the group's sockets too, its neighbours notice."""
+        group = self._groups.get(worker.generation)
+        if group is not None and self._world.mix.breaks_sockets:
+            self._neighbours_notice(group, worker)
+
+    def _neighbours_notice(self, group: Group, worker: Worker) -> None:
+        size, rank = len(group.sessions), worker.rank_in(group.generation)
+        for other in sorted({(rank - 1) % size, (rank + 1) % size}):
+            neighbour = group.members.get(other)
+            if neighbour is not None and neighbour is not worker:
+                delay = self._world.rng.uniform(*NOTICES_S)
+                self._world.after(delay, neighbour.collective_failed, group.generation)
+
+    def was_left(self, worker: Worker) -> bool:
+        """Whether somebody has left this worker's group: its collective cannot end any more."""
+        group = self._groups.get(worker.generation)
+        return group is not None and any(
+            not member.is_alive or member.generation != group.generation or not member.is_in_group()
+            for member in group.members.values()
+        )

@@ -1,0 +1,252 @@
+"""Broken cores, one fault each, and the checker that must name it: a simulation that cannot fail proves nothing.
+
+A mutant is the real core with one decision replaced, so it breaks, and says so, when that decision moves elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+from runtime.core.messages import FromWorker, Heartbeat, Join, Refusal, Register, RoundId
+from runtime.core.point import Point
+from runtime.core.ready import Ready
+from runtime.core.records import GenerationCommitted, Record, SeatGranted, TrainingFinished
+from runtime.core.restore import Joined, Restore, choose
+from runtime.core.scheduler import Event, SchedulerCore, Stalled
+from runtime.core.state import Seat
+from tests.simulation.trace import Violation
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One broken core."""
+
+    name: str
+    caught_by: frozenset[str]  # the invariants one of which must be the first to fail
+    within_seeds: int
+    core_type: type[SchedulerCore]
+    patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → what stands there instead
+
+    def hunt(self, start: int, seeds: int) -> tuple[int, Violation] | None:
+        """The first of these seeds in which a checker notices, and what it says."""
+        with ExitStack() as stack:
+            for target, broken in self.patches.items():
+                stack.enter_context(mock.patch(target, broken))
+            for seed in range(start, start + seeds):
+                try:
+                    World(seed, core_type=self.core_type).run()
+                except Violation as violation:
+                    return seed, violation
+        return None
+
+
+class SpeaksFirst(SchedulerCore):
+    """Sends now what it writes at the next step."""
+
+    def step(self, event: Event, now: float) -> Ready:
+        ready = super().step(event, now)
+        late = getattr(self, "_late", [])
+        self._late, ready.records = ready.records, late
+        return ready
+
+
+class NoCoolDown(SchedulerCore):
+    """A lost seat is free at once."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._leases.cool_down_left_s = lambda seat: 0.0  # type: ignore[method-assign]
+
+
+class RefusalExtends(SchedulerCore):
+    """The cool-down runs from the last refusal."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        refuse = self._admission._refuse
+
+        def refuse_and_count(message: Register, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> None:
+            refuse(message, refusal, text, retry_after_s)
+            if refusal is Refusal.COOLING_DOWN and message.node in self._ledger.presences:
+                self._ledger.presences[message.node].heard_at = self._ledger.now
+
+        self._admission._refuse = refuse_and_count  # type: ignore[method-assign]
+
+
+class TakesAnyIncarnation(SchedulerCore):
+    """Whoever names the node speaks for it."""
+
+    def _holder(self, session: str, sender: Any) -> Seat | None:
+        seat = self._ledger.state.seats.get(sender.node)
+        return None if seat is None or seat.slot is None or seat.left else seat
+
+
+class CountsRoundsAnew(SchedulerCore):
+    """Round ids begin at 1.1 in every life of the scheduler."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        open_round = self._rendezvous.open
+
+        def open_as_in_term_one(reason: str, **how: Any) -> None:
+            with mock.patch("runtime.core.rendezvous.RoundId", lambda term, number: RoundId(1, number)):
+                open_round(reason, **how)
+
+        self._rendezvous.open = open_as_in_term_one  # type: ignore[method-assign]
+
+
+def _write_with(change: Callable[[Record], Record | None]) -> type[SchedulerCore]:
+    """A core whose records pass through ``change`` on their way to the journal; None is not written."""
+
+    class Changed(SchedulerCore):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            ledger = self._ledger
+
+            def write(record: Record) -> None:
+                changed = change(record)
+                if changed is not None:
+                    ledger.ready.records.append(changed)
+                ledger.state.apply(changed or record)
+
+            patcher = mock.patch.object(type(ledger), "write", lambda _, record: write(record))
+            self.step = _under(patcher, super().step)  # type: ignore[method-assign]
+            self.start = _under(patcher, super().start)  # type: ignore[method-assign]
+
+    return Changed
+
+
+def _under(patcher: Any, method: Callable[..., Ready]) -> Callable[..., Ready]:
+    def run(*arguments: Any) -> Ready:
+        with patcher:
+            return method(*arguments)
+
+    return run
+
+
+def _unwritten_generation(record: Record) -> Record | None:
+    return None if isinstance(record, GenerationCommitted) else record
+
+
+def _same_incarnation(record: Record) -> Record:
+    return replace(record, incarnation=1) if isinstance(record, SeatGranted) else record
+
+
+class MovesRanks(SchedulerCore):
+    """A node that comes back gets the next seat."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        admission, state = self._admission, self._ledger.state
+        grant = admission._grant
+
+        def grant_next(message: Register, slot: int) -> Seat:
+            moves = message.node in state.seats and state.seats[message.node].slot is not None
+            return grant(message, (slot + 1) % self.policy.world_size if moves else slot)
+
+        admission._grant = grant_next  # type: ignore[method-assign]
+
+
+def _worst(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> Restore:
+    """The smallest point somebody holds."""
+    smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
+    least = {
+        rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
+        for rank, member in joined.items()
+    }
+    return choose(least, committed) if smallest else choose(joined, committed)
+
+
+class DeafToJoins(SchedulerCore):
+    """A join does not renew the lease."""
+
+    def _receive(self, session: str, message: FromWorker) -> None:
+        renew = self._leases.renew
+        seat = self._ledger.state.seats.get(message.sender.node) if isinstance(message, Join) else None
+        if seat is not None and not seat.lost and self._ledger.presences[seat.node].heard_at is not None:
+            self._leases.renew = lambda seat: False  # type: ignore[method-assign]
+        super()._receive(session, message)
+        self._leases.renew = renew  # type: ignore[method-assign]
+
+
+class FinishesWithTheFirst(SchedulerCore):
+    """One worker that is through means that all are."""
+
+    def _member_done(self, seat: Seat, step: int) -> None:
+        committed = self._ledger.state.generation
+        assert committed is not None
+        if self._ledger.state.final is None:
+            self._ledger.write(TrainingFinished(Point(step, committed.generation)))
+
+
+class IgnoresStalls(SchedulerCore):
+    """Time in which the scheduler stood still counts as the workers' silence."""
+
+    def _stalled(self, gap_s: float) -> None:
+        pass
+
+
+class InvitesOnce(SchedulerCore):
+    """A worker that missed the round is not told again."""
+
+    def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
+        if self._rendezvous.round is None:
+            super()._heartbeat(seat, message)
+
+
+class KeepsJoinsOfTheLost(SchedulerCore):
+    """What a lost member brought into the round still counts when it is started again."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._rendezvous.forget = lambda node: None  # type: ignore[method-assign]
+
+
+class TellsNoZombie(SchedulerCore):
+    """A superseded process hears nothing."""
+
+    def _finish_step(self) -> Ready:
+        ready = super()._finish_step()
+        ready.sends = [send for send in ready.sends if type(send.message).__name__ != "Fenced"]
+        return ready
+
+
+class JudgesWhileItHears(SchedulerCore):
+    """Leases are judged before the socket is drained."""
+
+    def step(self, event: Event, now: float) -> Ready:
+        if not isinstance(event, Stalled):
+            for seat, reason in self._leases.expired():
+                self._lose(seat, reason)
+        return super().step(event, now)
+
+
+def _mutant(name: str, caught_by: str, within: int, core: type[SchedulerCore], **patches: Any) -> Mutant:
+    named = {f"runtime.core.{target.replace('__', '.')}": broken for target, broken in patches.items()}
+    return Mutant(name, frozenset(caught_by.split()), within, core, named)
+
+
+MUTANTS = [
+    _mutant("sends before it persists", "S7", 10, SpeaksFirst),
+    _mutant("no cool-down", "S3", 50, NoCoolDown),
+    _mutant("a refusal extends the wait", "S3", 100, RefusalExtends),
+    _mutant("incarnation not checked", "S6", 100, TakesAnyIncarnation),
+    _mutant("round ids reused after a restart", "S12", 50, CountsRoundsAnew),
+    _mutant("ranks move", "S1 S2", 50, MovesRanks),
+    _mutant("generation not persisted", "S7", 10, _write_with(_unwritten_generation)),
+    _mutant("incarnation not raised", "S5", 50, _write_with(_same_incarnation)),
+    _mutant("restore point not the greatest", "S9", 100, SchedulerCore, rendezvous__choose=_worst),
+    _mutant("an abandoned line resumed", "S10", 300, SchedulerCore, restore__is_on_line=lambda point, committed: True),
+    _mutant("lease not renewed by a join", "S18 S3", 300, DeafToJoins),
+    _mutant("finished with the first", "S19", 50, FinishesWithTheFirst),
+    _mutant("stalls ignored", "S18", 50, IgnoresStalls),
+    _mutant("leases judged before the socket is drained", "S18 S6", 100, JudgesWhileItHears),
+    _mutant("a round's invitation is said once", "L1", 100, InvitesOnce),
+    _mutant("joins of lost members kept", "S8 crash", 100, KeepsJoinsOfTheLost),
+    _mutant("zombies not told", "L1 L5", 600, TellsNoZombie),
+]

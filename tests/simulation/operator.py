@@ -1,0 +1,120 @@
+"""Whoever starts processes: the user with ``run.sh`` and ``recover.sh``, hasty or slow while things go wrong.
+
+The operator looks from time to time and starts what is missing, as ``recover.sh`` does: the scheduler, and a process
+for every node that has none alive. Once the run is calm it looks often and wakes what is stopped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.core.messages import EndKind
+from runtime.core.records import TrainingFinished
+from tests.simulation.faults import Naming
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+CALM_SWEEP_S = 2.0
+RESTARTS_AFTER_S = (0.1, 0.1, 0.1, 3.0, 3.0, 31.0)
+
+
+class Operator:
+    """Starts processes."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.crash_loops = 0  # how often the scheduler will die again soon after its start
+        self._fresh_names = 0
+        self._scheduler_comes = False
+        rng = world.rng
+        world.after(rng.uniform(0.0, 3.0), self._start_scheduler)
+        for node in self.nodes():
+            world.after(rng.uniform(0.0, 5.0), self._start_worker, node)
+        world.after(world.mix.sweep_s, self._sweep)
+
+    def nodes(self) -> list[str]:
+        """The node ids of the job: one for every slot."""
+        if self._world.mix.naming is Naming.FRESH:
+            return [self._fresh_name() for _ in range(self._world.mix.world_size)]
+        prefix = "" if self._world.mix.naming is Naming.SLOTS else "node-"
+        return [f"{prefix}{slot}" for slot in range(self._world.mix.world_size)]
+
+    def start_scheduler_later(self) -> None:
+        """The scheduler has died."""
+        self._scheduler_comes = True
+        delay = self._world.rng.choice((0.2, 1.0, 6.0, 35.0)) * self._world.rng.uniform(0.5, 1.5)
+        self._world.after(0.2 if self.crash_loops else delay, self._start_scheduler)
+
+    def start_worker_later(self, node: str, *, duplicate: bool = False) -> None:
+        """A node's process has died, or with ``duplicate`` the user only believes so."""
+        delay = self._world.rng.choice(RESTARTS_AFTER_S) * self._world.rng.uniform(0.5, 1.1)
+        self._world.after(delay, self._start_worker, node, duplicate)
+
+    def calm_down(self) -> None:
+        """From here on only help: everything stopped goes on, what is missing comes."""
+        world = self._world
+        self.crash_loops = 0
+        world.after(world.rng.uniform(0.0, 1.0), world.host.resume)
+        for worker in list(world.workers):
+            world.after(world.rng.uniform(0.0, 1.0), worker.resume)
+        world.after(CALM_SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        world = self._world
+        world.after(CALM_SWEEP_S if world.is_calm else world.mix.sweep_s, self._sweep)
+        if world.host.ended is EndKind.FINISHED:
+            return
+        if world.host.core is None and (world.is_calm or not self._scheduler_comes):
+            self._start_scheduler()
+        finished = any(isinstance(record, TrainingFinished) for record in world.host.journal.durable)
+        if world.mix.naming is Naming.FRESH:
+            missing = world.mix.world_size - sum(worker.is_alive for worker in world.workers)
+            names = [] if finished else [self._fresh_name() for _ in range(missing)]
+        else:
+            names = [
+                node for node in self.nodes() if not self._has_process(node) and not self._is_through(node, finished)
+            ]
+        for node in names:
+            self._start_worker(node)
+
+    def _is_through(self, node: str, finished: bool) -> bool:
+        """Whether the node has done its part: it left after the training was finished."""
+        core = self._world.host.core
+        seat = core.state.seats.get(node) if core is not None else None
+        return finished and (seat is None or seat.left)
+
+    def _has_process(self, node: str) -> bool:
+        return any(worker.node == node and worker.is_alive for worker in self._world.workers)
+
+    def _start_scheduler(self) -> None:
+        world = self._world
+        self._scheduler_comes = False
+        if world.host.core is not None or world.host.ended is EndKind.FINISHED:
+            return
+        world.host.start()
+        if self.crash_loops and not world.is_calm:
+            self.crash_loops -= 1
+            life = world.host.life
+            world.after(world.rng.uniform(0.1, 6.0), self._crash_again, life)
+
+    def _crash_again(self, life: int) -> None:
+        if self._world.host.life == life and self._world.host.core is not None and not self._world.is_calm:
+            self._world.host.die()
+            self.start_scheduler_later()
+
+    def _start_worker(self, node: str, duplicate: bool = False) -> None:
+        world = self._world
+        if world.host.ended is EndKind.FINISHED:
+            return
+        if world.mix.naming is Naming.FRESH:
+            node = self._fresh_name() if any(worker.node == node for worker in world.started) else node
+            if sum(worker.is_alive for worker in world.workers) >= world.mix.world_size + duplicate:
+                return
+        elif self._has_process(node) and not duplicate:
+            return
+        world.start_worker(node)
+
+    def _fresh_name(self) -> str:
+        self._fresh_names += 1
+        return f"w{self._fresh_names}"

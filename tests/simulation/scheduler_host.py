@@ -1,0 +1,316 @@
+"""The scheduler's process: a loop around the real core that drains, makes durable, and only then speaks.
+
+One drain of the queue is one group commit. The process may die before its fsync has returned (any prefix of the records
+is on disk), after it (nothing was said) or between two sends. When it stood still for longer than HEARTBEAT_INTERVAL it
+tells the core so before it judges any deadline, as the real shell does: before or after the queue, both are drawn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runtime.core.messages import EndKind, FromScheduler, FromWorker
+from runtime.core.ready import Ended, Ready, Send
+from runtime.core.records import Record
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from tests.simulation.disk import Journal
+from tests.simulation.network import Connection
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.world import World
+
+HEARTBEAT_INTERVAL_S = 1.0
+HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
+CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one drain of the queue decided and has not carried out."""
+
+    records: list[Record] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    ended: Ended | None = None
+
+
+class SchedulerHost:
+    """The scheduler's machine: its journal, its boot clock, and its present process, if any."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.journal = Journal()
+        self.core: SchedulerCore | None = None
+        self.life = 0  # counts the starts
+        self.boots = 1
+        self.booted_at = 0.0
+        self.is_paused = False
+        self.ended: EndKind | None = None
+        self._queue: deque[tuple[Connection | None, Event]] = deque()
+        self._batch: Batch | None = None  # its fsync is under way
+        self._idle_since = 0.0
+        self._wake_at: float | None = None
+        self._tick_at: float | None = None
+        self._connections: dict[str, Connection] = {}  # session → the newest connection it was heard on
+
+    @property
+    def now(self) -> float:
+        """The host's boot clock."""
+        return self.world.now - self.booted_at
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether an fsync is under way."""
+        return self._batch is not None
+
+    @property
+    def boot_id(self) -> str:
+        """Which boot the clock belongs to."""
+        return f"boot-{self.boots}"
+
+    # ---- the process
+
+    def start(self) -> None:
+        """A scheduler process reads the journal and begins a term."""
+        world = self.world
+        self.life += 1
+        self.ended, self.is_paused, self._batch = None, False, None
+        self._queue.clear()
+        self._connections = {}
+        self._idle_since, self._wake_at, self._tick_at = world.now, None, None
+        state = self.journal.load(compact=world.rng.random() < 0.3)
+        world.note("scheduler", f"starts, life {self.life}, {self.boot_id}, {len(self.journal.durable)} records")
+        self.core = world.core_type(world.policy, state, now=self.now, boot_id=self.boot_id, new_job_id="job")
+        for watch in world.watch_loaded:
+            watch(self.core)
+        batch = Batch()
+        self._take(self.core.start(), batch, None)
+        for worker in world.started:
+            if worker.process.host == HERE and not worker.is_alive and self._is_seated(worker):
+                self._step(Closed(worker.session, gone=True), batch)
+        self._step(Tick(), batch)
+        self._commit(batch)
+
+    def _is_seated(self, worker: Worker) -> bool:
+        assert self.core is not None
+        seat = self.core.state.seats.get(worker.node)
+        return seat is not None and seat.session == worker.session and not (seat.lost or seat.left)
+
+    def die(self, *, reboots: bool = False) -> None:
+        """kill -9, or with ``reboots`` the machine goes with it."""
+        if self.core is None:
+            return
+        self.world.note("scheduler", "dies")
+        if self._batch is not None:  # the fsync never returned: any prefix may be on disk
+            self._persist(self._batch.records[: self.world.rng.randint(0, len(self._batch.records))])
+        self._vanish()
+        if reboots:
+            self.boots += 1
+            self.booted_at = self.world.now - self.world.rng.uniform(0.5, 5.0)
+
+    def _vanish(self) -> None:
+        self.core = None
+        self.is_paused = False
+        self._batch = None
+        self._queue.clear()
+        self.world.network.scheduler_died()
+
+    def pause(self) -> None:
+        """SIGSTOP, or a machine that is suspended."""
+        if self.core is not None and not self.is_paused:
+            self.world.note("scheduler", "stands still")
+            self.is_paused, self._idle_since = True, self.world.now
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.core is None or not self.is_paused:
+            return
+        self.is_paused = False
+        self.world.note("scheduler", f"goes on, {len(self._queue)} events queued")
+        if self._batch is None:
+            self._wake(self.world.now - self._idle_since)
+
+    # ---- events
+
+    def receive(self, connection: Connection, message: FromWorker) -> None:
+        """A message arrives, be it of a connection to an earlier life."""
+        if self.core is not None:
+            self._push(connection, Received(connection.worker.session, message))
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The monitor says that a connection closed; a process of this host may be seen dead already."""
+        if self.core is not None and connection.life == self.life:
+            worker = connection.worker
+            gone = worker.process.host == HERE and not worker.is_alive and self.world.rng.random() < 0.5
+            self._push(connection, Closed(worker.session, gone))
+
+    def process_died(self, worker: Worker) -> None:
+        """A process of this host is watched until it is dead, which may be some time after its connection closed."""
+        if worker.process.host == HERE:
+            self.world.after(self.world.rng.uniform(0.001, 2.0), self._seen_dead, worker, self.life)
+
+    def _seen_dead(self, worker: Worker, life: int) -> None:
+        if self.core is not None and life == self.life and worker.session in self._connections:
+            self._push(None, Closed(worker.session, gone=True))
+
+    def ask_to_stop(self, by: str) -> None:
+        """Ctrl-C, or ``samebits stop``."""
+        if self.core is not None:
+            self._push(None, StopRequested(by))
+
+    def _push(self, connection: Connection | None, event: Event) -> None:
+        self._queue.append((connection, event))
+        if not self.is_paused and self._batch is None:
+            self._drain()
+
+    def _tick(self, life: int, at: float) -> None:
+        if life == self.life and at == self._tick_at:
+            self._tick_at = None
+            if self.core is not None and not self.is_paused and self._batch is None:
+                self._drain()
+
+    def _wake(self, gap_s: float) -> None:
+        """The loop goes round again after it stood still."""
+        if gap_s <= HEARTBEAT_INTERVAL_S:
+            self._drain()
+        elif self.world.rng.random() < 0.5:
+            self._queue.appendleft((None, Stalled(gap_s)))
+            self._drain()
+        else:
+            self._queue.append((None, Stalled(gap_s)))
+            self._drain()
+
+    # ---- the loop
+
+    def _drain(self) -> None:
+        """Everything that is queued, then the deadlines, then disk, then network."""
+        batch = Batch()
+        while self._queue:
+            connection, event = self._queue.popleft()
+            if isinstance(event, Received):
+                self._hear(connection, event, batch)
+            elif connection is None or not isinstance(event, Closed) or self._is_newest(connection, event.session):
+                self._step(event, batch)
+        if self._wake_at is not None and self._wake_at <= self.now:
+            self._step(Tick(), batch)
+        self._commit(batch)
+
+    def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
+        assert connection is not None
+        known = self._connections.get(event.session)
+        if connection.life == self.life and (known is None or known.number < connection.number):
+            self._connections[event.session] = connection
+        self._step(event, batch)
+        if self.world.mix.p_echo and not self.world.is_calm and self.world.rng.random() < self.world.mix.p_echo:
+            self.world.count("message echoed")
+            self._step(event, batch, is_echo=True)
+
+    def _is_newest(self, connection: Connection, session: str) -> bool:
+        """Whether this close is about the connection the session is heard on."""
+        return self._connections.get(session) is connection
+
+    def _step(self, event: Event, batch: Batch, *, is_echo: bool = False) -> None:
+        assert self.core is not None
+        world = self.world
+        world.note("decides", event)
+        for watch in world.watch_event:
+            watch(event)
+        ready = self.core.step(event, self.now)
+        if is_echo:
+            for watch_echo in world.watch_echo:
+                watch_echo(event, ready)
+        self._take(ready, batch, event)
+
+    def _take(self, ready: Ready, batch: Batch, event: Event | None) -> None:
+        batch.records += ready.records
+        batch.sends += ready.sends
+        batch.ended = ready.ended or batch.ended
+        self._wake_at = ready.wake_at
+        for note in ready.notes:
+            self.world.note("says", note.text)
+        for watch in self.world.watch_decided:
+            watch(event, ready)
+
+    def _commit(self, batch: Batch) -> None:
+        world, mix = self.world, self.world.mix
+        if not batch.records:
+            self._speak(batch)
+            return
+        if not world.is_calm and mix.p_torn and world.rng.random() < mix.p_torn:
+            world.count("scheduler dies before fsync")
+            self._batch = batch
+            self.die()
+            world.operator.start_scheduler_later()
+            return
+        fsync_s = 0.0 if world.is_calm or not mix.fsync_s else world.rng.uniform(0.0, mix.fsync_s)
+        if fsync_s == 0.0:
+            self._persist(batch.records)
+            self._speak(batch)
+        else:
+            self._batch = batch
+            world.after(fsync_s, self._fsync_returned, self.life, batch, world.now)
+
+    def _fsync_returned(self, life: int, batch: Batch, began: float) -> None:
+        if life != self.life or self._batch is not batch:
+            return
+        if self.is_paused:
+            self.world.after(0.05, self._fsync_returned, life, batch, began)
+            return
+        self._batch = None
+        self._persist(batch.records)
+        self._speak(batch)
+        if self.core is not None:
+            self._wake(self.world.now - began)
+
+    def _persist(self, records: list[Record]) -> None:
+        self.journal.append(records)
+        for record in records:
+            self.world.note("durable", record)
+        for watch in self.world.watch_durable:
+            watch(records)
+
+    def _speak(self, batch: Batch) -> None:
+        world = self.world
+        spoken = len(batch.sends)
+        dies = bool(batch.records) and not world.is_calm and bool(world.mix.p_torn)
+        dies = dies and world.rng.random() < world.mix.p_torn
+        if dies:
+            spoken = world.rng.randint(0, spoken)
+        for send in batch.sends[:spoken]:
+            self._send(send.session, send.message)
+        if dies:
+            world.count("scheduler dies while it speaks")
+            self.die()
+            world.operator.start_scheduler_later()
+        elif batch.ended is not None:
+            self._end(batch.ended)
+        else:
+            self._arm()
+
+    def _send(self, session: str, message: FromScheduler) -> None:
+        for watch in self.world.watch_said:
+            watch(session, message)
+        connection = self._connections.get(session)
+        if connection is not None and connection.is_open:
+            self.world.network.down(connection, message)
+
+    def _end(self, ended: Ended) -> None:
+        self.world.note("scheduler", f"leaves: {ended.kind.name}, {ended.text}")
+        self.ended = ended.kind
+        self.world.after(0.1, self._leave, self.life)  # what was said is delivered first
+
+    def _leave(self, life: int) -> None:
+        if life == self.life and self.core is not None:
+            self._vanish()
+            self.world.scheduler_left()
+
+    def _arm(self) -> None:
+        """One timer, at the earliest moment the core asked for."""
+        if self._wake_at is None:
+            return
+        at = max(self._wake_at + self.booted_at, self.world.now) + CLOCK_STEP_S
+        if self._tick_at is None or at < self._tick_at:
+            self._tick_at = at
+            self.world.at(at, self._tick, self.life, at)

@@ -1,0 +1,342 @@
+"""A worker's process: the real agent, and a small model of the training around it.
+
+The main thread enters the rendezvous with the points its disk holds, forms its group, restores, steps, saves, and waits
+at the end until it is told that all are through. The control thread obeys notices at once. Both stand still while the
+process is stopped, and what arrives meanwhile waits in its queue.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from runtime.core.agent import AgentCore, AgentPolicy
+from runtime.core.agent_events import (
+    Addressed,
+    AgentEvent,
+    Began,
+    BreakGroup,
+    Completed,
+    Connected,
+    Disconnected,
+    EndReason,
+    Entered,
+    Failed,
+    Heard,
+    Leaving,
+    Mapped,
+    MustEnd,
+    Notice,
+    Over,
+    Passed,
+    Seated,
+    Spoke,
+    Trains,
+)
+from runtime.core.messages import FromScheduler, Pairs, Process
+from runtime.core.point import Point
+from tests.simulation.network import Connection
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+CLOCK_STEP_S = 1e-6
+NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
+
+
+class Stage(enum.Enum):
+    """Where the main thread is."""
+
+    STARTING = "starting"  # imports, init(), the user's own preparations
+    LEAVING_GROUP = "leaving its group"
+    RENDEZVOUS = "in the rendezvous"
+    FORMING = "forming"
+    TRAINING = "training"
+    SAVING = "saving the last commit"
+    DONE = "done"
+    OVER = "over"
+    ENDING = "ending"
+
+
+IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
+
+
+class Worker:
+    """One process from its start to its end; a restart of the same node is another one."""
+
+    def __init__(self, world: World, node: str, number: int) -> None:
+        rng = world.rng
+        self.world = world
+        self.node = node
+        self.session = f"{node}#{number}"
+        self.number = number
+        self.is_alive = True
+        self.is_paused = False
+        self.stage = Stage.STARTING
+        self.generation = 0
+        self.rank = -1
+        self._ranks: dict[int, int] = {}  # generation → its rank in it
+        self.step = 0
+        self.restored: Point | None = None
+        self.end_reason: EndReason | None = None
+        self._clock_offset = rng.uniform(-1e4, 1e4)
+        self._inbox: deque[AgentEvent] = deque()
+        self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
+        self._connection: Connection | None = None
+        self._tick_at: float | None = None
+        self._leave_is_told = False
+        self.process = Process(f"host-{rng.randrange(3)}", 1000 + number, number, "cpu")
+        policy = AgentPolicy(
+            node,
+            self.session,
+            self.process,
+            world.policy.job_name,
+            world.policy.settings,
+            topo_timeout_s=world.policy.topo_timeout_s,
+        )
+        self.agent = AgentCore(policy, self._now)
+        world.after(rng.uniform(0.01, 1.0), self._connect)
+        self._agent_step(Passed(0))
+
+    def __str__(self) -> str:
+        return self.session
+
+    @property
+    def _now(self) -> float:
+        return self.world.now + self._clock_offset
+
+    def rank_in(self, generation: int) -> int:
+        """Its rank in this generation; -1 where it was no member."""
+        return self._ranks.get(generation, -1)
+
+    def is_in_group(self) -> bool:
+        """Whether its sockets to the group's other members are whole."""
+        return self.stage in IN_GROUP
+
+    def is_forming_in(self, generation: int) -> bool:
+        """Ready to complete the group."""
+        return self._runs() and self.stage is Stage.FORMING and self.generation == generation
+
+    def trains_in(self, generation: int) -> bool:
+        """Ready for the next step."""
+        return self._runs() and self.stage is Stage.TRAINING and self.generation == generation
+
+    def _runs(self) -> bool:
+        return self.is_alive and not self.is_paused
+
+    # ---- life and death
+
+    def die(self, *, unnoticed: bool = False) -> None:
+        """kill -9; where the host or its link goes too, its connection's end is ``unnoticed``."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.world.note("worker", self, "is gone", self.stage.value)
+        if self._connection is not None:
+            self.world.network.close(self._connection, unnoticed=unnoticed)
+            if not unnoticed:
+                self.world.host.process_died(self)
+        self.world.groups.died(self)
+        self.world.worker_gone(self)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self._runs():
+            self.is_paused = True
+            self.world.note("worker", self, "is stopped")
+
+    def resume(self) -> None:
+        """SIGCONT: first what the sockets held, then the main thread."""
+        if not self.is_alive or not self.is_paused:
+            return
+        self.is_paused = False
+        self.world.note("worker", self, "goes on")
+        while self._inbox and self._runs():
+            self._agent_step(self._inbox.popleft())
+        while self._held_back and self._runs():
+            action, arguments = self._held_back.popleft()
+            action(*arguments)  # type: ignore[operator]
+        if self._runs():
+            self._agent_step(Passed(self.step))
+            if self.is_in_group() and self.world.groups.was_left(self):
+                self.world.after(0.02, self.collective_failed, self.generation)
+            self.world.groups.look_again(self)
+
+    def _held(self, action: object, *arguments: object) -> bool:
+        """Whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
+        if self.is_alive and self.is_paused:
+            self._held_back.append((action, arguments))
+        return not self._runs()
+
+    def fail(self, text: str) -> None:
+        """The user's function raises."""
+        if self._runs():
+            self._agent_step(Spoke(text))
+            self._leave(on_purpose=False, text=text)
+
+    def terminate(self) -> None:
+        """SIGTERM: the process leaves on purpose."""
+        if self._runs():
+            self._leave(on_purpose=True, text="SIGTERM")
+
+    def _leave(self, *, on_purpose: bool, text: str) -> None:
+        self.stage = Stage.ENDING
+        self._agent_step(Leaving(on_purpose, text))
+        self.world.after(0.03, self._exit)  # what was said is on its way
+
+    def _exit(self) -> None:
+        if not self._held(self._exit):
+            self.die()
+
+    # ---- the connection
+
+    def _connect(self) -> None:
+        if self._held(self._connect) or self._connection is not None:
+            return
+        self._connection = self.world.network.connect(self)
+        if self._connection is None:
+            self.world.after(self.world.rng.uniform(0.1, 0.7), self._connect)
+        else:
+            self._agent_step(Connected())
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The worker's end of a connection learns that it is closed."""
+        if self._held(self.connection_closed, connection) or connection is not self._connection:
+            return
+        self._connection = None
+        self._agent_step(Disconnected())
+        self.world.after(self.world.rng.uniform(0.01, 0.4), self._connect)
+
+    def flap(self) -> None:
+        """The connection breaks; the process does not."""
+        if self._connection is not None:
+            self.world.network.close(self._connection)
+
+    def receive(self, message: FromScheduler) -> None:
+        """A message arrives."""
+        if self.is_alive and self.is_paused:
+            self._inbox.append(Heard(message))
+        elif self.is_alive:
+            self.world.note("hears", self, message)
+            self._agent_step(Heard(message))
+
+    # ---- the agent
+
+    def _agent_step(self, event: AgentEvent) -> None:
+        ready = self.agent.step(event, self._now)
+        for watch in self.world.watch_agent:
+            watch(self)
+        for message in ready.sends:
+            if self._connection is not None:
+                self.world.network.up(self._connection, message)
+        for notice in ready.notices:
+            self._obey(notice)
+        if ready.wake_at is not None and self.is_alive:
+            at = max(ready.wake_at - self._clock_offset, self.world.now) + CLOCK_STEP_S
+            if self._tick_at is None or at < self._tick_at:
+                self._tick_at = at
+                self.world.at(at, self._tick, at)
+
+    def _tick(self, at: float) -> None:
+        if at == self._tick_at:
+            self._tick_at = None
+            if self._runs():
+                self._agent_step(Passed(self.step))
+
+    def _obey(self, notice: Notice) -> None:
+        self.world.note("is told", self, notice)
+        for watch in self.world.watch_notice:
+            watch(self, notice)
+        match notice:
+            case Seated():
+                if self.stage is Stage.STARTING:
+                    self.world.after(self.world.rng.uniform(0.05, self.world.mix.prepares_s), self._enter)
+            case BreakGroup():
+                if self.is_in_group():
+                    self._leave_group()
+            case Began(started):
+                self.stage = Stage.FORMING
+                self.generation, self.rank = started.generation, started.rank
+                self._ranks[started.generation] = started.rank
+                self.step, self.restored = started.restore.step if started.restore else 0, started.restore
+                self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
+            case Mapped(generation, blobs):
+                if self.stage is Stage.FORMING and generation == self.generation:
+                    self.world.groups.arrive(self, tuple(blob.decode() for blob in blobs))
+            case Over():
+                self.stage = Stage.OVER
+                self.world.after(self.world.rng.uniform(0.01, 1.0), self._return)
+            case MustEnd(reason, text):
+                self._must_end(reason, text)
+
+    def _must_end(self, reason: EndReason, text: str) -> None:
+        self.end_reason = reason
+        if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT):
+            self._leave(on_purpose=True, text=text)
+        else:
+            self.stage = Stage.ENDING
+            self.world.after(0.01, self._exit)
+
+    def _return(self) -> None:
+        """``elastic.run`` has returned, the script ends with status 0."""
+        if not self._held(self._return) and self.stage is Stage.OVER:
+            self._leave(on_purpose=True, text="status 0")
+
+    # ---- training
+
+    def _enter(self) -> None:
+        if self._held(self._enter) or self.stage not in (Stage.STARTING, Stage.LEAVING_GROUP):
+            return
+        self.stage = Stage.RENDEZVOUS
+        points = self.world.checkpoints_of(self.node).held()
+        self._agent_step(Entered(points, self.world.mix.has_own_parts, NUMERICS))
+
+    def _leave_group(self) -> None:
+        """Out of the collective; what is being saved is finished or dropped before the rendezvous is entered."""
+        self.stage = Stage.LEAVING_GROUP
+        self.world.groups.left(self)
+        self.world.after(self.world.rng.uniform(0.01, 0.5), self._enter)
+
+    def collective_failed(self, generation: int) -> None:
+        """A neighbour is gone."""
+        if self._held(self.collective_failed, generation) or generation != self.generation or not self.is_in_group():
+            return
+        self._leave_group()
+        self._agent_step(Failed())
+
+    def _publish(self, generation: int) -> None:
+        if self._held(self._publish, generation) or not self.is_forming_in(generation):
+            return
+        self._agent_step(Addressed(generation, self.session.encode()))
+
+    def group_stands(self, generation: int) -> None:
+        """Connected to every member, and restored."""
+        if self._held(self.group_stands, generation) or not self.is_forming_in(generation):
+            return
+        self.stage = Stage.TRAINING
+        if self.step >= self.world.mix.target_step:
+            self._save()
+        self._agent_step(Trains(generation))
+        self.world.groups.look_again(self)
+
+    def completes_step(self) -> None:
+        """One optimizer step; a commit where it is due."""
+        self.step += 1
+        if self.step >= self.world.mix.target_step or self.step % self.world.mix.save_every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self.step >= self.world.mix.target_step:
+            self.stage = Stage.SAVING
+        point = Point(self.step, self.generation)
+        self.world.after(self.world.rng.uniform(0.001, self.world.mix.saves_s), self._saved, point)
+
+    def _saved(self, point: Point) -> None:
+        if self._held(self._saved, point):
+            return
+        self.world.checkpoints_of(self.node).save(point)
+        self.world.note("saved", self, point)
+        if self.stage is Stage.SAVING and point == Point(self.step, self.generation):
+            self.stage = Stage.DONE
+            self._agent_step(Completed(self.generation, self.step))
