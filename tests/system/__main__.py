@@ -1,0 +1,157 @@
+"""``python -m tests.system --repeat 20 [--case NAME]``: the kill list, many times over, with a table at the end.
+
+Each case runs with real processes and must end with the undisturbed run's sha256 and nobody replaced who was not
+killed. Progress goes to standard error, a line a run; the table, and with ``--keep`` the folders of failed runs, stay.
+Exits with 0 only if every run of every case did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.system.job import Job
+from tests.system.kill_list import CASES, Case
+from tests.system.processes import ColdStarter, Starter, WarmStarter
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a case's runs."""
+
+    runs: int = 0
+    same_sha: int = 0
+    survivors_replaced: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def is_perfect(self) -> bool:
+        return self.runs == self.same_sha == len(self.seconds) and self.survivors_replaced == 0
+
+
+class Repeater:
+    """Runs cases in folders below ``root``, and remembers the sha256 of the undisturbed runs."""
+
+    def __init__(self, starter: Starter, root: Path, *, keep: bool) -> None:
+        self._starter = starter
+        self._root = root
+        self._keep = keep
+        self._expected: dict[tuple[str, ...], str] = {}
+        self._jobs: list[Job] = []
+
+    def close(self) -> None:
+        """End what an interrupted run may have left, and remove the folders unless they are kept."""
+        for job in self._jobs[-1:]:
+            job.end()
+        if not self._keep:
+            shutil.rmtree(self._root)
+
+    def expected(self, case: Case) -> str:
+        if case.trained not in self._expected:
+            job = self._new_job(case.trained)
+            job.start()
+            self._expected[case.trained] = job.wait_finished()
+        return self._expected[case.trained]
+
+    def run(self, case: Case, outcome: Outcome) -> str:
+        """One run; returns what there is to say about it, empty where all went well."""
+        expected = self.expected(case)
+        job = self._new_job(case.arguments)
+        outcome.runs += 1
+        began = time.monotonic()
+        problem, failed = "", {}
+        try:
+            case.disturb(job)
+            failed = {name: status for name, status in job.wait_ended().items() if status}
+            outcome.seconds.append(time.monotonic() - began)
+            if failed:
+                problem = f"exit statuses {failed}\n{job.tails()}"
+            elif (sha256 := job.sha256()) == expected:
+                outcome.same_sha += 1
+            else:
+                problem = f"sha256 {sha256}, expected {expected}\n{job.tails()}"
+        except AssertionError as error:
+            problem = str(error)
+        replaced = [
+            rank for rank in job.ranks if rank not in job.restarted and (rank in failed or job.seatings(rank) > 1)
+        ]
+        outcome.survivors_replaced += len(replaced)
+        left = job.end()
+        if replaced:
+            problem += f"\nsurvivors that had to be replaced: {replaced}"
+        if left:
+            problem += f"\nleft behind: {left}"
+        if problem and self._keep:
+            problem += f"\nits folder: {job.folder}"
+        return problem.strip()
+
+    def _new_job(self, arguments: tuple[str, ...]) -> Job:
+        folder = self._root / f"job{len(self._jobs)}"
+        folder.mkdir()
+        self._jobs.append(Job(folder, self._starter, args=arguments))
+        return self._jobs[-1]
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    cases = [CASES[name] for name in arguments.case or CASES]
+    starter: ColdStarter | WarmStarter = ColdStarter() if arguments.cold else WarmStarter()
+    outcomes = {case.name: Outcome() for case in cases}
+    root = Path(tempfile.mkdtemp(prefix="samebits-kill-list-"))
+    repeater = Repeater(starter, root, keep=arguments.keep)
+    try:
+        for number in range(1, arguments.repeat + 1):
+            for case in cases:
+                problem = repeater.run(case, outcomes[case.name])
+                said = f"FAILED\n{problem}" if problem else f"same sha, {outcomes[case.name].seconds[-1]:.1f} s"
+                print(f"{number}/{arguments.repeat} {case.name}: {said}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    finally:
+        repeater.close()
+        if isinstance(starter, WarmStarter):
+            starter.close()
+    print(table(outcomes))
+    return 0 if all(outcome.is_perfect for outcome in outcomes.values()) else 1
+
+
+def table(outcomes: dict[str, Outcome]) -> str:
+    """For people: a row a case, and the sum."""
+    width = max(map(len, outcomes))
+    rows = [f"{'case':{width}}  runs  same sha  survivors replaced  median s"]
+    for name, outcome in outcomes.items():
+        median = f"{statistics.median(outcome.seconds):8.1f}" if outcome.seconds else f"{'–':>8}"
+        rows.append(
+            f"{name:{width}}  {outcome.runs:4}  {outcome.same_sha:8}  {outcome.survivors_replaced:18}  {median}"
+        )
+    every = outcomes.values()
+    runs, same = sum(one.runs for one in every), sum(one.same_sha for one in every)
+    replaced = sum(one.survivors_replaced for one in every)
+    rows.append(f"{'all':{width}}  {runs:4}  {same:8}  {replaced:18}")
+    return "\n".join(rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.system", description="Repeat the kill list.")
+    parser.add_argument("--repeat", type=int, default=20, help="runs of each case (default: 20)")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), metavar="NAME", help="only this one; repeatable"
+    )
+    parser.add_argument("--cold", action="store_true", help="start every process anew, imports and all")
+    parser.add_argument("--keep", action="store_true", help="keep the folders")
+    parser.add_argument("--list", action="store_true", help="print the cases' names and exit")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(CASES))
+        parser.exit()
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

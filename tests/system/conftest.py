@@ -1,0 +1,99 @@
+"""What the system tests share: the warm starter, jobs that are proven gone, and undisturbed runs to compare with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.job import Job, JobFolder
+from tests.system.processes import ColdStarter, WarmStarter
+from tests.system.scripted import ScriptJob
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmStarter]:
+    starter = WarmStarter()
+    yield starter
+    starter.close()
+
+
+@pytest.fixture(scope="session")
+def cold() -> ColdStarter:
+    return ColdStarter()
+
+
+@pytest.fixture
+def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[JobFolder], None]]:
+    """Hands in a job: after the test nothing of it may be left, and its logs are shown where the test failed."""
+    jobs: list[JobFolder] = []
+    yield jobs.append
+    failed = request.node.stash.get(FAILED, True)
+    left = [one for job in jobs for one in job.end()]
+    if failed:
+        for job in jobs:
+            print(f"left: {left}\n{job.tails()}")
+    else:
+        assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., Job]:
+    """Makes jobs of the probe (or another ``script``), warm unless another ``starter`` is given."""
+    numbers = itertools.count()
+
+    def make(*args: str, starter: Any = None, **options: Any) -> Job:
+        folder = tmp_path / f"job{next(numbers)}"
+        folder.mkdir()
+        job = Job(folder, starter or warm, args=args, **options)
+        watched(job)
+        return job
+
+    return make
+
+
+@pytest.fixture
+def script_job(tmp_path: Path, watched: Callable[[JobFolder], None]) -> Callable[..., ScriptJob]:
+    """Makes jobs that are started with ``run.sh``."""
+    numbers = itertools.count()
+
+    def make(*args: str, **options: Any) -> ScriptJob:
+        folder = tmp_path / f"scripted{next(numbers)}"
+        folder.mkdir()
+        job = ScriptJob(folder, args=args, **options)
+        watched(job)
+        return job
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter) -> Callable[..., str]:
+    """The sha256 of a run of the same script with the same arguments that nobody kills; run once a session."""
+    known: dict[tuple[Any, ...], str] = {}
+
+    def sha256(*args: str, **options: Any) -> str:
+        key = (*args, *sorted(options.items()))
+        if key not in known:
+            job = Job(tmp_path_factory.mktemp("undisturbed"), warm, args=args, **options)
+            try:
+                job.start()
+                known[key] = job.wait_finished()
+            finally:
+                job.end()
+        return known[key]
+
+    return sha256

@@ -1,0 +1,270 @@
+"""A job as its user sees it: a folder, a port, logs, pids; and a job whose processes the test starts itself.
+
+``JobFolder`` is what every job has, whoever starts it: reading logs, waiting for what they say, the final sha256, and
+the proof that nothing is left. ``Job`` starts, kills and restarts the processes one by one (``scripted`` does so by the
+scripts). Never here: a promise, or a choice of what is killed. The one idea: a test waits for what a process says,
+never for time to pass, and a wait that is in vain shows the logs' last lines.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+
+from runtime.store.process_identity import ProcessIdentity
+from tests.system.processes import (
+    REPOSITORY,
+    Command,
+    Running,
+    Starter,
+    environment_of_tests,
+    found_below,
+    free_port,
+    lines_of,
+    signal_process,
+)
+
+PROBE = REPOSITORY / "tests" / "system" / "probe.py"
+Value = TypeVar("Value")
+
+POLL_S = 0.01
+SHOWN_LINES = 25
+WAIT_S = 60.0
+
+_STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)")
+_FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the probe: a step that was committed, and when (monotonic seconds)."""
+
+    number: int
+    at_s: float
+
+
+class JobFolder:
+    """A job's folder and settings, its logs, and what may be left of it at the end.
+
+    Args:
+        folder: of this job alone, empty.
+        workers: WORKER_NUM.
+        settings: environment variables besides those below, or instead of them; an empty value leaves one out.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 4, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.workers = workers
+        self.port = free_port()
+        self.settings = {
+            "WORKER_NUM": str(workers),
+            "SCHED_PORT": str(self.port),
+            "ENABLE_RECOVERY": "1",
+            "REGISTER_COOLDOWN": "1",
+            "OMP_NUM_THREADS": "1",
+            **(settings or {}),
+        }
+        self.log_dir = folder / "device"
+        self.checkpoints = folder / "ckpt_of_rank"
+        self.recovery = folder / "recovery"
+
+    @property
+    def ranks(self) -> range:
+        return range(self.workers)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a process of this job is given."""
+        wanted = environment_of_tests() | self.settings | more
+        return {name: value for name, value in wanted.items() if value}
+
+    # ---- logs
+
+    def log(self, name: str | int) -> Path:
+        """``scheduler``, or a worker by its rank."""
+        return self.log_dir / (f"worker_{name}.log" if isinstance(name, int) else f"{name}.log")
+
+    def lines(self, name: str | int) -> Sequence[str]:
+        return lines_of(self.log(name))
+
+    def count(self, name: str | int) -> int:
+        """How many lines there are: a place in the log to look from later."""
+        return len(self.lines(name))
+
+    def matches(self, name: str | int, pattern: str, since: int = 0) -> list[re.Match[str]]:
+        """Every line that the pattern is found in."""
+        found = (re.search(pattern, line) for line in self.lines(name)[since:])
+        return [match for match in found if match is not None]
+
+    def wait_for(self, name: str | int, pattern: str, *, since: int = 0, timeout_s: float = WAIT_S) -> re.Match[str]:
+        """The first line with the pattern, as soon as it is there."""
+        return self.wait_until(
+            lambda: next(iter(self.matches(name, pattern, since)), None), f"{pattern!r} in {name}'s log", timeout_s
+        )
+
+    def wait_for_step(self, step: int, rank: int = 0, *, since: int = 0, timeout_s: float = WAIT_S) -> None:
+        """Until this rank has said a step from ``step`` on."""
+        self.wait_until(
+            lambda: any(int(match[2]) >= step for match in self.matches(rank, _STEP.pattern, since)) or None,
+            f"step {step} of rank {rank}",
+            timeout_s,
+        )
+
+    def wait_until(self, found: Callable[[], Value | None], what: str, timeout_s: float = WAIT_S) -> Value:
+        """What the function returns, once that is not None."""
+        deadline = time.monotonic() + timeout_s
+        while (value := found()) is None:
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s:g} s\n{self.tails()}"
+            time.sleep(POLL_S)
+        return value
+
+    def steps(self, rank: int) -> list[Step]:
+        """Everything the probe said, steps that were done twice included."""
+        return [Step(int(match[2]), float(match[4])) for match in self.matches(rank, _STEP.pattern)]
+
+    def seatings(self, rank: int) -> int:
+        """How many processes this worker's seat has had."""
+        return len(self.matches(rank, r"seated: slot \d+ of"))
+
+    def sha256(self) -> str:
+        """The one hash that every rank's last line gives."""
+        finals = {rank: self.matches(rank, _FINAL.pattern) for rank in self.ranks}
+        silent = [rank for rank, found in finals.items() if not found]
+        assert not silent, f"rank {silent} printed no final line\n{self.tails()}"
+        hashes = {rank: found[-1][2] for rank, found in finals.items()}
+        assert len(set(hashes.values())) == 1, f"the ranks end with different weights: {hashes}\n{self.tails()}"
+        return hashes[0]
+
+    def tails(self) -> str:
+        """The end of every log."""
+        logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
+        return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
+
+    # ---- what is left
+
+    def processes(self) -> Iterable[ProcessIdentity]:
+        """Every process of this job that lives, whoever started it."""
+        return found_below(self.folder)
+
+    def end(self) -> list[str]:
+        """End whatever still runs; what that was, and any lock or port that stayed held after it."""
+        left = []
+        for identity in self.processes():
+            command = Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            left.append(f"process {identity.pid}: {command}")
+            signal_process(identity, signal.SIGKILL)
+            identity.wait_for_exit(10.0)
+        for path in self.folder.rglob("lock"):
+            try:
+                filelock.FileLock(path, timeout=0).acquire().lock.release()
+            except filelock.Timeout:
+                left.append(f"lock {path}")
+        with socket.socket() as caller:
+            if caller.connect_ex(("127.0.0.1", self.port)) == 0:
+                left.append(f"port {self.port}")
+        return left
+
+
+class Job(JobFolder):
+    """A job whose scheduler and workers all run one script, started by the test.
+
+    Args:
+        starter: how a process is started.
+        script, args: what the processes run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        starter: Starter,
+        *,
+        script: Path = PROBE,
+        args: Sequence[str] = (),
+        workers: int = 4,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder, workers=workers, settings=settings)
+        self._starter = starter
+        self._script = script
+        self._args = tuple(args) if script != PROBE else (*args, "--marks", str(folder))
+        self._workers: dict[int, Running] = {}
+        self._scheduler: Running | None = None
+        self.restarted: set[int] = set()
+        self.log_dir.mkdir(parents=True)
+
+    # ---- processes
+
+    @property
+    def scheduler(self) -> Running:
+        assert self._scheduler is not None, "the scheduler was not started"
+        return self._scheduler
+
+    def worker(self, rank: int) -> Running:
+        return self._workers[rank]
+
+    def start(self) -> None:
+        """Everything: for the first time, or after all of it was killed."""
+        self.start_scheduler()
+        for rank in self.ranks:
+            self.start_worker(rank)
+
+    def start_scheduler(self, **more: str) -> None:
+        self._scheduler = self._start("scheduler", {"ROLE": "scheduler", **more})
+
+    def start_worker(self, rank: int, **more: str) -> None:
+        if rank in self._workers:
+            self.restarted.add(rank)
+        self._workers[rank] = self._start(rank, {"ROLE": "worker", "NODE_ID": str(rank), **more})
+
+    def _start(self, name: str | int, more: Mapping[str, str]) -> Running:
+        environment = self.environment(**more)
+        return self._starter.start(Command(self._script, self._args, environment, self.folder, self.log(name)))
+
+    def kill(self, *ranks: int) -> None:
+        """kill -9 these workers at once; returns when they are gone."""
+        for rank in ranks:
+            self.worker(rank).signal(signal.SIGKILL)
+        for rank in ranks:
+            self.wait_killed(rank)
+
+    def kill_everything(self) -> None:
+        """kill -9 the scheduler and every worker."""
+        self.scheduler.signal(signal.SIGKILL)
+        self.kill(*self.ranks)
+        self.scheduler.wait(10.0)
+
+    def wait_killed(self, rank: int, timeout_s: float = WAIT_S) -> None:
+        """Until kill -9 has ended this worker: the test's, or its own (``--kill``)."""
+        try:
+            status = self.worker(rank).wait(timeout_s)
+        except TimeoutError as error:
+            raise AssertionError(f"worker {rank}: {error}\n{self.tails()}") from None
+        assert status == -signal.SIGKILL, f"worker {rank} ended with {status}\n{self.tails()}"
+
+    def wait_ended(self, timeout_s: float = WAIT_S) -> dict[str | int, int]:
+        """The exit status of every process, once all have ended."""
+        deadline = time.monotonic() + timeout_s
+        statuses: dict[str | int, int] = {}
+        try:
+            for rank, worker in self._workers.items():
+                statuses[rank] = worker.wait(max(0.1, deadline - time.monotonic()))
+            statuses["scheduler"] = self.scheduler.wait(max(0.1, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.tails()}") from None
+        return statuses
+
+    def wait_finished(self, timeout_s: float = WAIT_S) -> str:
+        """The job's sha256, once every process has left with status 0 and no survivor was replaced."""
+        statuses = self.wait_ended(timeout_s)
+        failed = {name: status for name, status in statuses.items() if status}
+        assert not failed, f"exit statuses {failed}\n{self.tails()}"
+        replaced = [rank for rank in self.ranks if rank not in self.restarted and self.seatings(rank) != 1]
+        assert not replaced, f"survivors {replaced} were seated again\n{self.tails()}"
+        return self.sha256()

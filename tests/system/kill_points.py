@@ -1,0 +1,95 @@
+"""Exact moments at which a process of the probe kills itself: kill -9, once, and never again in its replacement.
+
+A kill is asked for as ``RANK:POINT`` or ``RANK:POINT:NUMBER``. Most points are calls in the probe itself; those inside
+the runtime (while it saves, forms a group, restores) are reached by wrapping one of its functions each. The one idea:
+the mark that a kill has happened is a file, made exclusively just before it, so the process that takes over finds it.
+
+=================  =========================================================================  ================
+point              the process dies                                                           NUMBER
+=================  =========================================================================  ================
+forming            having published its address and learned the others', not yet connected    generation
+restoring          connected, before it takes over the restore point                          its step
+backward           in the middle of the backward pass, some gradients reduced, some not       the step
+stepped            after the optimizer's step, before the commit                              the step
+saving             a checkpoint is written but not renamed into place                         its step
+saved              the checkpoint has its name, nobody knows yet                              its step
+committed          after the commit                                                           the step
+function_returned  the training function is about to return, ``elastic.run`` has not          –
+train_returned     ``elastic.run`` has returned, the process has not ended                    –
+=================  =========================================================================  ================
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import runtime
+from runtime.service.agent import Agent
+from runtime.store import durable
+from runtime.store.checkpoint import folder
+
+
+class KillPoints:
+    """The kills that are still to happen."""
+
+    def __init__(self, wanted: Sequence[str], marks: Path) -> None:
+        self._wanted = frozenset(wanted)
+        self._marks = marks
+
+    def here(self, point: str, number: int | None = None) -> None:
+        """Die, if that was asked for and has not happened yet."""
+        rank = runtime.get_rank()
+        for name in (f"{rank}:{point}", f"{rank}:{point}:{number}"):
+            if name in self._wanted and self._is_first(name):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first(self, name: str) -> bool:
+        try:
+            os.close(os.open(self._marks / f"killed-{name}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def install(self) -> None:
+        """Reach the points inside the runtime."""
+        if not self._wanted:
+            return
+        self._wrap_formation()
+        self._wrap_restoring()
+        self._wrap_saving()
+
+    def _wrap_formation(self) -> None:
+        inner = Agent.address_map
+
+        def address_map(agent: Agent, generation: int) -> Any:
+            blobs = inner(agent, generation)
+            self.here("forming", generation)
+            return blobs
+
+        Agent.address_map = address_map  # type: ignore[method-assign, assignment]
+
+    def _wrap_restoring(self) -> None:
+        inner = runtime.elastic.TorchState.load
+
+        def load(state: Any, contents: dict[str, Any], *, own: bool) -> None:
+            self.here("restoring", contents["shared"]["steps"])
+            inner(state, contents, own=own)
+
+        runtime.elastic.TorchState.load = load  # type: ignore[method-assign, assignment]
+
+    def _wrap_saving(self) -> None:
+        inner = durable.publish
+
+        def publish(temporary: Path, path: Path) -> None:
+            point = folder.parse_point_name(path.name)
+            if point is not None:
+                self.here("saving", point.step)
+            inner(temporary, path)
+            if point is not None:
+                self.here("saved", point.step)
+
+        durable.publish = publish

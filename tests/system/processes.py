@@ -1,0 +1,243 @@
+"""Real processes by pid and start time: started cold or warm, signalled, awaited, and found again if they got away.
+
+Here live the two ways to start a Python script and the value that stands for one such process. Never here: what a job
+is. The one idea: importing torch takes seconds, and a test that starts a dozen workers has no use for them, so most
+processes are forked from one that has imported it (``warm_start``); they are processes like any other, with a pid, an
+environment, a log and a death of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runtime.store.process_identity import ProcessIdentity
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WARM_START_S = 120.0  # importing torch on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A Python script and everything its process is given; standard output and error are appended to ``log``."""
+
+    script: Path
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+
+
+class Starter(Protocol):
+    """A way to start a script in a process of its own."""
+
+    def start(self, command: Command) -> Running:
+        """Start it."""
+
+    def status(self, pid: int, timeout_s: float) -> int | None:
+        """How a process that has ended did so, as subprocess has it (minus the signal); None: not told in time."""
+
+
+@dataclass(slots=True)
+class Running:
+    """One process of ours, alive or not."""
+
+    identity: ProcessIdentity
+    starter: Starter
+    _status: int | None = field(default=None, init=False)
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    def is_alive(self) -> bool:
+        return self.identity.is_alive()
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, or minus the signal that ended it.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        if self._status is None:
+            deadline = time.monotonic() + timeout_s
+            if not self.identity.wait_for_exit(timeout_s):
+                raise TimeoutError(f"pid {self.pid} still runs after {timeout_s:g} s")
+            self._status = self.starter.status(self.pid, max(1.0, deadline - time.monotonic()))
+            if self._status is None:
+                raise TimeoutError(f"nobody told how pid {self.pid} ended")
+        return self._status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal exactly this process; without effect where it is gone."""
+        signal_process(self.identity, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait(10.0)
+
+
+def signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
+    """Signal exactly this process, never another that got its pid."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if identity.is_alive():
+            signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+class ColdStarter:
+    """Starts the interpreter anew, imports and all: what a user's shell does."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, command: Command) -> Running:
+        with command.log.open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, str(command.script), *command.args],
+                env=dict(command.environment),
+                cwd=command.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._children[child.pid] = child
+        return Running(identity_of_child(child.pid), self)
+
+    def status(self, pid: int, timeout_s: float) -> int | None:
+        try:
+            return self._children.pop(pid).wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class WarmStarter:
+    """Forks from a process that has imported torch; see ``warm_start``. Closing it ends that process."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.system.warm_start", str(theirs.fileno())],
+                cwd=REPOSITORY,
+                env=environment_of_tests() | {"OMP_NUM_THREADS": "1"},  # torch reads it when it is imported
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._rest = b""
+        self._statuses: dict[int, int] = {}
+        self._receive("ready", time.monotonic() + WARM_START_S)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(10.0)
+
+    def start(self, command: Command) -> Running:
+        order = {
+            "script": str(command.script),
+            "args": command.args,
+            "environment": dict(command.environment),
+            "folder": str(command.folder),
+            "log": str(command.log),
+        }
+        self._socket.sendall(json.dumps(order).encode() + b"\n")
+        told = self._receive("started_at", time.monotonic() + 30.0)
+        assert told is not None, "the warm starter did not answer"
+        return Running(ProcessIdentity(told["pid"], told["started_at"]), self)
+
+    def status(self, pid: int, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while pid not in self._statuses:
+            if self._receive("status", deadline) is None:
+                return None
+        return self._statuses.pop(pid)
+
+    def _receive(self, wanted: str, deadline: float) -> dict[str, int] | None:
+        """The next message of this kind; exit statuses that come before it are kept."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                message: dict[str, int] = json.loads(line)
+                if "status" in message:
+                    self._statuses[message["pid"]] = message["status"]
+                if wanted in message:
+                    return message
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return None
+            received = self._socket.recv(65536)
+            assert received, f"the warm starter ended with status {self._process.wait(10.0)}"
+            self._rest += received
+
+
+def identity_of_child(pid: int) -> ProcessIdentity:
+    """The identity of a child that was not waited for yet, even if it has ended already (proc(5), field 22 of stat)."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    return ProcessIdentity(pid, int(stat[stat.rindex(b")") + 2 :].split()[19]))
+
+
+def environment_of_tests() -> dict[str, str]:
+    """What a process needs to find the package and itself, and no setting of a job that the caller's shell may have."""
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    return environment | {"PYTHONPATH": str(REPOSITORY)}
+
+
+def found_below(folder: Path) -> list[ProcessIdentity]:
+    """Processes whose working folder or environment lies in this folder: ours, whoever started them.
+
+    A test's folder is named nowhere else, so nobody else's process is ever found.
+    """
+    found = []
+    wanted, me = str(folder).encode(), os.getpid()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == me:
+            continue
+        identity = ProcessIdentity.of(int(entry.name))
+        try:
+            belongs = (entry / "cwd").readlink().is_relative_to(folder) or wanted in (entry / "environ").read_bytes()
+        except OSError:
+            continue  # gone, or another user's
+        if identity is not None and belongs and identity.is_alive():
+            found.append(identity)
+    return found
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def lines_of(path: Path) -> Sequence[str]:
+    """The whole lines of a log; none where there is no log yet."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.rpartition("\n")[0].splitlines()

@@ -1,0 +1,38 @@
+"""Promise f: a worker that comes back from a long sleep finds its seat taken, and leaves without touching the job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from runtime.errors import FencedError
+from tests.system.job import Job
+from tests.system.kill_list import MIDDLE
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "80", "--interval", "10")
+
+
+def test_a_worker_that_was_stopped_too_long_is_fenced(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(*TRAINED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "2"})
+    job.start()
+    job.wait_for_step(MIDDLE)
+    zombie = job.worker(2)
+    zombie.signal(signal.SIGSTOP)
+    job.wait_for("scheduler", r"worker 2 \(pid \d+ on \S+\) is lost: silent for 2 s \(NODE_TIMEOUT\)")
+    job.start_worker(2)
+    job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
+    job.wait_for(2, rf"locked by worker 2 \(pid {zombie.pid} on")
+    assert zombie.is_alive()
+
+    zombie.signal(signal.SIGCONT)
+    assert zombie.wait(10.0) == FencedError.exit_code
+    job.wait_for("scheduler", rf"fenced pid {zombie.pid} on ")
+    job.wait_for(2, r"the seat of worker 2 is now held by pid \d+ .*must not touch the job again")
+    assert job.wait_finished() == undisturbed(*TRAINED)
+    assert job.restarted == {2}

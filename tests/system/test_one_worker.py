@@ -1,0 +1,51 @@
+"""Promise b: kill one worker, call ``recover.sh``; the default cool-down, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.system.kill_list import INTERVAL, MIDDLE
+from tests.system.scripted import ScriptJob
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "80", "--interval", str(INTERVAL))
+COOL_DOWN_S = 30.0
+
+
+def test_a_killed_worker_waits_for_its_seat_and_goes_on_with_the_same_bits(
+    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+) -> None:
+    expected = undisturbed(*TRAINED)
+    job = script_job(*TRAINED, "--pause-ms", "30", settings={"REGISTER_COOLDOWN": ""})
+    run = job.run()
+    job.wait_for_step(MIDDLE)
+    before = job.pids()
+    killed_at = time.monotonic()
+    job.kill(2)
+    recover = job.recover()
+
+    first = job.wait_for(2, r"its seat is free again in (\d+\.\d) s \(REGISTER_COOLDOWN=30\)")
+    assert float(first[1]) <= COOL_DOWN_S - (time.monotonic() - killed_at) + 1.0
+    job.wait_for(2, r"seated: slot 2 of 4, incarnation 2", timeout_s=COOL_DOWN_S + 10.0)
+    assert COOL_DOWN_S - 0.1 <= time.monotonic() - killed_at <= COOL_DOWN_S + 1.0
+    seconds = [int(match[1]) for match in job.matches(2, r"waits for its seat: (\d+) s left")]
+    assert seconds == sorted(set(seconds), reverse=True), "the seconds do not count down"
+    assert len(seconds) >= 3
+    assert seconds[0] < COOL_DOWN_S
+
+    assert job.finished(run) == expected
+    assert recover.wait() == 0
+    after = job.pids()
+    assert {name for name in before if after[name] != before[name]} == {2}
+    assert [job.seatings(rank) for rank in job.ranks] == [1, 1, 2, 1]
+    assert "worker 2 " in job.wait_said(run, "was killed by signal 9 (SIGKILL)")
+
+    left_at = max(int(job.wait_for(rank, r"left the generation at step (\d+)")[1]) for rank in (0, 1, 3))
+    restored = left_at // INTERVAL * INTERVAL
+    for rank in job.ranks:
+        said = job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {restored}\b")
+        assert f"restore point: step {restored} of generation 1, from every rank's own checkpoint" in said.string

@@ -1,0 +1,84 @@
+"""Promise c: training does not depend on the scheduler; its death and its pause change nothing."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.system.job import Job, JobFolder, Step
+from tests.system.scripted import SCHEDULER, ScriptJob
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "270", "--interval", "1000")
+FIRST_STEPS = 10  # slower than the others: DDP lays its buckets out, memory is touched for the first time
+AWAY_S = 20.0
+PAUSED_S = 8.0
+
+
+def test_twenty_seconds_without_a_scheduler_cost_no_step(
+    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+) -> None:
+    expected = undisturbed(*TRAINED, "--pause-ms", "5")
+    job = script_job(*TRAINED, "--pause-ms", "100")  # steps that sleep: the machine's noise is small beside them
+    run = job.run()
+    job.wait_for_step(15)
+    before = job.pids()
+    job.kill(SCHEDULER)
+    killed_at = time.monotonic()
+    time.sleep(AWAY_S)
+    recovered_at = time.monotonic()
+    recover = job.recover()
+    job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+    assert job.finished(run) == expected
+    assert recover.wait() == 0
+
+    assert "the scheduler" in job.wait_said(run, "was killed by signal 9 (SIGKILL)")
+    after = job.pids()
+    assert {name for name in before if after[name] != before[name]} == {SCHEDULER}
+    assert_no_new_round(job)
+    assert "is away (step" in job.wait_for(0, "the scheduler is away").string
+    steps = [job.steps(rank) for rank in job.ranks]
+    for own in steps:
+        assert [step.number for step in own] == list(range(1, 271)), "a step was done twice"
+        assert sum(killed_at < step.at_s < recovered_at for step in own) >= 100
+    lasted_s = durations_s(steps)
+    longest_s = max(lasted for at_s, lasted in lasted_s if killed_at < at_s < recovered_at)
+    percentile_99_s = statistics.quantiles([lasted for _, lasted in lasted_s], n=100)[98]
+    assert longest_s <= percentile_99_s + 0.050
+
+
+def test_a_scheduler_that_stands_still_loses_nobody(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    expected = undisturbed(*TRAINED, "--pause-ms", "5")
+    job = new_job(*TRAINED, "--pause-ms", "40")
+    job.start()
+    job.wait_for_step(15)
+    job.scheduler.signal(signal.SIGSTOP)
+    time.sleep(PAUSED_S)
+    step = job.steps(0)[-1].number
+    job.scheduler.signal(signal.SIGCONT)
+    job.wait_for(SCHEDULER, r"stood still for [78]\.\d s; nobody loses a lease by that")
+    assert step > 50, "training stood still with the scheduler"
+    assert job.wait_finished() == expected
+    assert_no_new_round(job)
+
+
+def assert_no_new_round(job: JobFolder) -> None:
+    """Everybody is in the one generation there ever was."""
+    assert len(job.matches(SCHEDULER, r"round \S+ opened")) == 1, job.tails()
+    for rank in job.ranks:
+        assert len(job.matches(rank, r"generation \d+: rank")) == 1
+        assert job.matches(rank, f"generation 1: rank {rank} of {job.workers}")
+
+
+def durations_s(steps: list[list[Step]]) -> list[tuple[float, float]]:
+    """When each step ended and how long it took, the median of the ranks: a step that stalls, stalls on all of them."""
+    ends_s = [statistics.median(step.at_s for step in ends) for ends in zip(*steps, strict=True)]
+    return [(end_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends_s[FIRST_STEPS:])]

@@ -1,0 +1,108 @@
+"""A process that has imported torch once and forks a child for every script it is told to run.
+
+Started by ``processes.WarmStarter``. A child becomes what ``python script.py`` would have become: its own session,
+folder, environment and log, ``sys.argv``, ``sys.path`` and ``__main__``; the only difference is that the imports below
+cost it nothing. The package under test is not among them, so each child imports that itself. The one idea: the fork
+happens while there is a single thread, and whatever a child does (exit, an uncaught exception, ``kill -9``) happens at
+the bottom of its stack, as in any script.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import filelock
+import msgpack
+import safetensors
+import sklearn.datasets
+import torch
+import torch._dynamo
+import xxhash
+import zmq
+
+from tests.system.processes import identity_of_child
+
+IMPORTED = (filelock, msgpack, safetensors, sklearn.datasets, torch, xxhash, zmq)
+
+
+def serve(link: socket.socket) -> dict[str, Any] | None:
+    """Fork for every order; returns the order in the child, None in the parent when the other end is closed."""
+    children: dict[int, int] = {}  # pidfd → pid
+    rest = b""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    _tell(link, {"ready": 1})
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                _tell(link, _reap(children.pop(descriptor)))
+                continue
+            try:
+                received = link.recv(1 << 20)
+            except ConnectionResetError:  # closed with something unread
+                return None
+            if not received:
+                return None
+            rest += received
+            while b"\n" in rest:
+                line, _, rest = rest.partition(b"\n")
+                pid = os.fork()
+                if pid == 0:
+                    for other in children:
+                        os.close(other)
+                    order: dict[str, Any] = json.loads(line)
+                    return order
+                descriptor = os.pidfd_open(pid)
+                children[descriptor] = pid
+                poll.register(descriptor, select.POLLIN)
+                _tell(link, {"pid": pid, "started_at": identity_of_child(pid).started_at})
+
+
+def _reap(pid: int) -> dict[str, int]:
+    _, status = os.waitpid(pid, 0)
+    return {"pid": pid, "status": os.waitstatus_to_exitcode(status)}
+
+
+def _tell(link: socket.socket, message: dict[str, int]) -> None:
+    link.sendall(json.dumps(message).encode() + b"\n")
+
+
+def become(order: dict[str, Any]) -> None:
+    """Turn this child into a process that was started to run the script."""
+    os.setsid()
+    os.chdir(order["folder"])
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    script = Path(order["script"])
+    sys.argv = [str(script), *order["args"]]
+    sys.path[0] = str(script.parent)
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    assert threads == 1, f"a fork would lose {threads - 1} threads"
+    gc.freeze()
+    order = serve(link)
+    link.close()
+    if order is not None:
+        become(order)
+        runpy.run_path(order["script"], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
