@@ -1,0 +1,143 @@
+"""Moments in the life of a measured process, on their way to the process that measures.
+
+Here live the line a process writes, the channel that carries it, and the probes that write a line whenever a named
+method of the product is called. Never here: what a moment means. The one idea: ``CLOCK_MONOTONIC`` is one clock for all
+processes of a host (clock_gettime(2)), and a line shorter than PIPE_BUF is written whole (pipe(7)), so any number of
+processes may note moments into one FIFO and be killed while they do.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["CHANNEL", "WHO", "Channel", "Moment", "Notebook", "before_and_after"]
+
+CHANNEL: Final = "BENCHMARK_MOMENTS"
+"""Environment variable: the FIFO a measured process writes to."""
+WHO: Final = "BENCHMARK_WHO"
+"""Environment variable: what a measured process calls itself."""
+
+LOOK_EVERY_S: Final = 0.02
+"""A reader that woke for every line would take the cores it measures; the times are the writers' own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something happened in process ``pid`` of ``who``, at ``at_s`` on the host's monotonic clock.
+
+    ``cpu_s`` is what all threads of the process had computed by then; it says more than the clock on a busy machine.
+    """
+
+    name: str
+    who: str
+    pid: int
+    at_s: float
+    cpu_s: float
+    step: int | None = None
+
+
+class Notebook:
+    """The writing end, in a measured process."""
+
+    def __init__(self, channel: Path, who: str) -> None:
+        self._descriptor = os.open(channel, os.O_WRONLY | os.O_CLOEXEC)
+        self._who = who
+        self._pid = os.getpid()
+
+    @classmethod
+    def from_environment(cls) -> Notebook:
+        """As the environment says (:data:`CHANNEL`, :data:`WHO`)."""
+        return cls(Path(os.environ[CHANNEL]), os.environ[WHO])
+
+    def note(self, name: str, step: int | None = None) -> None:
+        """It happens now."""
+        moment = Moment(name, self._who, self._pid, time.monotonic(), time.process_time(), step)
+        os.write(self._descriptor, json.dumps(asdict(moment)).encode() + b"\n")
+
+
+def before_and_after(owner: type, method: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    """Let every call of ``owner.method`` be preceded by ``before`` and, when it returns, be followed by ``after``.
+
+    Both get the call's arguments, the object first.
+    """
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def probed(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        after(*args, **kwargs)
+        return result
+
+    setattr(owner, method, probed)
+
+
+class Channel:
+    """The reading end; what was read is kept, in the order in which it came.
+
+    Args:
+        path: of the FIFO, made here.
+        watch: called whenever it was read while moments are waited for; raises to stop the waiting.
+
+    Attributes:
+        moments: all that was read.
+        reached: the greatest step each process noted, by pid.
+    """
+
+    def __init__(self, path: Path, watch: Callable[[], None]) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.moments: list[Moment] = []
+        self.reached: dict[int, int] = {}
+        self._watch = watch
+        # Open for writing, too: the end of the last writer must not look like the end of the channel.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._partial = b""
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def wait_for(self, found: Callable[[], bool], within_s: float, what: str) -> None:
+        """Read until ``found`` says so.
+
+        Raises:
+            TimeoutError: it did not within that time; ``what`` is in the message.
+        """
+        deadline_s = time.monotonic() + within_s
+        while not found():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{what} did not happen within {within_s:g} s")
+            time.sleep(LOOK_EVERY_S)
+            self.drain()
+            self._watch()
+
+    def drain(self) -> None:
+        """Read what there is by now."""
+        for moment in self._read():
+            self.moments.append(moment)
+            if moment.step is not None:
+                self.reached[moment.pid] = max(moment.step, self.reached.get(moment.pid, 0))
+
+    def _read(self) -> Iterator[Moment]:
+        while True:
+            try:
+                self._partial += os.read(self._descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            *lines, self._partial = self._partial.split(b"\n")
+            yield from (Moment(**json.loads(line)) for line in lines)
+
+    def select(self, name: str, *, since_s: float = 0.0, pids: frozenset[int] | None = None) -> list[Moment]:
+        """All moments of that name that happened after ``since_s``, in these processes."""
+        return [
+            moment
+            for moment in self.moments
+            if moment.name == name and moment.at_s > since_s and (pids is None or moment.pid in pids)
+        ]

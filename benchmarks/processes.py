@@ -1,0 +1,208 @@
+"""The processes of one measurement: started, watched, and ended by the pids that were started.
+
+Here live a job of ours, its environment, and the end of everything. Never here: what is measured, or what a worker
+does. The one idea: whatever happens to a benchmark, leaving the ``with`` block leaves no process and no folder behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.moments import CHANNEL, WHO, Channel
+from runtime.settings_table import VARIABLES
+
+__all__ = ["REPOSITORY", "Job", "Stage", "free_port", "wait_until_listening", "worker_module", "worker_name"]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_LOOPBACK = "127.0.0.1"
+_LOG_TAIL_BYTES = 3000
+_START_S = 60.0
+_PARENT_GRACE_S = 40.0  # torchrun gives its workers 30 s
+
+
+def worker_module(name: str) -> list[str]:
+    """The command that runs ``benchmarks.workers.<name>`` with this interpreter."""
+    return [sys.executable, "-m", f"benchmarks.workers.{name}"]
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+class Stage:
+    """A folder, a channel for moments, and the processes of one measurement.
+
+    Attributes:
+        folder: for their files; gone afterwards.
+        channel: where their moments arrive.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="samebits-benchmark-"))
+        self.channel = Channel(self.folder / "moments", self.require_alive)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._parents: set[str] = set()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            print(self.logs(), file=sys.stderr)
+        self.close()
+
+    def close(self) -> None:
+        """End every process and remove the folder."""
+        for name in [*self._running]:
+            self.end(name)
+        self.channel.close()
+        shutil.rmtree(self.folder)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        gated: bool = False,
+        is_parent: bool = False,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with one thread per operator, this repository on its path, and its output in ``<name>.log``.
+
+        Args:
+            name: of its log, and of its moments.
+            command: what to run.
+            variables: added to the environment; what a job of ours may have set in this one is left out.
+            gated: whether its standard input is a pipe to write to.
+            is_parent: whether it starts processes of its own and ends them when it is asked to end (SIGTERM).
+        """
+        environment = {**_environment(), CHANNEL: str(self.channel.path), WHO: name, **variables}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.PIPE if gated else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._running[name] = process
+        if is_parent:
+            self._parents.add(name)
+        return process
+
+    def end(self, name: str) -> None:
+        """kill -9 (a parent gets the time to end its own first), and wait until the process is gone."""
+        process = self._running.pop(name)
+        if name in self._parents:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PARENT_GRACE_S)
+        process.kill()
+        process.wait()
+
+    def require_alive(self) -> None:
+        """Raise ChildProcessError if a process has ended by itself."""
+        for name, process in self._running.items():
+            status = process.poll()
+            if status is not None:
+                raise ChildProcessError(f"{name} ended with status {status} in the middle of a measurement")
+
+    def pids(self) -> dict[str, int]:
+        """Of the processes that were started and not ended, by name."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    def logs(self) -> str:
+        """The end of every log."""
+        texts = []
+        for log in sorted(self.folder.glob("*.log")):
+            texts.append(f"== {log.name}\n" + log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace"))
+        return "\n".join(texts)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what tells a job's processes who they are, and with one thread per process."""
+    ours = {variable.name for variable in VARIABLES}
+    torchs = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ours | torchs and not name.startswith(("MS_", "TORCHELASTIC_"))
+    }
+    path = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+
+
+class Job:
+    """A job of ours on a stage: a scheduler that imports no torch, and workers that run one module.
+
+    Args:
+        stage: where it plays.
+        module: of the workers, in ``benchmarks.workers``.
+        world_size: number of workers.
+        variables: added to the environment of all.
+    """
+
+    def __init__(self, stage: Stage, module: str, world_size: int, **variables: str) -> None:
+        self._stage = stage
+        self._module = module
+        self._port = free_port()
+        self.variables = {
+            "WORKER_NUM": str(world_size),
+            "SCHED_PORT": str(self._port),
+            "JOB_NAME": module,
+            "ENABLE_RECOVERY": "1",
+            "REGISTER_COOLDOWN": "0",
+            "RECOVERY_PATH": str(stage.folder / "recovery"),
+            "CHECKPOINT_PATH": str(stage.folder / "ckpt_of_rank"),
+            **variables,
+        }
+
+    def start_scheduler(self) -> None:
+        """Start it, and return when it listens."""
+        command = [sys.executable, "-m", "runtime", "scheduler"]
+        self._stage.start("scheduler", command, {**self.variables, "ROLE": "scheduler"})
+        wait_until_listening(self._port, self._stage)
+
+    def worker_variables(self, slot: int) -> dict[str, str]:
+        return {**self.variables, "ROLE": "worker", "NODE_ID": str(slot)}
+
+    def start_worker(self, slot: int, *arguments: str, gated: bool = False) -> subprocess.Popen[bytes]:
+        command = [*worker_module(self._module), *arguments]
+        return self._stage.start(worker_name(slot), command, self.worker_variables(slot), gated=gated)
+
+
+def worker_name(slot: int) -> str:
+    """How the worker of a slot is called on its stage."""
+    return f"worker_{slot}"
+
+
+def wait_until_listening(port: int, stage: Stage) -> None:
+    """Until a process of the stage listens on that port of loopback."""
+    deadline_s = time.monotonic() + _START_S
+    while not _listens(port):
+        stage.require_alive()
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"nobody listened on port {port} within {_START_S:g} s")
+        time.sleep(0.005)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((_LOOPBACK, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
