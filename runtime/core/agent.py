@@ -261,7 +261,16 @@ class AgentCore:
     def _heartbeat(self) -> None:
         self._beat_at = self._now + self._policy.heartbeat_interval_s
         if self._registered:
-            self._send(Heartbeat(self._credential(), self.activity, self.generation, self._joined, self.step_count))
+            self._send(
+                Heartbeat(
+                    sender=self._credential(),
+                    term=self.term,
+                    activity=self.activity,
+                    generation=self.generation,
+                    round=self._joined,
+                    step=self.step_count,
+                )
+            )
 
     def _send(self, message: FromWorker) -> None:
         self._ready.sends.append(message)

@@ -109,6 +109,7 @@ class Heartbeat:
     """The whole truth about one agent. Sent every HEARTBEAT_INTERVAL and at once on every change."""
 
     sender: Credential
+    term: int  # of the scheduler start that it believes it talks to
     activity: Activity
     generation: int  # the last one it was told; 0 before the first
     round: RoundId | None  # the last round it joined

@@ -267,7 +267,7 @@ class SchedulerCore:
         if message.generation < committed:
             if self._rendezvous.can_tell():
                 self._rendezvous.start(seat)
-            else:
+            elif message.term == self._ledger.state.term:  # else it was said to an earlier scheduler, and came late
                 self._broken.append(f"worker {seat.node} was not told generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = f"a collective of generation {committed} failed at worker {seat.node}"
@@ -428,6 +428,8 @@ class SchedulerCore:
             return
         if ledger.policy.recovery and state.generation is not None and state.final is None:
             return  # stopped, not finished: recover.sh goes on from here
+        if state.final is None and (self._admission.pending or self._admission.refused):
+            return  # nothing was trained yet, and somebody asks for a seat
         seats = [state.seats[node] for node in state.by_slot.values()]
         if len(seats) == ledger.policy.world_size and all(seat.left for seat in seats):
             self._job_finished()
@@ -436,6 +438,7 @@ class SchedulerCore:
         self._ledger.write(JobFinished())
         self._ledger.ready.say("job finished")
         self._end = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
+        self._tell_those_who_wait()
 
     def _end_job(self, kind: EndKind, text: str) -> None:
         """Unfinished: tell everybody, and leave when they have left."""
@@ -452,6 +455,12 @@ class SchedulerCore:
         message = EndJob(ledger.state.term, kind, text)
         for seat in ledger.live_seats():
             ledger.tell(seat.node, message)
-        for session in (*self._admission.pending, *self._admission.refused):
-            ledger.ready.send(session, message)
+        self._tell_those_who_wait()
         self._end_if_everybody_left()
+
+    def _tell_those_who_wait(self) -> None:
+        """Processes without a seat learn that there will be none."""
+        assert self._end is not None
+        message = EndJob(self._ledger.state.term, self._end.kind, self._end.text)
+        for session in (*self._admission.pending, *self._admission.refused):
+            self._ledger.ready.send(session, message)
