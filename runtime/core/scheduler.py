@@ -33,6 +33,7 @@ from runtime.core.records import JobCreated, JobFinished, JobInterrupted, TermSt
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.state import JobState, Seat
 
+MAX_FENCED = 1000
 END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
 
 
@@ -93,6 +94,7 @@ class SchedulerCore:
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
+        self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._first_heard_at: float | None = None
         self._filling_since = now
@@ -239,7 +241,11 @@ class SchedulerCore:
         ):
             return None if seat.left else seat
         if sender.job == self._ledger.state.job:
-            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, fenced_text(sender.node, seat)))
+            text = fenced_text(sender.node, seat)
+            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, text))
+            if session not in self._fenced and len(self._fenced) < MAX_FENCED:
+                self._fenced.add(session)
+                self._ledger.ready.say(f"fenced: {text}", Level.WARNING)
         return None
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
@@ -362,7 +368,7 @@ class SchedulerCore:
             return
         self._done.pop(seat.node, None)
         if not self._ledger.policy.recovery and seat.lost:
-            self._end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)")
+            self._end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
         elif self._rendezvous.rank_of(seat) is not None:
             self._broken.append(why)
 
@@ -401,7 +407,7 @@ class SchedulerCore:
     def _judge_emptiness(self) -> None:
         """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
         ledger = self._ledger
-        occupied = len(ledger.absent) < ledger.policy.world_size
+        occupied = len(ledger.absent) < ledger.policy.world_size and not self._most_failed_by_themselves()
         awaited = self._first_heard_at is None and ledger.state.final is None
         if occupied or self._admission.pending or self._admission.refused or awaited:
             self._empty_since = None
@@ -412,7 +418,20 @@ class SchedulerCore:
             if ledger.state.final is not None:
                 self._job_finished()
             else:
-                self._end_job(EndKind.INTERRUPTED, f"no worker is left; first cause: {self.first_cause or 'unknown'}")
+                left = "no worker is left" if len(ledger.absent) == ledger.policy.world_size else "most workers failed"
+                self._end_job(EndKind.INTERRUPTED, f"{left}; first cause: {self.first_cause or 'unknown'}")
+
+    def _most_failed_by_themselves(self) -> bool:
+        """Whether the missing, half of the job or more, all ended by an error of their own.
+
+        Then the program is broken, not a machine; the few who were torn out of a collective before they came upon the
+        same error would wait for nobody.
+        """
+        ledger = self._ledger
+        seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
+        return 2 * len(seats) >= ledger.policy.world_size and all(
+            seat is not None and ledger.presences[seat.node].last_words for seat in seats
+        )
 
     def _emptiness_s(self) -> float:
         """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import faulthandler
 import os
-import sys
 import threading
 import traceback
 import uuid
@@ -65,6 +64,7 @@ from runtime.net.client import Client, Down, Got, Up
 from runtime.service import clock, voice
 from runtime.service.host import this_process
 
+STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
 LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
@@ -123,6 +123,7 @@ class Agent:
         self._map: Mapped | None = None
         self._over: Point | None = None
         self._left = False
+        self._is_dying = False
         self._closed = threading.Event()
         self._seat_at: float | None = None  # when this process may ask for its seat again
         self._say_at = 0.0
@@ -193,6 +194,7 @@ class Agent:
 
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""
+        self._is_dying = True
         self._post(Spoke(text))
 
     def leave(self, *, on_purpose: bool, text: str) -> None:
@@ -235,7 +237,7 @@ class Agent:
             self._keep_the_seat()
         except BaseException:
             # Without this thread nobody would ever leave a collective: better a process that ends and is replaced.
-            traceback.print_exc()
+            os.write(STDERR, traceback.format_exc().encode())
             os._exit(1)
 
     def _keep_the_seat(self) -> None:
@@ -281,6 +283,8 @@ class Agent:
             self._notice(notice)
 
     def _notice(self, notice: Notice) -> None:
+        if self._is_dying and isinstance(notice, BreakGroup | Waits):
+            return  # its last line is to be its own cause
         match notice:
             case Seated(admitted):
                 self._seat_at = None
@@ -324,7 +328,7 @@ class Agent:
         self.must_end = error
         self._end_at = clock.now_s() + END_GRACE_S
         # Needs no GIL: behind the grace, for a main thread that holds it in C code.
-        faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True)
+        faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True, file=STDERR)
         self._interrupt(str(error))
 
     def _told_to_wait(self, told: ToldToWait) -> None:
@@ -361,7 +365,7 @@ class Agent:
         error = self.must_end
         assert error is not None
         voice.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
         os._exit(error.exit_code)

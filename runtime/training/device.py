@@ -11,7 +11,6 @@ environment, set before Python starts, turns that off; this module then imports 
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Final
 
@@ -84,7 +83,7 @@ def _npu_is_installed() -> bool:
 
 def _import_npu() -> None:
     try:
-        importlib.import_module(_NPU_PACKAGE)
+        import torch_npu  # noqa: F401 - registers the device with torch
     except ModuleNotFoundError as error:
         raise SettingsError(
             [f"DEVICE='npu' needs the package {_NPU_PACKAGE} ({error}); install it: pip install 'samebits[npu]'"]

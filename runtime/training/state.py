@@ -6,7 +6,7 @@ counter to keep, and hands out its contents as a tree with tensors; where and wh
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -74,6 +74,12 @@ class TorchState:
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         if sampler is not None:
             sampler.on_iterate = self._iterated
+
+    if TYPE_CHECKING:  # the user's own attributes, whose types only the user knows
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     # ---- the user's
 

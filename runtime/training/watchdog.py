@@ -19,6 +19,7 @@ from types import FrameType
 from runtime.errors import StuckError
 from runtime.service import voice
 
+STDERR = 2  # whatever sys.stderr is at the moment
 LOOK_EVERY_S = 1.0
 STUCK_LOOKS = 2  # this many looks in a row must show the thread at rest in a collective
 
@@ -53,7 +54,7 @@ def _watch(reason: str) -> None:
                 f"the main thread did not come out of its collective {looks * LOOK_EVERY_S:g} s after the group was "
                 f"broken ({reason}): this process gives up its seat. It is here:"
             )
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+            faulthandler.dump_traceback(file=STDERR, all_threads=True)
             os._exit(StuckError.exit_code)
 
 

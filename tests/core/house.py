@@ -134,11 +134,20 @@ class House:
         return Credential(self.core.state.job, node, seat.session, seat.incarnation)
 
     def beat(
-        self, node: str, activity: Activity = Activity.TRAINING, *, generation: int | None = None, step: int = 0
+        self,
+        node: str,
+        activity: Activity = Activity.TRAINING,
+        *,
+        generation: int | None = None,
+        step: int = 0,
+        term: int | None = None,
     ) -> Ready:
-        number = self.core.state.generation_number if generation is None else generation
+        """A heartbeat of the node's holder, by default to this scheduler start and in the last generation."""
+        state = self.core.state
+        number = state.generation_number if generation is None else generation
         credential = self.credential(node)
-        return self.receive(credential.session, Heartbeat(credential, activity, number, None, step))
+        beat = Heartbeat(credential, state.term if term is None else term, activity, number, None, step)
+        return self.receive(credential.session, beat)
 
     def join(
         self,

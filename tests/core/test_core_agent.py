@@ -210,7 +210,7 @@ def test_the_seat_is_told_once_and_answered_by_a_heartbeat() -> None:
     desk.step(Connected())
     desk.admitted()
     assert desk.told(Seated) == [Seated(Admitted("mine", "job-1", 1, 3, 1, 4, None))]
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, Activity.SEATED, 0, None, 0)]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
     desk.admitted()
     assert desk.told(Seated) == []
 
@@ -363,10 +363,10 @@ def test_a_heartbeat_every_interval_tells_the_whole_truth(stage: type[Desk]) -> 
     desk = stage()
     activity, generation = desk.agent.activity, desk.agent.generation
     round_id = RoundId(1, 1) if generation else None
-    desk.passes(1.0, step=31)
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, activity, generation, round_id, 31)]
+    desk.passes(1.0, step=60)
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, activity, generation, round_id, 60)]
     assert desk.ready.wake_at == desk.now + 1
-    desk.passes(0.5, step=32)
+    desk.passes(0.5, step=60)
     assert desk.ready.sends == []
 
 
@@ -400,7 +400,7 @@ def test_nothing_but_the_question_is_said_to_a_scheduler_that_has_not_answered()
         desk.passes(1.0, step=60)
         assert [type(message) for message in desk.ready.sends] == [Register]
     desk.admitted(term=2)
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, Activity.DONE, 1, RoundId(1, 1), 60)]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 2, Activity.DONE, 1, RoundId(1, 1), 60)]
 
 
 # ---- rounds
@@ -492,7 +492,7 @@ def test_who_waits_is_told_for_whom_and_only_when_that_changes() -> None:
 def test_a_failed_collective_is_told_at_once(stage: type[Desk]) -> None:
     desk = stage()
     desk.step(Failed())
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, Activity.WAITING, 1, RoundId(1, 1), desk.agent.step_count)]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.WAITING, 1, RoundId(1, 1), desk.agent.step_count)]
     desk.opens(number=2)
     assert desk.said(Join) == [], "it has not entered the rendezvous yet"
     desk.enters()
@@ -515,7 +515,7 @@ def test_a_generation_begins() -> None:
     desk.opens()
     desk.starts()
     assert desk.ready.notices == [Began(started())]
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, Activity.FORMING, 1, RoundId(1, 1), 0)]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.FORMING, 1, RoundId(1, 1), 0)]
 
 
 def test_a_start_said_twice_begins_once() -> None:
@@ -619,7 +619,7 @@ def test_the_step_of_a_done_worker_is_its_commits() -> None:
     desk = training()
     desk.step(Completed(1, 60))
     desk.passes(1.0, step=63)
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, Activity.DONE, 1, RoundId(1, 1), 60)]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.DONE, 1, RoundId(1, 1), 60)]
 
 
 def test_who_is_seated_after_the_end_is_told_at_once() -> None:

@@ -140,6 +140,14 @@ def test_a_worker_that_waits_for_its_seat_keeps_the_finished_job_open() -> None:
     assert house.admission("new").finished == Point(60, 1)
 
 
+def test_who_waits_for_a_seat_is_told_that_the_job_is_finished() -> None:
+    house = finished_house()
+    house.register("1", session="duplicate")
+    house.leave("0")
+    house.leave("1")
+    assert house.answer("duplicate", EndJob) == EndJob(1, EndKind.FINISHED, "job finished")
+
+
 @pytest.mark.parametrize("kept", ["the last leave", "all but the last leave"])
 def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
     """The scheduler died between the last SeatLeft and JobFinished: nobody will ever come again."""
@@ -265,6 +273,16 @@ def test_a_script_without_generations_is_finished_when_everybody_left() -> None:
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
 
 
+def test_a_job_that_has_not_begun_is_not_finished_while_somebody_asks_for_a_seat() -> None:
+    house = House(policy(1))
+    house.register("0")
+    house.register("0", session="replacement")
+    house.leave("0", text="SIGTERM")
+    assert house.ended is None
+    house.register("0", session="replacement")
+    assert house.admission("replacement").incarnation == 2
+
+
 # ---- interrupted
 
 
@@ -336,7 +354,7 @@ def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
     house.close("s1", gone=True)
     text = (
         "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone "
-        "(ENABLE_RECOVERY=0: the job ends)"
+        "(ENABLE_RECOVERY=0)"
     )
     assert house.records(SeatLost) and house.records(JobInterrupted) == [JobInterrupted(EndKind.FAILED, 0, text)]
     assert house.answer("s0", EndJob) == EndJob(1, EndKind.FAILED, text)

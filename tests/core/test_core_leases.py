@@ -257,7 +257,7 @@ def test_the_words_of_a_superseded_incarnation_change_nothing() -> None:
     assert presence is not None
     until, round_ = presence.lease_until, house.last("new", RoundOpened).round
     house.now += 3
-    house.receive("s1", Heartbeat(stale, Activity.DONE, 1, round_, 99))
+    house.receive("s1", Heartbeat(stale, 1, Activity.DONE, 1, round_, 99))
     assert house.ready.records == []
     assert (presence.lease_until, presence.activity, presence.step) == (until, Activity.SEATED, 0)
     (answer,) = house.ready.sends
@@ -272,7 +272,7 @@ def test_a_message_of_another_job_is_not_even_answered() -> None:
     house = training_house()
     credential = house.credential("1")
     stranger = type(credential)("job-9", "1", credential.session, credential.incarnation)
-    house.receive("s1", Heartbeat(stranger, Activity.TRAINING, 1, None, 1))
+    house.receive("s1", Heartbeat(stranger, 1, Activity.TRAINING, 1, None, 1))
     assert house.ready.sends == [] and house.ready.records == []
 
 
@@ -282,7 +282,7 @@ def test_a_duplicate_of_a_last_message_changes_nothing() -> None:
     house.leave("1", on_purpose=False, text="ValueError")
     house.now += 3
     for _ in range(2):
-        house.receive("s1", Heartbeat(last, Activity.TRAINING, 1, None, 1))
+        house.receive("s1", Heartbeat(last, 1, Activity.TRAINING, 1, None, 1))
         assert house.ready.records == []
     assert cool_down_left(house, "1") == 27.0
 

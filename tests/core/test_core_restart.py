@@ -179,6 +179,17 @@ def test_a_generation_that_was_committed_and_not_told_is_formed_again() -> None:
     assert house.core.state.generation_number == 2
 
 
+def test_a_heartbeat_to_an_earlier_scheduler_is_no_news() -> None:
+    """It waited in a queue from before its sender was told the generation; now everybody trains in it."""
+    house = training_house()
+    house.crash(after_s=1.0)
+    for node in "01":
+        house.register(node, incarnation=1, job="job-1")
+        house.beat(node)
+    house.beat("1", Activity.WAITING, generation=0, term=1)
+    assert house.invited() == {} and house.core.phase() == "training"
+
+
 def test_the_address_map_is_collected_again() -> None:
     house = training_house()
     house.publish("0", b"a")

@@ -146,17 +146,17 @@ CREDENTIAL = ["job", "0", "s0", 1]
         ([99], "unknown tag"),
         (["2"], "unknown tag"),
         ([True], "unknown tag"),
-        ([2], "Heartbeat: expected 5 fields"),
-        ([2, CREDENTIAL, 1, 0, None, 0, 0], "Heartbeat: expected 5 fields"),
-        ([2, CREDENTIAL[:3], 1, 0, None, 0], "Heartbeat.sender: Credential: expected 4 fields"),
-        ([2, ["job", 0, "s0", 1], 1, 0, None, 0], "Heartbeat.sender: Credential.node: expected str, found int 0"),
-        ([2, CREDENTIAL, 9, 0, None, 0], "Heartbeat.activity: expected one of"),
-        ([2, CREDENTIAL, True, 0, None, 0], "Heartbeat.activity: expected one of"),
-        ([2, CREDENTIAL, 1, True, None, 0], "Heartbeat.generation: expected int, found bool True"),
-        ([2, CREDENTIAL, 1, 0.0, None, 0], "Heartbeat.generation: expected int, found float 0.0"),
-        ([2, CREDENTIAL, 1, 2**63, None, 0], "Heartbeat.generation: expected an integer of 64 bits"),
-        ([2, CREDENTIAL, 1, 0, [1], 0], "Heartbeat.round: RoundId: expected 2 fields"),
-        ([2, CREDENTIAL, 1, 0, 1, 0], "Heartbeat.round: RoundId: expected 2 fields"),
+        ([2], "Heartbeat: expected 6 fields"),
+        ([2, CREDENTIAL, 1, 1, 0, None, 0, 0], "Heartbeat: expected 6 fields"),
+        ([2, CREDENTIAL[:3], 1, 1, 0, None, 0], "Heartbeat.sender: Credential: expected 4 fields"),
+        ([2, ["job", 0, "s0", 1], 1, 1, 0, None, 0], "Heartbeat.sender: Credential.node: expected str, found int 0"),
+        ([2, CREDENTIAL, 1, 9, 0, None, 0], "Heartbeat.activity: expected one of"),
+        ([2, CREDENTIAL, 1, True, 0, None, 0], "Heartbeat.activity: expected one of"),
+        ([2, CREDENTIAL, 1, 1, True, None, 0], "Heartbeat.generation: expected int, found bool True"),
+        ([2, CREDENTIAL, 1, 1, 0.0, None, 0], "Heartbeat.generation: expected int, found float 0.0"),
+        ([2, CREDENTIAL, 1, 1, 2**63, None, 0], "Heartbeat.generation: expected an integer of 64 bits"),
+        ([2, CREDENTIAL, 1, 1, 0, [1], 0], "Heartbeat.round: RoundId: expected 2 fields"),
+        ([2, CREDENTIAL, 1, 1, 0, 1, 0], "Heartbeat.round: RoundId: expected 2 fields"),
         ([6, CREDENTIAL, 1, "bye"], "Leave.on_purpose: expected bool, found int 1"),
         ([4, CREDENTIAL, 1, "blob"], "Publish.blob: expected bytes, found str 'blob'"),
         ([22, "s", 1, "30", "t"], "Refused.retry_after_s: expected float, found str '30'"),
@@ -171,20 +171,26 @@ def test_the_error_says_where_and_what(plain: object, text: str) -> None:
 
 
 def test_what_a_peer_nests_a_thousand_deep_does_not_break_the_reader() -> None:
-    packed = b"\x96\x02" + b"\x91" * 1000 + b"\x90" + b"\x01" * 4
+    packed = b"\x97\x02" + b"\x91" * 1000 + b"\x90" + b"\x01" * 5
     with pytest.raises(ProtocolError):
         messages.SCHEMA.from_plain(msgpack.unpackb(packed))
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    for plain in (deep, [deep], [2, deep, 1, 0, None, 0], [2, CREDENTIAL, deep, 0, None, 0], [22, "s", 1, deep, "t"]):
+    for plain in (
+        deep,
+        [deep],
+        [2, deep, 1, 1, 0, None, 0],
+        [2, CREDENTIAL, 1, deep, 0, None, 0],
+        [22, "s", 1, deep, "t"],
+    ):
         with pytest.raises(ProtocolError):
             messages.SCHEMA.from_plain(plain)
 
 
 def test_a_long_value_is_shown_shortened() -> None:
     with pytest.raises(ProtocolError) as caught:
-        messages.SCHEMA.from_plain([2, CREDENTIAL, "x" * 10_000, 0, None, 0])
+        messages.SCHEMA.from_plain([2, CREDENTIAL, 1, "x" * 10_000, 0, None, 0])
     assert len(str(caught.value)) < 300
 
 
@@ -196,8 +202,8 @@ def test_an_int_may_stand_for_a_float_and_becomes_one() -> None:
 
 def test_the_wire_is_what_it_was() -> None:
     """Released tags and the order of fields never change; a new field is a new protocol version."""
-    beat = Heartbeat(Credential("job", "0", "s0", 1), Activity.TRAINING, 3, RoundId(2, 1), 40)
-    assert messages.SCHEMA.to_plain(beat) == [2, ["job", "0", "s0", 1], 4, 3, [2, 1], 40]
+    beat = Heartbeat(Credential("job", "0", "s0", 1), 2, Activity.TRAINING, 3, RoundId(2, 1), 40)
+    assert messages.SCHEMA.to_plain(beat) == [2, ["job", "0", "s0", 1], 2, 4, 3, [2, 1], 40]
     assert records.SCHEMA.to_plain(records.TrainingFinished(Point(60, 3))) == [9, [60, 3]]
 
 
