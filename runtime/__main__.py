@@ -7,6 +7,7 @@ imported when it is called. The one idea: a subcommand is one line of the table.
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ def main(argv: Arguments | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process where None.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(_usage())

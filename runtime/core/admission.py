@@ -139,8 +139,8 @@ class Admission:
             return None
         if cool_down_left > 0:
             text = (
-                f"worker {seat.node} was lost ({seat.reason}); its seat is free again in {cool_down_left:.1f} s "
-                f"(REGISTER_COOLDOWN={policy.cool_down_s:g})"
+                f"the last process of worker {seat.node}, {seat.process}, was lost ({seat.reason}); "
+                f"its seat is free again in {cool_down_left:.1f} s (REGISTER_COOLDOWN={policy.cool_down_s:g})"
             )
             self._refuse(message, Refusal.COOLING_DOWN, text, max(cool_down_left, MIN_RETRY_S))
             return None

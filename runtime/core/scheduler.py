@@ -380,7 +380,8 @@ class SchedulerCore:
         for node, incarnation in committed.members:
             seat = self._ledger.state.seats[node]
             if seat.lost or seat.left or seat.slot is None or seat.incarnation != incarnation:
-                self._broken.append(f"worker {node} of generation {committed.generation} is gone: {seat.reason}")
+                why = f"is lost: {seat.reason}" if seat.lost else "left" if seat.left else "was replaced"
+                self._broken.append(f"worker {node} of generation {committed.generation} {why}")
 
     def _open_round_if_needed(self) -> None:
         ledger, state = self._ledger, self._ledger.state

@@ -75,6 +75,7 @@ class Signals:
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {number: signal.signal(number, self._catch) for number in _BY_SIGNAL}
         self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BY_SIGNAL)  # the scripts block them until somebody listens
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,6 +115,9 @@ class Follower:
         self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
         self._scheduler_death = Death()
         self._scheduler_judged = False
+        self._is_ours: bool | None = None  # whether the last to answer is this job's scheduler; None: nobody has yet
+        self._stop_by: str | None = None
+        self._stop_asked = False  # over the present connection
         self._poll = select.poll()
         self._following = Following(
             recovery=settings.enable_recovery,
@@ -157,12 +161,37 @@ class Follower:
         for told in self._link.take():
             match told:
                 case Linked():
-                    self._following.linked()
-                    self._scheduler_judged = False
+                    self._is_ours, self._stop_asked = None, False
                 case Unlinked():
                     self._following.unlinked()
                 case JobView():
-                    self._following.heard(told, time.monotonic())
+                    self._take_view(told)
+
+    def _take_view(self, view: JobView) -> None:
+        if self._is_ours is None:
+            self._is_ours = self._is_of_this_job(view)
+            if self._is_ours:
+                self._following.linked()
+                self._scheduler_judged = False
+            else:
+                self._screen.say(f"SCHED_PORT={self._settings.sched_port} is answered for {view}: that is another job")
+                self._following.unlinked()
+        if self._is_ours:
+            self._following.heard(view, time.monotonic())
+
+    def _is_of_this_job(self, view: JobView) -> bool:
+        """What a scheduler says is in its journal before; one that another job's scheduler keeps has another id."""
+        stored = self._stored_view()
+        return stored is None or stored.job == view.job
+
+    def _stored_view(self) -> JobView | None:
+        if not self._settings.enable_recovery:
+            return None
+        try:
+            return stored_view(self._settings.recovery_path)
+        except JournalDamagedError as error:
+            self._screen.say(str(error))  # how the job ended is then the processes' to say
+            return None
 
     def _look_for_processes(self) -> None:
         """Take in what was started since the last look, by whomever."""
@@ -191,9 +220,18 @@ class Follower:
             self._poll.unregister(descriptor)
             os.close(descriptor)
             line = last_line(self._settings.log_dir / f"{name}.log")
-            self._following.died(name, identity, death, line, time.monotonic())
+            is_done = not death.is_bad and self._training_is_finished()
+            self._following.died(name, identity, death, line, time.monotonic(), is_done=is_done)
             if name == SCHEDULER:
                 self._scheduler_death = death
+
+    def _training_is_finished(self) -> bool:
+        """By the journal, too: a worker may be gone before the scheduler's push is here, but not before its record."""
+        view = self._following.view
+        if view is not None and view.training_finished:
+            return True
+        stored = self._stored_view()
+        return stored is not None and stored.training_finished
 
     def _judge_scheduler(self) -> None:
         """Once nobody serves any more: what the journal says of it."""
@@ -201,17 +239,11 @@ class Follower:
         if self._scheduler_judged or following.is_linked or following.scheduler_runs():
             return
         self._scheduler_judged = True
-        log_dir, recovery_path = self._settings.log_dir, self._settings.recovery_path
-        stored = None
-        try:
-            stored = stored_view(recovery_path) if self._settings.enable_recovery else None
-        except JournalDamagedError as error:
-            self._screen.say(str(error))  # how it ended is then the processes' to say
         following.scheduler_gone(
             self._known.get(SCHEDULER),
             self._scheduler_death,
-            stored,
-            last_line(log_dir / f"{SCHEDULER}.log"),
+            self._stored_view(),
+            last_line(self._settings.log_dir / f"{SCHEDULER}.log"),
             time.monotonic(),
         )
 
@@ -236,8 +268,10 @@ class Follower:
         orders = following.passed(now)
         for line in orders.lines:
             self._screen.say(line)
-        if orders.stop_by is not None:
-            self._link.ask_to_stop(orders.stop_by)
+        self._stop_by = orders.stop_by or self._stop_by
+        if self._stop_by is not None and self._is_ours and not self._stop_asked:
+            self._link.ask_to_stop(self._stop_by)
+            self._stop_asked = True
         for identity, number in orders.signals:
             send_signal(identity, number)
         if not following.is_closing:

@@ -17,8 +17,8 @@ from runtime.store.process_identity import ProcessIdentity
 
 KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (DESIGN section 10)
 LEAVE_S = 6.0  # what a worker that was told to end may take before SIGTERM; its agent ends it after 5
-LEAVE_AFTER_FINISH_S = 10.0
-AFTER_SCHEDULER_S = 1.0  # it left last of all, so who still runs was never told
+LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
+AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
 
 EXIT_CODES = {
@@ -27,6 +27,7 @@ EXIT_CODES = {
     EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
     EndKind.FAILED: JobFailedError.exit_code,
 }
+TERM = signal.SIGTERM
 _KINDS = {code: kind for kind, code in EXIT_CODES.items()}
 
 
@@ -98,6 +99,7 @@ class Following:
         self._stop_by: str | None = None
         self._has_signalled = False
         self._targets: list[_Local] = []
+        self._nobody_tells_at: float | None = None  # the scheduler is gone: whom it knew not, it told not
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._deserted_at: float | None = None  # when the last worker was gone
@@ -114,14 +116,19 @@ class Following:
         if before is not None and not self.is_closing:
             self._say(f"{spoken(name)} was started again (pid {identity.pid})")
 
-    def died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
-        """A process that was found has ended; ``last_line`` is what it logged last."""
+    def died(
+        self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float, *, is_done: bool = False
+    ) -> None:
+        """A process that was found has ended; ``last_line`` is what it logged last.
+
+        ``is_done``: training is finished, so that a worker is expected to go.
+        """
         known = (*self._local.values(), *self._targets)
         local = next((one for one in known if one.identity == identity), None)
         if local is None:
             return
         local.runs = False
-        if name != SCHEDULER:
+        if name != SCHEDULER and (death.is_bad or not is_done):
             self._worker_died(name, identity, death, last_line, now)
 
     def linked(self) -> None:
@@ -147,13 +154,14 @@ class Following:
     ) -> None:
         """No scheduler of this job runs any more; ``stored`` is what its journal says."""
         self._scheduler_gone = True
-        self.view = self.view or stored
+        if stored is not None and (self.view is None or stored.job_finished or stored.ended is not None):
+            self.view = stored
         if self._verdict is None and stored is not None:
             self._judge_by(stored, now)
         if self._verdict is None and death.status is not None:
             self._judge_by_status(death.status, last_line, now)
         if self.is_closing:
-            self._hurry(now + AFTER_SCHEDULER_S)
+            self._nobody_tells_at = now + AFTER_SCHEDULER_S
             return
         who = "the scheduler" + (f" (pid {identity.pid})" if identity else "")
         why = f"{who} {death}" + (f": {last_line}" if death.status is not None and last_line else "")
@@ -172,9 +180,10 @@ class Following:
             return
         self._stop_by = self._orders.stop_by = by
         self._say(f"{by}: ending the job")
+        at_once = self.is_closing or self._scheduler_gone
         self._close(self._verdict, now, LEAVE_S)
-        if self._scheduler_gone:
-            self._hurry(now)
+        if at_once and self._term_at is not None:
+            self._term_at = now
 
     def passed(self, now: float) -> Orders:
         """Everything that was seen is told: what is to be done now."""
@@ -192,7 +201,8 @@ class Following:
 
     def wake_at(self) -> float | None:
         """When ``passed`` must be called again even if nothing happens."""
-        return min((at for at in (self._term_at, self._kill_at, self._deserted_by()) if at is not None), default=None)
+        deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by())
+        return min((at for at in deadlines if at is not None), default=None)
 
     def has_left(self, name: str) -> bool:
         """Whether this worker gave its seat up on purpose."""
@@ -210,8 +220,6 @@ class Following:
     # ---- deaths
 
     def _worker_died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
-        if death.is_clean and (self.is_closing or (self.view is not None and self.view.training_finished)):
-            return
         why = f"{spoken(name)} (pid {identity.pid}) {death}"
         if death.signal is None and last_line:
             why += f": {last_line}"
@@ -220,11 +228,11 @@ class Following:
             if death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or why
             return
-        if not death.is_clean and not self._first_death:
+        if death.is_bad and not self._first_death:
             self._first_death, self._first_line = why, last_line if death.signal is None else ""
         if self._recovery:
             self._say(f"{why}; bring it back with: {self._recover}")
-        elif not death.is_clean:
+        elif death.is_bad:  # of any other end the scheduler knows whether it was meant
             self._say(f"{why} (ENABLE_RECOVERY=0: the job ends)")
             self._close(Verdict.unfinished(EndKind.FAILED, why), now, FAILED_LEAVE_S)
 
@@ -285,21 +293,25 @@ class Following:
         """
         if self._stop_by is not None or self._verdict is None or self._verdict.kind is not EndKind.INTERRUPTED:
             return False
-        is_seated = self.view is not None and local.identity in {worker.identity for worker in self.view.workers}
-        is_scheduler = self._local.get(SCHEDULER) is local
-        return (self._restarts or not local.is_own) and not is_scheduler and not is_seated
+        return (self._restarts or not local.is_own) and not self._is_known(local)
 
-    def _hurry(self, at: float) -> None:
-        if self._term_at is not None:
-            self._term_at = min(self._term_at, at)
+    def _is_known(self, local: _Local) -> bool:
+        """Whether the scheduler knows this process, or it is the scheduler."""
+        if self._local.get(SCHEDULER) is local:
+            return True
+        return self.view is not None and local.identity in {worker.identity for worker in self.view.workers}
 
     def _send_due_signals(self, now: float) -> None:
+        if self._nobody_tells_at is not None and self._nobody_tells_at <= now:
+            self._nobody_tells_at = None
+            has_told = self._verdict is not None
+            self._signal([one for one in self._targets if one.runs and not (has_told and self._is_known(one))], TERM)
         if self._kill_at is not None and self._kill_at <= now:
-            self._kill_at = self._term_at = None
+            self._kill_at = self._term_at = self._nobody_tells_at = None
             self._signal([local for local in self._targets if local.runs], signal.SIGKILL)
         elif self._term_at is not None and self._term_at <= now:
             self._term_at = None
-            self._signal([local for local in self._targets if local.runs], signal.SIGTERM)
+            self._signal([local for local in self._targets if local.runs], TERM)
 
     def _signal(self, locals_: list[_Local], number: signal.Signals) -> None:
         self._has_signalled = self._has_signalled or bool(locals_)

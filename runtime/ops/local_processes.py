@@ -59,9 +59,9 @@ class Death:
     signal: int | None = None
 
     @property
-    def is_clean(self) -> bool:
-        """Whether it left with status 0."""
-        return self.status == 0
+    def is_bad(self) -> bool:
+        """Whether it is known that the process did not end as its program meant to."""
+        return self.signal is not None or bool(self.status)
 
     def __str__(self) -> str:
         if self.signal is not None:

@@ -68,6 +68,7 @@ def look(settings: Settings) -> Remains:
     return Remains(
         worker_num=settings.worker_num,
         recovery=settings.enable_recovery,
+        cool_down_s=settings.register_cooldown_s,
         started=started,
         view=told or stored,
         scheduler_serves=told is not None,

@@ -31,6 +31,7 @@ class Remains:
 
     worker_num: int
     recovery: bool
+    cool_down_s: float
     started: Mapping[str, ProcessIdentity]
     view: JobView | None
     scheduler_serves: bool
@@ -83,6 +84,11 @@ def plan_recovery(remains: Remains) -> Recovery:
         if repeated:
             lines.append(repeated)
         lines.append(f"starting {', '.join(spoken(name) for name in recovery.start)}")
+        if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
+            lines.append(
+                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last process was "
+                "heard; until then it waits, and its log counts the seconds"
+            )
     else:
         lines.append("nothing to do: every process of the job is there")
     return Recovery(recovery.start, recovery.end, tuple(lines))
@@ -120,6 +126,11 @@ def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
     if worker.presence is Presence.LEFT:
         return remains.view.training_finished
     return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
+
+
+def _had_a_seat(view: JobView | None, name: str) -> bool:
+    workers = view.workers if view is not None else ()
+    return any(worker.node == node_of(name) and worker.presence is not Presence.LEFT for worker in workers)
 
 
 def _runs(remains: Remains, name: str) -> bool:

@@ -37,14 +37,13 @@ Told = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
-    """Follows one scheduler, also through its restarts. ``take`` and ``ask_to_stop`` belong to one thread."""
+    """Follows whatever scheduler answers, also through its restarts. One thread calls these methods."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = _client(settings)
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
-        self._asked = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="samebits-follower", daemon=True)
         self._thread.start()
@@ -65,7 +64,7 @@ class SchedulerLink:
         return told
 
     def ask_to_stop(self, by: str) -> None:
-        """Ask for a graceful end of the job: at once where the connection stands, else as soon as it does."""
+        """Ask the scheduler that answers now for a graceful end of its job."""
         self._stop_by = by
         self._client.wake()
 
@@ -83,7 +82,6 @@ class SchedulerLink:
             for incoming in self._client.drain():
                 match incoming:
                     case Up():
-                        self._asked = False
                         self._client.send(status.question(follow=True))
                         self._tell(Linked())
                     case Down():
@@ -92,9 +90,9 @@ class SchedulerLink:
                         text = status.snapshot_in(message)
                         if text is not None:
                             self._tell(JobView.from_json(text))
-            if self._stop_by is not None and not self._asked:
+            if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
-                self._asked = True  # if it was dropped for want of a connection, the next one asks again
+                self._stop_by = None
             self._client.wait(None)
 
     def _tell(self, told: Told) -> None:

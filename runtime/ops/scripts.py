@@ -12,7 +12,10 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def command(name: str, *args: str) -> str:
-    """``bash scripts/recover.sh``, with the path that reaches it from the current folder."""
+    """``bash scripts/recover.sh``, with the path that reaches it from the current folder where it is known."""
     path, here = _SCRIPTS / name, Path.cwd()
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    if not path.exists():
+        shown = Path("scripts", name)  # installed without the repository
+    else:
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
     return shlex.join(["bash", str(shown), *args])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
-from runtime.ops.job_view import JobView, WorkerView
+from runtime.ops.job_view import JobView, WorkerView, stored_view
 from runtime.ops.scheduler_link import ask_once
 from runtime.service import status
 
@@ -30,7 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here()
     text = find(settings)
-    print(text if options.json else table(JobView.from_json(text), settings))
+    if options.json:
+        print(text)
+        return 0
+    view = JobView.from_json(text)
+    print(table(view, settings))
+    stored = None if view.from_journal else stored_view(settings.recovery_path)
+    if stored is not None and stored.job != view.job:
+        print(f"this is another job than the one in RECOVERY_PATH={settings.recovery_path}: {stored}")
     return 0
 
 

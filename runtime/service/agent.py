@@ -66,6 +66,7 @@ from runtime.service.host import this_process
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
+AT_ONCE_S = 0.25  # a seat that is free is given in a few ms
 LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 
@@ -135,13 +136,21 @@ class Agent:
 
     # ---- what the main thread calls
 
-    def register(self) -> Admitted:
+    def register(self, meanwhile: Callable[[], object] | None = None) -> Admitted:
         """Start, and wait for a seat, saying how long that will take.
+
+        Args:
+            meanwhile: called once where the seat is not to be had at once: what this process can do before it has one.
 
         Raises:
             SameBitsError: the one that says why there will be none.
         """
         self._thread.start()
+        if meanwhile is not None:
+            with self._changed:
+                has_to_wait = not self._changed.wait_for(lambda: self._admitted or self.must_end, AT_ONCE_S)
+            if has_to_wait:
+                meanwhile()
         return self._wait(lambda: self._admitted)
 
     def report_failure(self) -> None:
@@ -245,7 +254,7 @@ class Agent:
         wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # nobody may ever answer
         while not self._left:
             self._client.wait(self._pause_s(wake_at))
-            for event in self._arrived():
+            for event in [Passed(self.step), *self._arrived()]:  # what it says is said of the present step
                 self._carry_out(self._core.step(event, clock.now_s()))
                 self._left = self._left or isinstance(event, Leaving)
             if not self._left:
@@ -353,7 +362,7 @@ class Agent:
         if self._seat_at is not None and self._say_at <= now:
             left_s = self._seat_at - now
             if left_s > 0:
-                voice.say(f"worker {self.node} waits for its seat: {left_s:.0f} s left")
+                voice.say(f"waits for its seat: {left_s:.0f} s left")
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None

@@ -29,11 +29,12 @@ from torch.distributed import distributed_c10d
 
 from runtime.errors import GenerationEndedError, UsageError
 
-__all__ = ["EXIT_GRACE_S", "BreakableGroup", "Breaker", "run_aside", "run_breakable"]
+__all__ = ["EXIT_GRACE_S", "BreakableGroup", "Breaker", "ReducerGroup", "run_aside", "run_breakable"]
 
 T = TypeVar("T")
 
 _SLICE = timedelta(milliseconds=20)  # how long a cut-off message can keep a thread that the breaker has already told
+_NO_BACKWARD = -1  # torch's number of the backward pass outside of one
 _MANY = 8  # works in flight; beyond, those that have ended are let go
 EXIT_GRACE_S = 1.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
 _NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
@@ -185,30 +186,35 @@ class _DelegatingWork(dist.Work):
         return self._inner._source_rank()
 
 
+def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
+    deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+    part = min(_SLICE, timeout) if timeout else _SLICE
+    while True:
+        try:
+            work.wait(part)
+            launched.discard(work)
+            return
+        except RuntimeError:
+            breaker.check()
+            if work.is_completed():
+                launched.discard(work)
+                work.wait()
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+
+
 class _Collective(_DelegatingWork):
     """A collective that one of gloo's own threads runs; it is in ``launched`` until it is known to have ended."""
 
     def __init__(self, inner: dist.Work, breaker: Breaker, launched: set[dist.Work]) -> None:
         super().__init__(inner, breaker)
         self._launched = launched
-        launched.add(inner)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Until it is done, ``timeout`` passes or the group is broken: errors as torch's, or GenerationEndedError."""
-        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
-        part = min(_SLICE, timeout) if timeout else _SLICE
-        while True:
-            try:
-                self._inner.wait(part)
-                self._launched.discard(self._inner)
-                return True
-            except RuntimeError:
-                self._breaker.check()
-                if self._inner.is_completed():
-                    self._launched.discard(self._inner)
-                    return self._inner.wait()
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise
+        _wait_in_slices(self._inner, self._breaker, self._launched, timeout)
+        return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that gloo completes, or the breaker fails: for DDP, for communication hooks, for ``then``."""
@@ -298,9 +304,24 @@ class BreakableGroup(dist.ProcessGroup):
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
+        self._keep(work)
+        return _Collective(work, self._breaker, self._launched)
+
+    def in_backward(self, name: str, *args: Any) -> dist.Work:
+        """Launch a collective inside a backward pass, which waits for it at its end: before what is queued later.
+
+        What this returns is gloo's own work: no Python runs when it ends.
+        """
+        work = self._launch(name, *args)
+        self._keep(work)
+        wait = functools.partial(_wait_in_slices, work, self._breaker, self._launched, _NO_TIMEOUT)
+        torch.autograd.Variable._execution_engine.queue_callback(wait)
+        return work
+
+    def _keep(self, work: dist.Work) -> None:
         if len(self._launched) >= _MANY:  # works that nobody waits for
             self._launched.intersection_update(self.unfinished())
-        return _Collective(work, self._breaker, self._launched)
+        self._launched.add(work)
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
@@ -345,6 +366,33 @@ class BreakableGroup(dist.ProcessGroup):
         """As torch's own; the new group is a plain one, ended by its sockets alone."""
         group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
         return group
+
+
+class ReducerGroup(dist.ProcessGroup):
+    """What DDP's reducer launches its buckets on, for the price of a few microseconds each.
+
+    The reducer waits for its buckets in C++, at the end of the backward pass, where nobody could free it from a bucket
+    that gloo has forgotten. So each is awaited in Python just before that; the reducer then finds it done.
+    """
+
+    def __init__(self, group: BreakableGroup) -> None:
+        initialize: Any = super().__init__  # as in BreakableGroup
+        initialize(group.rank(), group.size())
+        self._group = group
+
+    def allreduce(self, *args: Any) -> dist.Work:
+        """Inside a backward pass as described, else (``Join``) as the group itself does it."""
+        if torch._C._current_graph_task_id() == _NO_BACKWARD:
+            return self._group.collective("allreduce", *args)
+        return self._group.in_backward("allreduce", *args)
+
+    def broadcast(self, *args: Any) -> dist.Work:
+        """Of a new bucket layout, once."""
+        return self._group.collective("broadcast", *args)
+
+    def getBackendName(self) -> str:
+        """What torch's logs show."""
+        return dist.Backend.GLOO
 
 
 _COLLECTIVES = (

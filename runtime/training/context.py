@@ -8,6 +8,7 @@ is one sentence and a distinct exit status instead of a traceback.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import signal
 import sys
@@ -96,7 +97,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     agent = Agent(settings, job_name, device.choose(settings.device, 0).type)
     ending.agent = agent
-    admitted = agent.register()
+    admitted = agent.register(meanwhile=_import_what_optimizers_need)
     chosen = device.choose(settings.device, admitted.slot)
     voice.set_up(f"worker {agent.node}")
     voice.say(
@@ -109,6 +110,11 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     else:
         process.place = launch.join_plain_group(agent, settings)
     return process
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer imports torch._dynamo, which takes seconds: time that a process waiting for its seat has."""
+    importlib.import_module("torch._dynamo")
 
 
 def current(call: str) -> Process:

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from runtime.errors import LayoutError, UsageError
+from runtime.training.breaking import BreakableGroup, ReducerGroup
 from runtime.training.group import Group, discard
 
 __all__ = ["Layout", "attach", "attach_all", "capture", "capture_all", "fingerprint", "generation_ended", "install"]
@@ -120,9 +121,11 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     # The reducer owns gradient buffers and, perhaps as the last one, the old group.
     old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
     if layout is not None and layout.rebuilt:
-        _build_final(ddp, pg, layout)
+        _build_final(ddp, layout)
     else:
-        _build_fresh(ddp, pg)
+        _build_fresh(ddp)
+    ddp.process_group = pg
+    _connect_reducer(ddp)
     for parameter in ddp.module.parameters():
         parameter.grad = None
     discard([old])
@@ -136,14 +139,14 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         )
 
 
-def _build_fresh(ddp: DistributedDataParallel, pg: dist.ProcessGroup) -> None:
-    ddp.process_group = pg
+def _build_fresh(ddp: DistributedDataParallel) -> None:
+    ddp.process_group = _GroupOfOne()
     parameters, sparse = ddp._build_params_for_reducer()
     _build_reducer(ddp, parameters, sparse)
     ddp._has_rebuilt_buckets = False
 
 
-def _build_final(ddp: DistributedDataParallel, pg: dist.ProcessGroup, layout: Layout) -> None:
+def _build_final(ddp: DistributedDataParallel, layout: Layout) -> None:
     """Let a new reducer lay out its buckets as if gradients had arrived in the layout's order, and know it is final.
 
     The reducer is given its parameters in that order and told that each was ready (what DDP's ``join`` does for ranks
@@ -164,8 +167,6 @@ def _build_final(ddp: DistributedDataParallel, pg: dist.ProcessGroup, layout: La
             f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper never "
             "rebuilds its buckets (find_unused_parameters=True); build it with the same arguments on every rank"
         )
-    ddp.process_group = pg
-    ddp.reducer._update_process_group(pg)
     ddp._has_rebuilt_buckets = True
 
 
@@ -177,6 +178,19 @@ def _build_reducer(ddp: DistributedDataParallel, parameters: Sequence[torch.Tens
         ddp.reducer._set_static_graph()
         assert ddp.logger is not None
         ddp.logger._set_static_graph()
+
+
+def _connect_reducer(ddp: DistributedDataParallel) -> None:
+    """Let the reducer launch its buckets in the cheapest way that can be left at any time."""
+    group = ddp.process_group
+    # Of a static graph the first iteration reduces and waits in one call; it takes the way all other callers take.
+    if isinstance(group, BreakableGroup) and not ddp.static_graph:
+        group = _reducer_groups[ddp] = ReducerGroup(group)
+    ddp.reducer._update_process_group(group)
+
+
+_reducer_groups: weakref.WeakKeyDictionary[Module, ReducerGroup] = weakref.WeakKeyDictionary()
+"""torch keeps only the C++ half of a Python group alive."""
 
 
 class _GroupOfOne(dist.ProcessGroup):
@@ -301,14 +315,13 @@ class _Riders:
             return
         key = f"{_INSIDE}/{len(self._passing)}"
         self._passing.append(_Rider(weakref.ref(ddp), key))
-        if key in self._layouts:
-            self._waiting[key] = ddp.register_forward_pre_hook(lambda module, _: self._adopt(module, key))
+        self._waiting[key] = ddp.register_forward_pre_hook(lambda module, _: self._adopt(module, key))
 
     def _adopt(self, module: Module, key: str) -> None:
         self._waiting.pop(key).remove()
         assert self._group is not None
         assert isinstance(module, DistributedDataParallel)
-        attach(module, self._group, self._layouts[key])
+        attach(module, self._group, self._layouts.get(key))
 
     def attach_all(self, group: Group, layouts: Mapping[str, Layout]) -> None:
         for ddp, _ in _alive(self._passing):

@@ -201,8 +201,9 @@ class _Session:
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
         voice.say(
-            f"generation {place.generation}: rank {place.rank} of {place.world_size} goes on from step "
-            f"{self._state.completed_steps}, {time.monotonic() - began:.2f} s after it was told ({place.text})"
+            f"generation {place.generation}: rank {place.rank} of {place.world_size} "
+            f"{'begins at' if place.restore is None else 'goes on from'} step {self._state.completed_steps}, "
+            f"{time.monotonic() - began:.2f} s after it was told ({place.text})"
         )
 
     def _watch(self, formed: group.Group) -> None:
