@@ -10,7 +10,6 @@ own start, from its spawning until it asks for its seat: what recovery costs bey
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from benchmarks.recovery_trials import (
     WORLD_SIZE,
     Restart,
     Timeline,
+    has_torchrun,
     recover_ours,
     recover_torchrun,
     start_alone_s,
@@ -66,7 +66,7 @@ class Trials:
 
 def measure(kills: int, *, seed: int, quick: bool) -> Trials:
     progress, rng, trials = Progress(), random.Random(seed), Trials()
-    has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
+    with_torchrun = has_torchrun()
     for trial in range(kills):
         victim, shown = trial % WORLD_SIZE, f"kill {trial + 1} of {kills}, rank {trial % WORLD_SIZE}"
         trials.start_alone_s.append(start_alone_s())
@@ -77,11 +77,11 @@ def measure(kills: int, *, seed: int, quick: bool) -> Trials:
             f"{shown}: ours {timeline.total_s:.2f} s, of which its own start {timeline.own_start_s:.2f} s, "
             f"{timeline.redone_steps} steps redone"
         )
-        if has_torchrun:
+        if with_torchrun:
             restart = recover_torchrun(victim, rng, _OWN_RDZV_STORE, RECOVERED_WITHIN_S)
             trials.torchrun.setdefault(TORCHRUN, []).append(restart)
             progress.say(f"{shown}: torchrun {_shown(restart, RECOVERED_WITHIN_S)}")
-    if has_torchrun and not quick:
+    if with_torchrun and not quick:
         restart = recover_torchrun(1, rng, {}, NEVER_AFTER_S)
         trials.torchrun[TORCHRUN_DEFAULT] = [restart]
         progress.say(f"torchrun with its default store, once: {_shown(restart, NEVER_AFTER_S)}")

@@ -1,4 +1,4 @@
-"""One trial of a recovery: start a job, kill one rank at a random moment, and see when what happened; ours and torchrun's.
+"""One trial of a recovery, ours or torchrun's: start a job, kill one rank at a random moment, see when what happened.
 
 Here live the trials, and the points in time that one yields. Never here: how many trials there are and what is made of
 them. The one idea: a recovery is over when every rank has finished a step that no rank had finished before the kill.
@@ -6,6 +6,7 @@ them. The one idea: a recovery is over when every rank has finished a step that 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.moments import Channel, Moment
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
@@ -197,6 +199,14 @@ def _beyond(channel: Channel, old: frozenset[int]) -> frozenset[int]:
     """The processes started since that have finished a step no old one had."""
     highest = max(channel.reached[pid] for pid in old)
     return frozenset(pid for pid, step in channel.reached.items() if pid not in old and step > highest)
+
+
+def has_torchrun() -> bool:
+    """Whether this torch brings it; torch itself is not loaded."""
+    torch = importlib.util.find_spec("torch")
+    return (
+        torch is not None and torch.origin is not None and (Path(torch.origin).parent / "distributed/run.py").exists()
+    )
 
 
 def torchrun_command() -> list[str]:

@@ -25,5 +25,16 @@ start() { # NAME COMMAND...
     mv "$pid_file.new" "$pid_file" || [ ! -e "$pid_file.new" ] || mv "$pid_file.new" "$pid_file" # Ctrl-C may hit mv, too
 }
 
+# From here on a Ctrl-C must end what was started, too: it is handed on to the follower.
+hold_signals() { trap 'interrupted=--end' INT TERM; }
+
+# Becomes the follower. Where env can block signals, one that comes while Python starts waits until it listens.
+follow() { # ARGUMENTS...
+    local held=()
+    if env --block-signal=INT true 2>/dev/null; then held=(env --default-signal=INT,TERM --block-signal=INT,TERM); fi
+    trap '' INT TERM
+    exec "${held[@]}" "$python" -P -m runtime follow ${interrupted-} "$@"
+}
+
 # What a start script of today's shell leaks would name the wrong process.
 unset MS_ROLE MS_NODE_ID

@@ -23,7 +23,7 @@ lock "$log_dir"
 found=$("$python" -P -m runtime recover)
 eval "$found"
 
-trap 'interrupted=--end' INT TERM # from here on Ctrl-C must end what was started, too
+hold_signals
 for name in "${gone[@]}"; do
     if [ "$name" = scheduler ]; then
         export ROLE=scheduler
@@ -36,5 +36,4 @@ for name in "${gone[@]}"; do
 done
 unlock
 
-trap '' INT TERM # until the follower takes them
-exec "$python" -P -m runtime follow ${interrupted-} --again bash "$root/scripts/recover.sh"
+follow --again bash "$root/scripts/recover.sh"

@@ -66,7 +66,7 @@ lock "${LOG_DIR:-${MS_LOG_DIR:-device}}"
 prepared=$(ROLE=scheduler "$python" -P -m runtime prepare $fresh --interpreter "$python" -- "$script" "$@")
 { read -r workers && read -r log_dir; } <<<"$prepared"
 
-trap 'interrupted=--end' INT TERM # from here on Ctrl-C must end what was started, too
+hold_signals
 for ((i = 0; i < workers; i++)); do
     export ROLE=worker NODE_ID=$i
     start "worker_$i" "$python" "$script" "$@"
@@ -77,6 +77,5 @@ start scheduler "$python" -P -m runtime scheduler
 unlock
 
 echo "samebits: $workers workers and a scheduler of '$script' started; their logs are in $log_dir"
-if [ -n "$detach" ]; then exit 0; fi
-trap '' INT TERM # until the follower takes them
-exec "$python" -P -m runtime follow ${interrupted-}
+if [ -n "$detach" ] && [ -z "${interrupted-}" ]; then exit 0; fi
+follow

@@ -11,6 +11,9 @@ import sys
 from typing import Any
 
 import torch
+
+# What a worker imports while it waits for its seat, if it has not yet: no import is to be measured here.
+import torch._dynamo
 import torch.distributed as dist
 
 import runtime
@@ -44,7 +47,7 @@ def form_ours(notebook: Notebook) -> None:
             notebook.note("ready")
 
     before_and_after(Client, "send", registered, _nothing)
-    before_and_after(Agent, "register", _nothing, lambda *_: notebook.note("seated"))
+    before_and_after(Agent, "register", _nothing, lambda *_, **__: notebook.note("seated"))
     before_and_after(Agent, "enter", lambda *_, **__: notebook.note("enters"), lambda *_, **__: notebook.note("placed"))
     before_and_after(Group, "form", _nothing, formed)
     _wait_at_the_barrier(notebook)

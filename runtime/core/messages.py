@@ -68,13 +68,13 @@ class RoundId:
 class Process:
     """Where a session runs."""
 
-    host: str
+    host: str  # its name and, behind a "#", what tells it from another host of that name
     pid: int
     started_at: int  # clock ticks after boot, so that a reused pid is told apart
     device: str
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host}"
+        return f"pid {self.pid} on {self.host.partition('#')[0]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from runtime.store import durable
 from runtime.store.checkpoint.folder import parse_point_name
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import read_owner
+from runtime.store.process_identity import host_id
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -134,7 +134,7 @@ def _running_processes(started: Settings) -> tuple[str, ...]:
 
 
 def _running_seats(view: JobView | None) -> tuple[str, ...]:
-    here = socket.gethostname()
+    here = host_id()
     workers = view.workers if view is not None else ()
     return tuple(
         f"worker {worker.node} ({worker.identity})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +21,7 @@ from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_name
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ask_once
 from runtime.store.lock import read_holder
-from runtime.store.process_identity import ProcessIdentity
+from runtime.store.process_identity import ProcessIdentity, host_id
 
 ANSWER_TIMEOUT_S = 2.0
 TERM_GRACE_S = 5.0
@@ -77,7 +76,7 @@ def look(settings: Settings) -> Remains:
         and holder.is_on_this_host()
         and holder.identity.is_alive(),
         is_alive=ProcessIdentity.is_alive,
-        host=socket.gethostname(),
+        host=host_id(),
     )
 
 

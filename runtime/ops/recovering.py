@@ -109,7 +109,8 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
             if not _runs(remains, name):
                 start.append(name)
         elif worker.presence is Presence.ALIVE and worker.host != remains.host:
-            lines.append(f"{spoken(name)} runs on {worker.host} (pid {worker.identity.pid}): left alone")
+            where = worker.host.partition("#")[0]
+            lines.append(f"{spoken(name)} runs on {where} (pid {worker.identity.pid}): left alone")
         elif not _is_served(remains, name, worker):
             start.append(name)
             if remains.is_alive(worker.identity) and worker.host == remains.host:

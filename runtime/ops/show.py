@@ -83,6 +83,6 @@ def _row(view: JobView, worker: WorkerView) -> tuple[str, ...]:
         worker.node,
         worker.presence.value,
         "–" if view.from_journal else str(worker.step),
-        f"pid {worker.identity.pid} on {worker.host}",
+        f"pid {worker.identity.pid} on {worker.host.partition('#')[0]}",
         worker.reason or ("" if view.from_journal else worker.activity),
     )

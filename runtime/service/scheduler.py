@@ -31,11 +31,10 @@ from runtime.errors import (
 from runtime.net.address import local_addresses
 from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
 from runtime.service import clock, voice
-from runtime.service.host import host_name
 from runtime.service.status import snapshot
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
-from runtime.store.process_identity import ProcessIdentity
+from runtime.store.process_identity import ProcessIdentity, host_id
 
 COMPACT_BYTES = 4 << 20
 MAX_FOLLOWERS = 64
@@ -242,7 +241,7 @@ class SchedulerService:
     # ---- processes on this host
 
     def _dead_at_load(self, core: SchedulerCore) -> list[Closed]:
-        here = host_name()
+        here = host_id()
         return [
             Closed(seat.session, gone=True)
             for seat in core.state.seats.values()
@@ -254,7 +253,7 @@ class SchedulerService:
     def _is_gone(self, server: Server, core: SchedulerCore, session: str) -> bool:
         """Whether the session's process is dead already; if it is only dying, watch it."""
         process = core.process_of_session(session)
-        if process is None or process.host != host_name():
+        if process is None or process.host != host_id():
             return False
         identity = ProcessIdentity(process.pid, process.started_at)
         if not identity.is_alive():

@@ -7,10 +7,14 @@ every file, lock and socket, so it counts as dead. Off Linux psutil answers the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
+import hashlib
 import math
 import os
 import select
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -96,6 +100,20 @@ class ProcessIdentity:
         if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words) or int(words[0]) == 0:
             raise ValueError(f"expected '<pid> <start time>', found {line!r}")
         return cls(int(words[0]), int(words[1]))
+
+
+@functools.cache
+def host_id() -> str:
+    """``<host name>#<digest>``: equal for two processes only where one's pids mean something to the other.
+
+    Hosts made from one image share their name, and containers of one host do not share their pids; so boot and pid
+    namespace (pid_namespaces(7)) belong to it.
+    """
+    found = [socket.gethostname()]
+    if _ON_LINUX:
+        with contextlib.suppress(OSError):  # without /proc a name must do
+            found += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
+    return f"{found[0]}#{hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()}"
 
 
 def write_pid_file(path: Path, identity: ProcessIdentity) -> None:

@@ -352,10 +352,7 @@ def test_a_pause_is_not_emptiness() -> None:
 def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
     house = training_house(recovery=False)
     house.close("s1", gone=True)
-    text = (
-        "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone "
-        "(ENABLE_RECOVERY=0)"
-    )
+    text = "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone (ENABLE_RECOVERY=0)"
     assert house.records(SeatLost) and house.records(JobInterrupted) == [JobInterrupted(EndKind.FAILED, 0, text)]
     assert house.answer("s0", EndJob) == EndJob(1, EndKind.FAILED, text)
     house.leave("0", on_purpose=False, text="told to end")

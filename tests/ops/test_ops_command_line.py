@@ -17,10 +17,10 @@ from runtime.ops import doctor, prepare
 from runtime.ops.job_view import JobView, Presence, stored_view
 from runtime.store.journal import Journal
 from runtime.store.owner import claim_folder
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from runtime.store.process_identity import ProcessIdentity, host_id, write_pid_file
 from tests.ops.views import JOB
 
-HERE = socket.gethostname()
+HERE = host_id()
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_doctor_finds_what_is_wrong_with_its_mend(
     (here / "file").write_text("")
     (here / "runtime.py").write_text("")
     monkeypatch.syspath_prepend(str(here))
-    monkeypatch.setenv("LOG_DIR", str(here / "file" / "logs"))
+    monkeypatch.setenv("RECOVERY_PATH", str(here / "file" / "recovery"))
     monkeypatch.setenv("WORKER_NUM", "100000")
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -284,7 +284,7 @@ def test_doctor_finds_what_is_wrong_with_its_mend(
         monkeypatch.setattr(doctor, "ANSWER_TIMEOUT_S", 0.1)
         assert main(["doctor"]) == 1
     text = capsys.readouterr().out
-    assert "wrong  LOG_DIR" in text
+    assert "wrong  RECOVERY_PATH" in text
     assert "wrong  SCHED_PORT" in text
     assert f"move {here / 'runtime.py'} away" in text
 

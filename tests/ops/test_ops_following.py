@@ -47,7 +47,8 @@ class Scene:
         self.settle()
 
     def dies(self, node: int, death: Death = KILLED, line: str = "", identity: ProcessIdentity | None = None) -> None:
-        self.following.died(f"worker_{node}", identity or WORKERS[node], death, line, self.now)
+        is_done = self.following.view is not None and self.following.view.training_finished
+        self.following.died(f"worker_{node}", identity or WORKERS[node], death, line, self.now, is_done=is_done)
         self.settle()
 
     def all_die(self, death: Death = KILLED) -> None:
@@ -134,6 +135,32 @@ def test_the_schedulers_death_ends_nothing() -> None:
     assert scene.outcome() == (None, 0)
 
 
+@pytest.mark.parametrize("death", [Death(status=0), Death()])
+def test_after_training_a_worker_may_go_but_not_be_killed(death: Death) -> None:
+    scene = Scene()
+    scene.heard(view(training_finished=True))
+    scene.dies(0, death)
+    assert scene.lines == []
+    scene.dies(1, KILLED)
+    assert "worker 1 (pid 101) was killed by signal 9" in scene.said()
+
+
+def test_without_recovery_an_end_of_unknown_kind_is_the_schedulers_to_judge() -> None:
+    scene = Scene(recovery=False, own=False)
+    scene.dies(0, Death())
+    scene.settle(60)
+    assert (scene.lines, scene.signals, scene.following.is_closing) == ([], [], False)
+
+
+def test_the_journal_tells_the_last_step_where_the_last_push_was_missed() -> None:
+    scene = Scene()
+    scene.all_die(Death(status=0))
+    scene.scheduler_dies(Death(), stored=view(from_journal=True, job_finished=True, step=600))
+    assert scene.outcome() == (None, 0)
+    assert scene.following.view is not None
+    assert scene.following.view.step == 600
+
+
 def test_with_everything_gone_the_job_is_interrupted_by_what_went_first() -> None:
     scene = Scene()
     scene.dies(1)
@@ -190,11 +217,38 @@ def test_ctrl_c_asks_the_scheduler_first_and_says_so() -> None:
 
 
 def test_whom_nobody_told_is_ended_soon_after_the_scheduler_left() -> None:
+    """Worker 2 had not registered yet; the others were told, and may take their time to leave."""
     scene = Scene()
+    scene.heard(view(workers=(worker(0), worker(1))))
     scene.following.stop_asked("Ctrl-C", scene.now)
     scene.scheduler_dies(Death(status=78))
     scene.settle(1.0)
+    assert scene.signals == [(102, signal.SIGTERM)]
+    scene.settle(5.0)
+    assert scene.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
+def test_a_scheduler_that_is_killed_before_it_could_tell_leaves_that_to_its_follower() -> None:
+    scene = Scene()
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.scheduler_dies(KILLED, stored=view(from_journal=True))
+    scene.settle(1.0)
     assert scene.signals == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
+def test_a_finished_program_has_time_to_write_what_it_has_to_write() -> None:
+    scene = Scene()
+    scene.heard(view(training_finished=True, job_finished=True))
+    scene.scheduler_dies(Death(status=0))
+    scene.settle(29)
+    assert scene.signals == []
+    scene.settle(1)
+    assert [number for _, number in scene.signals] == [signal.SIGTERM] * 3
+    impatient = Scene()
+    impatient.heard(view(training_finished=True, job_finished=True))
+    impatient.following.stop_asked("Ctrl-C", impatient.now)
+    impatient.settle()
+    assert [number for _, number in impatient.signals] == [signal.SIGTERM] * 4
 
 
 def test_ctrl_c_without_a_scheduler_goes_to_the_processes_at_once() -> None:

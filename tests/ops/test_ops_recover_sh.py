@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -127,11 +128,15 @@ def test_two_at_once_start_one_replacement(job: ShellJob) -> None:
 
 def test_a_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: ShellJob) -> None:
     """All workers die; their replacements take longer to start than the scheduler waits for anybody."""
-    shell = job.run(*UNTIL_TOLD, "--start-s", "2.5", NODE_TIMEOUT="0.5")
+    shell = job.run(*UNTIL_TOLD, "--not-while", "slow", NODE_TIMEOUT="2")
     job.wait_training()
+    slow = job.folder / "slow"
+    slow.touch()
     for name in WORKERS:
         job.kill(name)
     recover = job.recover()
+    recover.wait_for("the scheduler gave the job up")
+    slow.unlink()
     job.wait_training(generation=2)
     job.let_finish()
     assert recover.end() == 0, recover.text
@@ -177,6 +182,36 @@ def test_a_pid_file_of_a_stranger_does_no_harm(job: ShellJob) -> None:
     assert ProcessIdentity.of(stranger.process.pid) is not None
     stranger.send(signal.SIGKILL)
     stranger.process.wait(WAIT_S)
+
+
+def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(job: ShellJob, tmp_path: Path) -> None:
+    """Ctrl-C in the first job's follower must not end the second job."""
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    job.kill("scheduler")
+    shell.wait_for("training goes on without it")
+    (tmp_path / "second").mkdir()
+    second = ShellJob(tmp_path / "second", SCHED_PORT=str(job.port))
+    try:
+        other = second.run(*UNTIL_TOLD, JOB_NAME="second")
+        second.wait_training()
+        shell.wait_for(f"SCHED_PORT={job.port} is answered for job .* \\(second\\): that is another job")
+        status = job.tool("status")
+        assert status.end() == 0
+        assert "(second)" in status.text
+        assert "this is another job than the one in RECOVERY_PATH=" in status.text
+        recover = job.recover()
+        recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
+        recover.wait_for("the scheduler .* left with exit status 75: .*; training goes on without it")
+        recover.send(signal.SIGINT)
+        assert recover.end() == 78, recover.text
+        assert shell.end() != 0
+        assert job.running() == []
+        assert len(second.running()) == 4
+        second.let_finish()
+        assert other.end() == 0, other.text
+    finally:
+        assert second.close() == []
 
 
 def test_what_was_killed_while_run_sh_is_gone_is_found(job: ShellJob) -> None:

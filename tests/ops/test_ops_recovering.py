@@ -36,6 +36,7 @@ def plan(
         Remains(
             worker_num=3,
             recovery=recovery,
+            cool_down_s=30.0,
             started={name: process(pid) for name, pid in pids.items()},
             view=seen,
             scheduler_serves=serves,
@@ -143,6 +144,16 @@ def test_without_recovery_nothing_comes_back() -> None:
     assert plan(None, dead=(101,), recovery=False).start == ()
     with pytest.raises(JobFailedError, match="ENABLE_RECOVERY=0"):
         plan(None, dead=(99, 100, 101, 102), serves=False, recovery=False)
+
+
+def test_the_wait_for_the_seat_is_explained_where_there_is_one() -> None:
+    def said(seen: JobView | None, *dead: int) -> bool:
+        return "30 s (REGISTER_COOLDOWN)" in "\n".join(plan(seen, dead).lines)
+
+    assert said(workers(ALIVE, LOST, ALIVE), 101)
+    assert not said(workers(ALIVE, ALIVE, ALIVE), 99)  # the scheduler waits for nobody
+    assert not said(workers(ALIVE, LEFT, ALIVE), 101)
+    assert not said(view(workers=()), 101)
 
 
 def causes(first: str, second: str, **second_changes: object) -> str:

@@ -27,11 +27,12 @@ def main() -> int:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
-    parser.add_argument("--start-s", type=float, default=0.0, help="what the imports of a real worker take")
+    parser.add_argument("--not-while", type=Path, help="does not start while this file is there")
     options = parser.parse_args()
     if options.fail_before:
         raise RuntimeError("this script cannot even start")
-    threading.Event().wait(options.start_s)
+    while options.not_while is not None and options.not_while.exists():
+        threading.Event().wait(0.02)  # as if it imported something large
     settings, _ = config.read()
     voice.set_up(f"worker {settings.node_id}")
     agent = Agent(settings, settings.job_name, "cpu")

@@ -62,7 +62,7 @@ class Mix:
         scale = rng.choice((0.3, 1.0, 1.0, 2.0))
         chaos_s, step_s = rng.uniform(20.0, 150.0), rng.choice((0.2, 0.4, 1.0))
         return cls(
-            world_size=rng.choice((1, 2, 2, 3, 3, 3, 4, 5)),
+            world_size=rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)),
             naming=rng.choice((Naming.SLOTS, Naming.SLOTS, Naming.NAMES, Naming.FRESH)),
             cool_down_s=rng.choice((0.0, 1.0, 1.0, 5.0, 30.0)),
             topo_timeout_s=rng.choice((60.0, 150.0)),

@@ -31,6 +31,7 @@ class Mutant:
     within_seeds: int
     core_type: type[SchedulerCore]
     patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → what stands there instead
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the drawn mix, where its fault shows seldom
 
     def hunt(self, start: int, seeds: int) -> tuple[int, Violation] | None:
         """The first of these seeds in which a checker notices, and what it says."""
@@ -39,7 +40,7 @@ class Mutant:
                 stack.enter_context(mock.patch(target, broken))
             for seed in range(start, start + seeds):
                 try:
-                    World(seed, core_type=self.core_type).run()
+                    World(seed, core_type=self.core_type, changes=self.changes).run()
                 except Violation as violation:
                     return seed, violation
         return None
@@ -226,27 +227,67 @@ class JudgesWhileItHears(SchedulerCore):
         return super().step(event, now)
 
 
-def _mutant(name: str, caught_by: str, within: int, core: type[SchedulerCore], **patches: Any) -> Mutant:
-    named = {f"runtime.core.{target.replace('__', '.')}": broken for target, broken in patches.items()}
-    return Mutant(name, frozenset(caught_by.split()), within, core, named)
+class BelievesOldNews(SchedulerCore):
+    """What was said to an earlier scheduler is taken for the present."""
 
+    def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
+        super()._compare_member(seat, replace(message, term=self._ledger.state.term))
+
+
+class RevivesTheDead(SchedulerCore):
+    """A late word of a process that is known to be dead begins its lease again."""
+
+    def step(self, event: Event, now: float) -> Ready:
+        for presence in self._ledger.presences.values():
+            presence.is_gone = False
+        return super().step(event, now)
+
+
+class ForgetsWhoWaits(SchedulerCore):
+    """After the cool-down the seat is never given back to its own node."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        left_s = self._leases.cool_down_left_s
+        self._leases.cool_down_left_s = lambda seat: max(left_s(seat), 0.5 if seat.lost else 0.0)  # type: ignore[method-assign]
+
+
+ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100, "cool_down_s": 0.0}
+LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
+LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 
 MUTANTS = [
-    _mutant("sends before it persists", "S7", 10, SpeaksFirst),
-    _mutant("no cool-down", "S3", 50, NoCoolDown),
-    _mutant("a refusal extends the wait", "S3", 100, RefusalExtends),
-    _mutant("incarnation not checked", "S6", 100, TakesAnyIncarnation),
-    _mutant("round ids reused after a restart", "S12", 50, CountsRoundsAnew),
-    _mutant("ranks move", "S1 S2", 50, MovesRanks),
-    _mutant("generation not persisted", "S7", 10, _write_with(_unwritten_generation)),
-    _mutant("incarnation not raised", "S5", 50, _write_with(_same_incarnation)),
-    _mutant("restore point not the greatest", "S9", 100, SchedulerCore, rendezvous__choose=_worst),
-    _mutant("an abandoned line resumed", "S10", 300, SchedulerCore, restore__is_on_line=lambda point, committed: True),
-    _mutant("lease not renewed by a join", "S18 S3", 300, DeafToJoins),
-    _mutant("finished with the first", "S19", 50, FinishesWithTheFirst),
-    _mutant("stalls ignored", "S18", 50, IgnoresStalls),
-    _mutant("leases judged before the socket is drained", "S18 S6", 100, JudgesWhileItHears),
-    _mutant("a round's invitation is said once", "L1", 100, InvitesOnce),
-    _mutant("joins of lost members kept", "S8 crash", 100, KeepsJoinsOfTheLost),
-    _mutant("zombies not told", "L1 L5", 600, TellsNoZombie),
+    Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
+    Mutant("generation not persisted", frozenset({"S4", "S7"}), 10, _write_with(_unwritten_generation)),
+    Mutant("no cool-down", frozenset({"S3"}), 50, NoCoolDown),
+    Mutant("a refusal extends the wait", frozenset({"S3"}), 100, RefusalExtends),
+    Mutant("a cool-down never ends", frozenset({"L1", "L2", "S3"}), 50, ForgetsWhoWaits),
+    Mutant("incarnation not checked", frozenset({"S6"}), 100, TakesAnyIncarnation),
+    Mutant("incarnation not raised", frozenset({"S5"}), 50, _write_with(_same_incarnation)),
+    Mutant("the dead revived", frozenset({"S6", "S17"}), 100, RevivesTheDead),
+    Mutant("zombies not told", frozenset({"L1", "L5"}), 200, TellsNoZombie),
+    Mutant("ranks move", frozenset({"S1", "S2"}), 50, MovesRanks),
+    Mutant("round ids reused after a restart", frozenset({"S12"}), 50, CountsRoundsAnew),
+    Mutant("a round's invitation is said once", frozenset({"L1"}), 200, InvitesOnce),
+    Mutant("joins of lost members kept", frozenset({"S8", "L1", "crash"}), 100, KeepsJoinsOfTheLost),
+    Mutant("old news believed", frozenset({"S17"}), 300, BelievesOldNews, changes=LATE_NEWS),
+    Mutant("lease not renewed by a join", frozenset({"S18", "S3"}), 200, DeafToJoins),
+    Mutant("stalls ignored", frozenset({"S18"}), 100, IgnoresStalls),
+    Mutant("leases judged before the socket is drained", frozenset({"S18", "S6"}), 200, JudgesWhileItHears),
+    Mutant(
+        "restore point not the greatest",
+        frozenset({"S9"}),
+        100,
+        SchedulerCore,
+        patches={"runtime.core.rendezvous.choose": _worst},
+    ),
+    Mutant(
+        "an abandoned line resumed",
+        frozenset({"S10"}),
+        200,
+        SchedulerCore,
+        patches={"runtime.core.restore.is_on_line": lambda point, committed: True},
+        changes=ROLLBACKS,
+    ),
+    Mutant("finished with the first", frozenset({"S19"}), 50, FinishesWithTheFirst),
 ]

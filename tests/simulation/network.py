@@ -38,9 +38,15 @@ class Network:
 
     world: World
     mix: Mix
-    is_calm: bool = False
+    calm_at: float | None = None  # since when it is perfect
     _opened: int = 0
     _open: dict[int, Connection] = field(default_factory=dict)
+
+    def calm_down(self) -> None:
+        """From here on everything arrives, at once; what is stuck since before is lost."""
+        self.calm_at = self.world.now
+        for connection in self._open.values():
+            connection.last_up = connection.last_down = 0.0
 
     def connect(self, worker: Worker) -> Connection | None:
         """A new connection, or None where nobody listens."""
@@ -71,18 +77,18 @@ class Network:
         """A worker's message."""
         for arrival in self._arrivals(connection.last_up):
             connection.last_up = arrival
-            self.world.at(arrival, self._arrive_up, connection, message)
+            self.world.at(arrival, self._arrive_up, connection, message, self.world.now)
 
     def down(self, connection: Connection, message: FromScheduler) -> None:
         """A scheduler's message."""
         for arrival in self._arrivals(connection.last_down):
             connection.last_down = arrival
-            self.world.at(arrival, self._arrive_down, connection, message)
+            self.world.at(arrival, self._arrive_down, connection, message, self.world.now)
 
     def _arrivals(self, after: float) -> list[float]:
         """When the message arrives: never, once, or more often."""
         world, mix, rng = self.world, self.mix, self.world.rng
-        if self.is_calm:
+        if self.calm_at is not None:
             return [max(after, world.now + FASTEST_S)]
         if mix.p_drop and rng.random() < mix.p_drop:
             world.count("message dropped")
@@ -101,13 +107,16 @@ class Network:
             arrivals.append(max(after, arrival) if mix.is_ordered else arrival)
         return arrivals
 
-    def _passes(self, connection: Connection) -> bool:
-        return connection.is_open or (self.mix.has_stragglers and not self.is_calm)
+    def _passes(self, connection: Connection, sent_at: float) -> bool:
+        if self.calm_at is None:
+            return connection.is_open or self.mix.has_stragglers
+        is_stuck = sent_at < self.calm_at and self.world.now > self.calm_at + USUAL_S
+        return connection.is_open and not is_stuck
 
-    def _arrive_up(self, connection: Connection, message: FromWorker) -> None:
-        if self._passes(connection):
+    def _arrive_up(self, connection: Connection, message: FromWorker, sent_at: float) -> None:
+        if self._passes(connection, sent_at):
             self.world.host.receive(connection, message)
 
-    def _arrive_down(self, connection: Connection, message: FromScheduler) -> None:
-        if self._passes(connection):
+    def _arrive_down(self, connection: Connection, message: FromScheduler, sent_at: float) -> None:
+        if self._passes(connection, sent_at):
             connection.worker.receive(message)

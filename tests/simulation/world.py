@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from runtime.core.agent_events import Notice
@@ -55,7 +55,7 @@ class World:
         self,
         seed: int,
         *,
-        mix: Mix | None = None,
+        changes: Mapping[str, Any] | None = None,
         core_type: type[SchedulerCore] = SchedulerCore,
         checkers: list[type[Checker]] | None = None,
         whole_trace: bool = False,
@@ -64,7 +64,7 @@ class World:
 
         self.seed = seed
         self.rng = random.Random(seed)
-        self.mix = mix or Mix.draw(self.rng)
+        self.mix = replace(Mix.draw(self.rng), **(changes or {}))  # what a test wants otherwise than drawn
         self.core_type = core_type
         self.policy = Policy(
             self.mix.world_size,
@@ -142,7 +142,8 @@ class World:
 
     def _calm_down(self) -> None:
         self.note("calm", "faults stop")
-        self.is_calm = self.network.is_calm = True
+        self.is_calm = True
+        self.network.calm_down()
         self.operator.calm_down()
         for watch in self.watch_calm:
             watch()

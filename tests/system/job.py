@@ -39,16 +39,20 @@ POLL_S = 0.01
 SHOWN_LINES = 25
 WAIT_S = 60.0
 
-_STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)")
+_STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)(?: queued (\S+))?")
 _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the probe: a step that was committed, and when (monotonic seconds)."""
+    """One line of the probe: a step that was committed, and when (monotonic seconds).
+
+    ``queued_s``: how long the process's threads have waited for a CPU so far, where the probe was asked to say so.
+    """
 
     number: int
     at_s: float
+    queued_s: float
 
 
 class JobFolder:
@@ -127,7 +131,7 @@ class JobFolder:
 
     def steps(self, rank: int) -> list[Step]:
         """Everything the probe said, steps that were done twice included."""
-        return [Step(int(match[2]), float(match[4])) for match in self.matches(rank, _STEP.pattern)]
+        return [Step(int(one[2]), float(one[4]), float(one[5] or 0)) for one in self.matches(rank, _STEP.pattern)]
 
     def seatings(self, rank: int) -> int:
         """How many processes this worker's seat has had."""

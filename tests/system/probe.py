@@ -111,7 +111,8 @@ class Probe:
         if self.args.late_rank == runtime.get_rank() and state.step == self.args.fail_at - 1:
             time.sleep(1.0)
         state.commit()
-        print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}", flush=True)
+        said = f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}"
+        print(said + (f" queued {queued_s():.6f}" if self.args.say_queued else ""), flush=True)
         self.points.here("committed", state.step)
 
 
@@ -129,6 +130,11 @@ def main() -> None:
     print(f"final step={probe.state.step} sha256={sha256_of(probe.bare)}", flush=True)
 
 
+def queued_s() -> float:
+    """How long this process's threads have stood ready and waited for a CPU so far (proc(5), schedstat)."""
+    return sum(int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()) / 1e9
+
+
 def sha256_of(model: nn.Module) -> str:
     """A hash of all parameters, in the order of their names."""
     digest = hashlib.sha256()
@@ -144,6 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--interval", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--pause-ms", type=float, default=10.0, help="slept in every step")
+    parser.add_argument("--say-queued", action="store_true", help="say with each step how long CPUs were waited for")
     parser.add_argument("--fail-at", type=int, default=0, help="raise ValueError in this step, on every rank")
     parser.add_argument("--late-rank", type=int, help="the rank that comes to that step a second after the others")
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")

@@ -8,8 +8,10 @@ environment, a log and a death of their own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -226,12 +228,16 @@ def found_below(folder: Path) -> list[ProcessIdentity]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that nobody listens on, below those the kernel gives to outgoing connections (ip(7)).
+
+    A scheduler that is killed leaves its port alone for a while; nobody's connection may take it meanwhile.
+    """
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10_000, max(first_outgoing, 20_000))
+        with socket.socket() as attempt, contextlib.suppress(OSError):
+            attempt.bind(("127.0.0.1", port))
+            return port
 
 
 def lines_of(path: Path) -> Sequence[str]:

@@ -38,7 +38,7 @@ def test_everybody_is_back_31_seconds_after_the_schedulers_load(
     assert time.monotonic() - loaded_at <= COOL_DOWN_S + 1.0
     assert "waits at most 30 s (REGISTER_COOLDOWN), once" in job.wait_for(SCHEDULER, "leases start anew").string
     for rank in job.ranks:
-        explained = job.wait_for(rank, r"its seat is free again in (\d+\.\d) s \(REGISTER_COOLDOWN=30\)")
+        explained = job.wait_for(rank, r"free again in (\d+\.\d) s \(REGISTER_COOLDOWN=30\)")
         assert float(explained[1]) <= COOL_DOWN_S
     assert job.finished(recover) == expected
     assert_goes_on_from(job, newest)

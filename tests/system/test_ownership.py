@@ -47,7 +47,7 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
     assert status == JobInterruptedError.exit_code
     assert not job.processes()
     text = "ValueError: the probe was told to fail at step 30"
-    assert text in job.wait_said(run, "the job was interrupted")
+    assert text in job.wait_said(run, "the job was interrupted at step 29")
     assert text in job.wait_for(SCHEDULER, "the job ends: ").string
     failed = [rank for rank in job.ranks if job.matches(rank, f"^{text}$")]
     assert set(failed) >= {1, 2}, "the traceback is the user's"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.training import ddp
 from runtime.training.group import Group, form_alone, is_communication_failure
 from tests.training.hub import Member
 
@@ -44,27 +44,22 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
             if rounds == 3:
                 member.say("looping", generation=generation)
     except Exception as error:
-        member.say(
-            "left",
-            generation=generation,
-            lost=is_communication_failure(error),
-            error=f"{type(error).__name__}: {error}",
-            rounds=rounds,
-        )
+        text = f"{type(error).__name__}: {error}"
+        member.say("left", generation=generation, lost=is_communication_failure(error), error=text)
 
 
-def loop(member: Member, kind: str, elements: int = 250_000, forgotten: bool = False) -> None:
-    """The script's own collective, again and again.
+def loop(member: Member, kinds: list[str], elements: int = 250_000, forgotten: bool = False) -> None:
+    """The script's own collective, again and again until the group ends; the next kind in the next generation.
 
     With ``forgotten`` no connection is cut: gloo never wakes anybody, as it does when a message is cut off half-way.
     """
-    group, _ = enter(member, connect_timeout_s=3600.0)
-    if forgotten:
-        group._link.cut = lambda: None
-    until_it_fails(member, act_of(kind, group, torch.ones(elements)))
-    began = time.monotonic()
-    group.drop()
-    member.say("dropped", took_s=time.monotonic() - began)
+    generation = -1
+    for kind in kinds:
+        group, generation = enter(member, generation, connect_timeout_s=3600.0)
+        if forgotten:
+            group._link.cut = lambda: None
+        until_it_fails(member, act_of(kind, group, torch.ones(elements)), generation)
+        group.drop()
     member.wait_for_word("end")
 
 
@@ -87,8 +82,10 @@ def act_of(kind: str, group: Group, tensor: torch.Tensor) -> Callable[[], object
             return lambda: dist.all_reduce(tensor.fill_(1.0), group=subgroup)
         case "objects":
             return lambda: dist.all_gather_object([None] * group.world_size, {"rank": group.rank})
-        case "backward":
+        case "backward" | "plain backward":
             model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), bucket_cap_mb=0.1)
+            if kind == "backward":
+                ddp.attach(model, group, None)
             return lambda: model(torch.ones(2, 300)).sum().backward()
         case "buffers":
             model = DistributedDataParallel(nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9)))
@@ -153,6 +150,7 @@ def ending(member: Member, pending: str) -> None:
                 work.get_future().then(lambda done: done.value())
             case "backward":
                 model = DistributedDataParallel(nn.Linear(4, 4), init_sync=False)
+                ddp.attach(model, group, None)
                 threading.Thread(target=lambda: model(torch.ones(2, 4)).sum().backward(), daemon=True).start()
             case "pairwise":
                 threading.Thread(target=dist.recv, args=(torch.ones(4), 1), daemon=True).start()

@@ -39,63 +39,68 @@ def test_every_kind_of_collective_works_on_the_default_group_and_on_subgroups(ra
 @pytest.mark.parametrize("kind", ["all_reduce", "backward"] * REPEATS)
 def test_kill_9_of_one_of_four_frees_all_survivors(ranks: Hub, kind: str) -> None:
     nodes, survivors = [0, 1, 2, 3], [0, 2, 3]
-    started(ranks, nodes, "loop", kind=kind)
+    started(ranks, nodes, "loop", kinds=[kind])
     ranks.plan(0, nodes)
     ranks.await_events("looping", nodes)
     ranks.kill(1)
-    ranks.break_(survivors)  # faster than the kernel's own notice, and while data flows
+    ranks.break_(survivors)
     for left in ranks.await_events("left", survivors):
         assert left["lost"], left["error"]
     ranks.tell(survivors, "end")
     assert [ranks.exit_code(node) for node in survivors] == [0, 0, 0], ranks.logs()
 
 
-@pytest.mark.parametrize(
-    "kind", ["all_reduce", "backward", "broadcast", "pairwise", "future", "subgroup", "objects", "monitored_barrier"]
-)
-def test_a_stopped_peer_holds_nobody_once_the_group_is_broken(ranks: Hub, kind: str) -> None:
+KINDS = [
+    "all_reduce",
+    "backward",
+    "buffers",
+    "broadcast",
+    "pairwise",
+    "future",
+    "subgroup",
+    "objects",
+    "monitored_barrier",
+]
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["cut", "forgotten by gloo"])
+def test_a_stopped_peer_holds_nobody_once_the_group_is_broken(ranks: Hub, forgotten: bool) -> None:
+    """And the next generation forms, also where gloo is never told that the connection ended and still waits."""
     nodes, survivors = [0, 1, 2], [0, 1]
-    started(ranks, nodes, "loop", kind=kind)
-    ranks.plan(0, nodes)
-    ranks.await_events("looping", nodes)
-    ranks.kill(2, signal.SIGSTOP)
-    ranks.break_(survivors)
-    for left in ranks.await_events("left", survivors):
-        assert left["lost"], left["error"]
-
-
-@pytest.mark.parametrize("kind", ["all_reduce", "backward", "buffers", "pairwise", "subgroup", "monitored_barrier"])
-def test_a_receiver_that_gloo_never_wakes_is_freed_all_the_same(ranks: Hub, kind: str) -> None:
-    """And can drop its group, and form the next one, while gloo still waits."""
-    started(ranks, [0, 1], "loop", kind=kind, forgotten=True)
-    ranks.plan(0, [0, 1])
-    ranks.await_events("looping", [0, 1])
-    ranks.kill(1, signal.SIGSTOP)
-    ranks.break_([0])
-    assert ranks.await_event("left", 0)["lost"]
-    ranks.await_event("dropped", 0)
-    ranks.tell([0], "end")
-    assert ranks.exit_code(0) == 0, ranks.logs()
-
-
-def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
-    """Without a scheduler to tell them, the failure travels from neighbour to neighbour."""
-    started(ranks, [0, 1], "loop", kind="all_reduce", elements=1)
-    ranks.plan(0, [0, 1])
-    ranks.await_events("looping", [0, 1])
-    ranks.break_([0])
-    for left in ranks.await_events("left", [0, 1]):
-        assert left["lost"], left["error"]
+    started(ranks, nodes, "loop", kinds=KINDS, forgotten=forgotten)
+    for generation, kind in enumerate(KINDS):
+        ranks.plan(generation, nodes)
+        ranks.await_events("looping", nodes, generation=generation)
+        ranks.kill(2, signal.SIGSTOP)
+        ranks.break_(survivors)
+        for left in ranks.await_events("left", survivors, generation=generation):
+            assert left["lost"], (kind, left["error"])
+        ranks.kill(2, signal.SIGCONT)
+        ranks.break_([2])
+        ranks.await_event("left", 2, generation=generation)
+    ranks.tell(nodes, "end")
+    assert [ranks.exit_code(node) for node in nodes] == [0, 0, 0], ranks.logs()
 
 
 def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
     """gloo forgets whom to wake when a message is cut off half-way; a large broadcast shows it most often."""
-    nodes = [0, 1, 2, 3]
-    started(ranks, nodes, "loop", kind="broadcast", elements=1_000_000)
-    ranks.plan(0, nodes)
-    ranks.await_events("looping", nodes)
-    ranks.break_(nodes)
-    for left in ranks.await_events("left", nodes):
+    nodes, times = [0, 1, 2, 3], 5
+    started(ranks, nodes, "loop", kinds=["broadcast"] * times, elements=1_000_000)
+    for generation in range(times):
+        ranks.plan(generation, nodes)
+        ranks.await_events("looping", nodes, generation=generation)
+        ranks.break_(nodes)
+        for left in ranks.await_events("left", nodes, generation=generation):
+            assert left["lost"], left["error"]
+
+
+def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
+    """Without a scheduler to tell them, the failure travels from neighbour to neighbour."""
+    started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1)
+    ranks.plan(0, [0, 1])
+    ranks.await_events("looping", [0, 1])
+    ranks.break_([0])
+    for left in ranks.await_events("left", [0, 1]):
         assert left["lost"], left["error"]
 
 

@@ -6,21 +6,29 @@ where the job itself had just been ended and its processes start anew, and the s
 
 from __future__ import annotations
 
+from runtime.core.messages import Refusal, Refused
+from runtime.core.ready import Ready
 from runtime.core.records import TrainingFinished
+from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
+from tests.simulation.faults import Naming
 from tests.simulation.group import Group
+from tests.simulation.worker import Worker
 
 END_GRACE_S = 10.0
+HEARTBEAT_INTERVAL_S = 1.0
+SOME_MESSAGES_S = 0.5
 SLACK_S = 20.0
 
 
 class Liveness(Checker):
-    """Plans two appointments when the faults stop."""
+    """Plans two appointments when the faults stop, and one more for everybody who is told to wait after that."""
 
     def watch(self) -> None:
         self._together_at: float | None = None
         self.world.watch_calm.append(self._calm)
         self.world.watch_trained.append(self._trained)
+        self.world.watch_decided.append(self._decided)
 
     def together_s(self) -> float:
         """L1, L2: from the last fault to the first step of everybody."""
@@ -42,6 +50,29 @@ class Liveness(Checker):
         core = self.world.host.core
         if self.world.is_calm and core is not None and core.state.generation_number == group.generation:
             self._together_at = self.world.now
+
+    def _decided(self, event: Event | None, ready: Ready) -> None:
+        """L2: whoever is told to wait for a cool-down is in when it is over, one interval later at most."""
+        if not self.world.is_calm:
+            return
+        for send in ready.sends:
+            message = send.message
+            if isinstance(message, Refused) and message.refusal is Refusal.COOLING_DOWN:
+                appointment = message.retry_after_s + HEARTBEAT_INTERVAL_S + SOME_MESSAGES_S
+                self.world.after(appointment, self._must_be_in, send.session, self.world.host.life)
+
+    def _must_be_in(self, session: str, life: int) -> None:
+        core = self.world.host.core
+        worker = next((one for one in self.world.workers if one.session == session), None)
+        if worker is None or core is None or life != self.world.host.life or worker.agent.seated:
+            return
+        if core.phase() != "ending" and not self._somebody_else_has_it(worker):
+            self.violated("L2", f"{worker} was told to wait, has waited, and has no seat: {core.phase()}")
+
+    def _somebody_else_has_it(self, worker: Worker) -> bool:
+        """A rival for the seat: another process of the node, or where any name will do, whoever asked first."""
+        rivals = any(one.node == worker.node and one is not worker for one in self.world.workers)
+        return rivals or self.world.mix.naming is Naming.FRESH
 
     def _must_be_together(self) -> None:
         core = self.world.host.core

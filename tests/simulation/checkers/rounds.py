@@ -10,7 +10,6 @@ from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 
-
 OPENED = re.compile(r"round \d+\.\d+ opened: ")
 
 

@@ -153,7 +153,7 @@ class Witness:
                 case TermStarted():
                     for holder in self.holders.values():
                         if holder.known_since is None or holder.known_since[0] != self.world.host.boots:
-                            holder.known_since = (self.world.host.boots, now)
+                            holder.known_since = (self.world.host.boots, self.loaded_at)
                 case JobInterrupted() | JobFinished():
                     self.is_ending = True
 

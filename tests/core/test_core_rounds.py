@@ -1,4 +1,4 @@
-"""Rounds and generations: one round for any number of losses, who is told what, and what a round waits for."""
+"""Rounds: one for any number of losses, whom it waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import pytest
 
 from runtime.core.messages import (
     Activity,
-    AddressMap,
     EndJob,
     EndKind,
     GenerationStarted,
     Process,
-    Refusal,
-    Refused,
     RoundId,
     RoundOpened,
 )
 from runtime.core.point import Point
-from runtime.core.records import Cut, GenerationCommitted, JobInterrupted, SeatLeft
+from runtime.core.records import GenerationCommitted, JobInterrupted
 from tests.core.house import NUMERICS, House, policy, training_house
 
 # ---- rounds
@@ -248,170 +245,3 @@ def test_a_node_that_left_is_waited_for() -> None:
     house.leave("1", text="SIGTERM")
     assert house.invited().keys() == {"s0"}
     assert house.answer("s0", RoundOpened).text == "worker 1 left before training was finished: SIGTERM"
-
-
-# ---- generations
-
-
-def test_ranks_are_slots_whatever_the_order_of_joining() -> None:
-    house = House(policy(4)).fill()
-    for node in "3102":
-        house.join(node)
-    assert [house.start_of(str(slot)).rank for slot in range(4)] == [0, 1, 2, 3]
-    house.close("s2", gone=True)
-    house.now += 30
-    for node in "310":
-        house.beat(node, Activity.WAITING)
-    house.register("2", session="new")
-    for node in "2031":
-        house.join(node)
-    assert [house.start_of(str(slot)).rank for slot in range(4)] == [0, 1, 2, 3]
-    assert house.committed().members == (("0", 1), ("1", 1), ("2", 2), ("3", 1))
-
-
-def test_who_missed_its_start_is_told_again() -> None:
-    house = House(policy(2)).fill()
-    house.join("0")
-    house.join("1")
-    first = house.start_of("1")
-    house.beat("1", Activity.WAITING, generation=0)
-    assert house.answer("s1", GenerationStarted) == first
-    assert house.ready.records == []
-    house.beat("1", Activity.FORMING)
-    assert house.ready.sends == []
-
-
-def test_a_newcomer_is_told_of_the_round_when_it_registers() -> None:
-    house = training_house(cool_down_s=0.0)
-    house.close("s1", gone=True)
-    house.register("1", session="new")
-    assert house.invited() == {"new": RoundId(1, 2)}
-
-
-def test_a_second_start_of_a_member_breaks_the_generation() -> None:
-    """The grant reached the disk, the round that it opens did not."""
-    house = training_house(cool_down_s=0.0)
-    house.leave("1")
-    house.join("0")
-    house.register("1", session="new")
-    house.crash(after_s=1.0)
-    assert "worker 1 of generation 1 is gone: " in house.notes[-1]
-    house.beat("0")
-    assert house.invited() == {"s0": RoundId(2, 1)}
-
-
-# ---- the restore point on its way to the members
-
-
-def test_members_are_told_where_their_state_comes_from() -> None:
-    house = training_house(4)
-    house.close("s3", gone=True)
-    house.now += 30
-    for node in "012":
-        house.beat(node, Activity.WAITING)
-    house.register("3", session="new")
-    house.join("0", [(10, 1), (20, 1)])
-    house.join("1", [(10, 1)])
-    house.join("2", [(20, 1)])
-    house.join("3", [])
-    started = [house.start_of(str(slot)) for slot in range(4)]
-    assert {one.restore for one in started} == {Point(20, 1)}
-    assert [one.source for one in started] == [0, 0, 2, 2]
-    assert [one.serves for one in started] == [(1,), (), (3,), ()]
-    assert house.committed().line == (Cut(1, 20),)
-    assert started[0].text == "restore point: step 20 of generation 1, held by rank 0, 2; sent to rank 1, 3"
-
-
-# ---- addresses
-
-
-def test_the_address_map_goes_out_when_the_last_part_is_in() -> None:
-    house = training_house(3)
-    house.publish("0", b"a")
-    house.publish("2", b"c")
-    assert house.ready.sends == []
-    house.publish("1", b"b")
-    for session in ("s0", "s1", "s2"):
-        assert house.answer(session, AddressMap) == AddressMap(1, 1, (b"a", b"b", b"c"))
-
-
-def test_who_repeats_its_part_gets_the_map_again_alone() -> None:
-    house = training_house(2)
-    house.publish("0", b"a")
-    house.publish("1", b"b")
-    house.publish("0", b"a")
-    assert [send.session for send in house.ready.sends] == ["s0"]
-
-
-def test_a_changed_part_is_told_to_everybody() -> None:
-    house = training_house(2)
-    house.publish("0", b"a")
-    house.publish("1", b"b")
-    house.publish("0", b"A")
-    assert house.answer("s1", AddressMap).blobs == (b"A", b"b")
-
-
-def test_parts_of_another_generation_are_nothing() -> None:
-    house = training_house(2)
-    house.publish("0", b"a", generation=2)
-    house.publish("0", b"a", generation=0)
-    house.publish("1", b"b")
-    assert house.ready.sends == []
-
-
-def test_parts_do_not_outlive_their_generation() -> None:
-    house = training_house(2)
-    house.publish("0", b"old")
-    house.beat("1", Activity.WAITING)
-    house.publish("0", b"a")
-    assert house.ready.sends == [], "no addresses while a round is open"
-    house.train()
-    house.publish("1", b"b", generation=2)
-    assert house.ready.sends == []
-    house.publish("0", b"a", generation=2)
-    assert house.answer("s0", AddressMap).blobs == (b"a", b"b")
-
-
-# ---- numerics
-
-OTHER = (("threads", "4"), ("torch", "2.13.0"))
-
-
-def test_who_would_compute_other_bits_than_rank_0_is_refused() -> None:
-    house = House(policy(2)).fill()
-    house.join("0")
-    house.join("1", numerics=OTHER)
-    assert house.answer("s1", Refused) == Refused(
-        "s1",
-        Refusal.NUMERICS,
-        0.0,
-        "worker 1 would compute other bits than rank 0: threads is 4 here and 1 there. Start it with the same values",
-    )
-    assert house.ready.records == [SeatLeft("1", 1)], "it may come back at once, with the same values"
-    assert house.core.phase() == "forming; waiting for 1"
-    house.register("1", session="new")
-    house.join("1")
-    assert house.core.state.generation_number == 1
-
-
-def test_who_would_compute_other_bits_than_the_job_is_refused_at_once() -> None:
-    house = training_house(3, cool_down_s=0.0)
-    house.close("s2", gone=True)
-    house.register("2", session="new")
-    house.join("2", numerics=(("threads", "1"),))
-    assert house.answer("new", Refused).text == (
-        "worker 2 would compute other bits than the job: torch is unset here and 2.13.0 there. "
-        "Start it with the same values"
-    )
-    house.join("0")
-    house.join("1")
-    assert house.core.phase() == "forming; waiting for 2"
-
-
-def test_the_jobs_numerics_survive_the_scheduler() -> None:
-    house = training_house(cool_down_s=0.0)
-    house.close("s1", gone=True)
-    house.crash(after_s=1.0)
-    house.beat("0", Activity.WAITING)
-    house.join("0", numerics=OTHER)
-    assert house.answer("s0", Refused).refusal is Refusal.NUMERICS

@@ -1,0 +1,137 @@
+"""One agent with a clock in the test's hand: what the tables of the worker's side drive.
+
+``Desk`` hands events to a real :class:`AgentCore`; the functions below bring one to each stage of a worker's life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.core.agent import AgentCore, AgentPolicy
+from runtime.core.agent_events import (
+    AgentEvent,
+    AgentReady,
+    Completed,
+    Connected,
+    Entered,
+    Heard,
+    Passed,
+    Trains,
+)
+from runtime.core.messages import (
+    Activity,
+    Admitted,
+    Credential,
+    Finished,
+    FromScheduler,
+    GenerationStarted,
+    Process,
+    RoundId,
+    RoundOpened,
+)
+from runtime.core.point import Point
+from tests.core.house import JOB_NAME, NUMERICS, SETTINGS
+
+T = TypeVar("T")
+ME = Process("host-a", 77, 1, "cpu")
+CREDENTIAL = Credential("job-1", "3", "mine", 1)
+POINTS = (Point(10, 1), Point(20, 1))
+
+
+@dataclass
+class Desk:
+    """One agent on a desk: events go in by hand."""
+
+    topo_timeout_s: float = 1800.0
+    now: float = 50.0
+    ready: AgentReady = field(default_factory=AgentReady)
+
+    def __post_init__(self) -> None:
+        policy = AgentPolicy("3", "mine", ME, JOB_NAME, SETTINGS, topo_timeout_s=self.topo_timeout_s)
+        self.agent = AgentCore(policy, self.now)
+
+    def step(self, event: AgentEvent) -> AgentReady:
+        self.ready = self.agent.step(event, self.now)
+        return self.ready
+
+    def hear(self, message: FromScheduler) -> AgentReady:
+        return self.step(Heard(message))
+
+    def passes(self, after_s: float, step: int = 0) -> AgentReady:
+        self.now += after_s
+        return self.step(Passed(step))
+
+    def said(self, kind: type[T]) -> list[T]:
+        return [message for message in self.ready.sends if isinstance(message, kind)]
+
+    def told(self, kind: type[T]) -> list[T]:
+        return [notice for notice in self.ready.notices if isinstance(notice, kind)]
+
+    # ---- the usual beginnings
+
+    def admitted(self, *, term: int = 1, finished: Point | None = None) -> AgentReady:
+        return self.hear(Admitted("mine", "job-1", term, 3, 1, 4, finished))
+
+    def opens(self, number: int = 1, *, term: int = 1, incarnation: int = 1, missing: str = "") -> AgentReady:
+        return self.hear(RoundOpened(term, incarnation, RoundId(term, number), "because", missing))
+
+    def starts(self, generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> AgentReady:
+        return self.hear(started(generation, number=number, term=term, incarnation=incarnation))
+
+    def enters(self) -> AgentReady:
+        return self.step(Entered(POINTS, False, NUMERICS))
+
+
+def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:
+    return GenerationStarted(
+        term, incarnation, generation, RoundId(term, number), 3, 4, 0, 1, Point(20, 1), 3, (), "from 20"
+    )
+
+
+def seated() -> Desk:
+    desk = Desk()
+    desk.step(Connected())
+    desk.admitted()
+    return desk
+
+
+def waiting() -> Desk:
+    desk = seated()
+    desk.enters()
+    return desk
+
+
+def forming() -> Desk:
+    desk = waiting()
+    desk.opens()
+    desk.starts()
+    return desk
+
+
+def training() -> Desk:
+    desk = forming()
+    desk.step(Trains(1))
+    return desk
+
+
+def done() -> Desk:
+    desk = training()
+    desk.step(Completed(1, 60))
+    return desk
+
+
+def finished() -> Desk:
+    desk = done()
+    desk.hear(Finished(1, Point(60, 1)))
+    return desk
+
+
+STAGES = {
+    Activity.SEATED: seated,
+    Activity.WAITING: waiting,
+    Activity.FORMING: forming,
+    Activity.TRAINING: training,
+    Activity.DONE: done,
+    Activity.FINISHED: finished,
+}

@@ -1,0 +1,358 @@
+"""Known nodes and strangers: rules 3 to 8 of DESIGN section 4, every refusal with its sentence and seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.messages import (
+    PROTOCOL,
+    EndJob,
+    Fenced,
+    Process,
+    Refusal,
+    Refused,
+    RoundOpened,
+)
+from runtime.core.records import SeatGranted, SeatResumed
+from tests.core.house import SETTINGS, House, policy, training_house
+
+
+def on(host: str, pid: int = 7) -> Process:
+    return Process(host, pid, 1, "cpu")
+
+
+# ---- rule 3: somebody holds the lease
+
+
+def test_a_living_holder_is_named() -> None:
+    house = House(policy(2))
+    house.register("0", process=on("host-7", 4711))
+    house.now += 1
+    house.register("0", session="other")
+    assert house.refusal("other") == Refused(
+        "other",
+        Refusal.ALIVE,
+        29.0,
+        "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence",
+    )
+    assert house.ready.records == []
+
+
+def test_a_first_refusal_says_thirty() -> None:
+    house = House(policy(2))
+    house.register("0")
+    house.register("0", session="other")
+    assert house.refusal("other").retry_after_s == 30.0
+
+
+def test_where_the_lease_is_longer_than_the_cool_down_it_is_what_one_waits_for() -> None:
+    house = House(policy(2, cool_down_s=1.0))
+    house.register("0")
+    house.now += 2
+    house.register("0", session="other")
+    assert house.refusal("other").retry_after_s == 3.0
+
+
+def test_a_closed_connection_shortens_what_is_left_of_the_lease() -> None:
+    house = House(policy(2, cool_down_s=0.0))
+    house.register("0")
+    house.close("s0")
+    house.register("0", session="other")
+    assert house.refusal("other").refusal is Refusal.ALIVE
+    assert house.refusal("other").retry_after_s == 0.5
+
+
+def test_a_refusal_is_never_of_no_seconds() -> None:
+    house = House(policy(2, cool_down_s=0.0))
+    house.register("0")
+    house.now += 5
+    house.register("0", session="other")
+    assert house.refusal("other").refusal is Refusal.ALIVE, "the lease is over, and no Tick has judged it yet"
+    assert house.refusal("other").retry_after_s == 0.05
+
+
+def test_a_duplicate_does_not_renew_the_lease_of_the_holder() -> None:
+    house = House(policy(1))
+    house.register("0")
+    house.now += 4
+    house.register("0", session="other")
+    house.tick(1.0)
+    assert house.seat("0").lost
+
+
+# ---- rule 4: the cool-down
+
+
+@pytest.mark.parametrize(("after_s", "left_s"), [(0.0, 30.0), (0.5, 29.5), (12.25, 17.75), (29.99, 0.05)])
+def test_a_known_node_waits_for_its_cool_down(after_s: float, left_s: float) -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    house.now += after_s
+    house.register("1", session="new")
+    refused = house.refusal("new")
+    assert refused.refusal is Refusal.COOLING_DOWN
+    assert refused.retry_after_s == pytest.approx(left_s)
+    assert refused.text == (
+        "the last process of worker 1, pid 1001 on host-a, was lost (its connection closed and its process is gone); "
+        f"its seat is free again in {30 - after_s:.1f} s (REGISTER_COOLDOWN=30)"
+    )
+    assert house.ready.records == []
+
+
+def test_a_refusal_never_extends_the_wait() -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    lost_at = house.now
+    for _ in range(29):
+        house.now += 1
+        house.register("1", session="new")
+        assert house.now + house.refusal("new").retry_after_s == pytest.approx(lost_at + 30)
+    house.now = lost_at + 30
+    house.register("1", session="new")
+    assert house.admission("new").incarnation == 2
+
+
+def test_the_first_words_of_a_dying_worker_are_the_reason_of_the_refusal() -> None:
+    house = training_house()
+    house.leave("1", on_purpose=False, text="ValueError: no such sample")
+    house.register("1", session="new")
+    assert ", was lost (ValueError: no such sample); its seat is free again in" in house.refusal("new").text
+
+
+# ---- rule 5: both are over
+
+
+def test_a_known_node_comes_back_to_its_slot_with_the_next_incarnation() -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    house.now += 30
+    house.register("1", session="new")
+    granted = house.records(SeatGranted)[0]
+    assert (granted.slot, granted.incarnation, granted.session) == (1, 2, "new")
+    assert (house.admission("new").slot, house.admission("new").incarnation) == (1, 2)
+    assert "2/2 registered: worker 1 (pid 1002 on host-a) has slot 1, incarnation 2" in house.notes
+
+
+def test_a_node_whose_slot_was_given_away_gets_a_lost_one_and_its_count_goes_on() -> None:
+    house = House(policy(2))
+    house.register("a")
+    house.register("b")
+    house.train()
+    house.close("sb", gone=True)
+    house.now += 30
+    house.register("c")
+    assert house.admission("sc").slot == 1
+    house.register("b", session="b again")
+    assert house.refusal("b again").refusal is Refusal.FULL
+    house.close("sa", gone=True)
+    house.now += 30
+    house.beat("c")
+    house.register("b", session="b again")
+    granted = house.records(SeatGranted)[0]
+    assert (granted.node, granted.slot, granted.incarnation) == ("b", 0, 2)
+    assert house.seat("a").slot is None
+
+
+def test_a_node_whose_slot_was_given_away_gets_a_free_one() -> None:
+    house = House(policy(2))
+    house.register("a")
+    house.register("b")
+    house.train()
+    house.close("sb", gone=True)
+    house.now += 30
+    house.register("c")
+    # The scheduler dies in its fsync: b's seat is retired, c's grant is not on disk.
+    house.crash(keep=len(house.journal) - len(house.ready.records) + 1)
+    assert house.core.state.by_slot == {0: "a"}
+    house.register("b", session="b again")
+    assert (house.admission("b again").slot, house.admission("b again").incarnation) == (1, 2)
+
+
+# ---- rule 6: resume
+
+
+def test_a_session_resumes_at_once_after_its_connection_broke() -> None:
+    house = training_house()
+    house.close("s1")
+    house.now += 0.3
+    house.register("1", incarnation=1, job="job-1")
+    assert house.admission("s1").incarnation == 1
+    assert house.ready.records == []
+    house.tick(4.0)
+    assert not house.seat("1").lost, "the close is forgotten"
+
+
+def test_a_session_that_was_declared_lost_resumes_without_a_cool_down() -> None:
+    house = training_house()
+    house.now += 5
+    house.beat("0")
+    house.tick()
+    assert house.seat("1").lost
+    house.now += 3
+    house.register("1", incarnation=1, job="job-1")
+    assert house.admission("s1").incarnation == 1
+    assert house.ready.records == [SeatResumed("1", 1)]
+    assert "worker 1 is back (pid 1001 on host-a), same incarnation 1" in house.notes
+    assert house.answer("s1", RoundOpened).round == house.last("s0", RoundOpened).round
+
+
+def test_any_accepted_message_resumes_a_lost_session() -> None:
+    house = training_house()
+    house.now += 5
+    house.beat("0")
+    house.tick()
+    house.beat("1")
+    assert house.ready.records == [SeatResumed("1", 1)]
+    assert not house.seat("1").lost
+
+
+def test_a_session_resumes_after_a_scheduler_restart() -> None:
+    house = training_house()
+    house.crash(after_s=2.0)
+    house.register("1", incarnation=1, job="job-1")
+    assert house.admission("s1").term == 2
+    assert house.ready.records == [SeatResumed("1", 1)]
+
+
+def test_a_replaced_session_is_fenced() -> None:
+    house = training_house(cool_down_s=0.0)
+    house.close("s1", gone=False)
+    house.tick(0.5)
+    house.register("1", session="new", process=on("host-b", 99))
+    assert house.admission("new").incarnation == 2
+    house.register("1", incarnation=1, job="job-1")
+    assert house.answer("s1", Fenced) == Fenced(
+        "s1",
+        1,
+        "the seat of worker 1 is now held by pid 99 on host-b, incarnation 2: "
+        "this process must not touch the job again",
+    )
+    assert house.ready.records == []
+
+
+def test_a_session_whose_seat_was_given_to_another_node_is_fenced() -> None:
+    house = House(policy(1, cool_down_s=0.0))
+    house.register("a")
+    house.tick(5.0)
+    house.register("b")
+    house.register("a", incarnation=1, job="job-1")
+    assert house.answer("sa", Fenced).text == (
+        "the seat of worker a is given to another node: this process must not touch the job again"
+    )
+
+
+@pytest.mark.parametrize("how", ["said so", "seen dead"])
+def test_a_dead_process_does_not_resume(how: str) -> None:
+    """A Register that was still under way when its process died (DESIGN S17)."""
+    house = training_house()
+    if how == "said so":
+        house.leave("1", on_purpose=False, text="ValueError")
+    else:
+        house.close("s1", gone=True)
+    house.register("1", incarnation=1, job="job-1")
+    assert house.ready.records == []
+    assert house.seat("1").lost
+    assert house.answer("s1", Fenced)
+
+
+# ---- rule 7: leaving on purpose; recovery off
+
+
+def test_a_node_that_left_on_purpose_comes_back_at_once() -> None:
+    house = training_house()
+    house.leave("1")
+    house.register("1", session="new")
+    assert house.admission("new").incarnation == 2
+
+
+def test_a_node_that_left_on_purpose_may_come_back_after_a_scheduler_restart_too() -> None:
+    house = training_house()
+    house.leave("1")
+    house.crash(1.0)
+    house.register("1", session="new")
+    assert house.admission("new").incarnation == 2
+
+
+def test_an_exception_is_not_on_purpose() -> None:
+    house = training_house()
+    house.leave("1", on_purpose=False, text="SystemExit: 3")
+    house.register("1", session="new")
+    assert house.refusal("new").refusal is Refusal.COOLING_DOWN
+
+
+@pytest.mark.parametrize("end", ["alive", "left"])
+def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
+    house = House(policy(2, recovery=False)).fill()
+    if end == "left":
+        house.leave("1")
+    house.now += 100
+    house.register("1", session="new")
+    assert house.refusal("new") == Refused(
+        "new",
+        Refusal.RECOVERY_OFF,
+        0.0,
+        "worker 1 was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+    )
+
+
+# ---- rule 8: strangers
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal", "text"),
+    [
+        (
+            {"protocol": PROTOCOL + 1},
+            Refusal.PROTOCOL,
+            f"this scheduler speaks protocol {PROTOCOL}, worker 0 speaks {PROTOCOL + 1}: "
+            "install the same samebits on all hosts",
+        ),
+        (
+            {"job": "job-9", "incarnation": 3},
+            Refusal.OTHER_JOB,
+            "worker 0 belongs to job job-9, this scheduler runs job job-1: "
+            "its recovery path is not the one the worker's job was started with",
+        ),
+        (
+            {"job_name": "other.py"},
+            Refusal.OTHER_JOB,
+            "worker 0 was started for 'other.py', this scheduler runs 'train.py': "
+            "set SCHED_HOST and SCHED_PORT to its own scheduler, or the same JOB_NAME on both",
+        ),
+        (
+            {"settings": (("WORKER_NUM", "8"),)},
+            Refusal.OTHER_SETTINGS,
+            "worker 0 ('here') and the scheduler ('there'): WORKER_NUM is 8 here and 2 there",
+        ),
+        (
+            {"settings": (*SETTINGS, ("ENABLE_RECOVERY", "1"))},
+            Refusal.OTHER_SETTINGS,
+            "worker 0 ('here') and the scheduler ('there'): ENABLE_RECOVERY is 1 here and unset there",
+        ),
+    ],
+)
+def test_a_stranger_is_refused_with_both_values(changes: dict[str, object], refusal: Refusal, text: str) -> None:
+    house = House(policy(2))
+    house.register("0", **changes)
+    assert house.refusal("s0") == Refused("s0", refusal, 0.0, text)
+    assert house.ready.records == []
+    assert house.core.state.seats == {}
+
+
+def test_a_stranger_with_the_node_id_of_a_member_changes_nothing() -> None:
+    house = training_house()
+    before = house.core.presence("0")
+    assert before is not None
+    until = before.lease_until
+    house.now += 3
+    house.register("0", session="stranger", job="job-9", incarnation=1)
+    assert house.refusal("stranger").refusal is Refusal.OTHER_JOB
+    after = house.core.presence("0")
+    assert after is not None and after.lease_until == until
+
+
+def test_who_asks_while_the_job_ends_is_told_so() -> None:
+    house = training_house()
+    house.stop("Ctrl-C")
+    house.register("1", session="new")
+    assert house.answer("new", EndJob).text == "stopped by Ctrl-C"

@@ -1,0 +1,144 @@
+"""The worker's side: the end of training and the end of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.core.agent_events import (
+    Completed,
+    Connected,
+    Disconnected,
+    EndReason,
+    Heard,
+    Leaving,
+    MustEnd,
+    Over,
+    Passed,
+    Seated,
+    Spoke,
+)
+from runtime.core.messages import (
+    Activity,
+    EndJob,
+    EndKind,
+    Fenced,
+    Finished,
+    Heartbeat,
+    LastWords,
+    Leave,
+    RoundId,
+)
+from runtime.core.point import Point
+from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
+
+# ---- the end of training
+
+
+@pytest.mark.parametrize("stage", [seated, waiting, forming, training, done])
+def test_the_end_is_told_once_in_every_stage(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    desk.hear(Finished(1, Point(60, 1)))
+    assert desk.ready.notices == [Over(Point(60, 1))]
+    assert desk.said(Heartbeat)[0].activity is Activity.FINISHED
+    desk.hear(Finished(1, Point(60, 1)))
+    assert desk.ready.notices == [] and desk.ready.sends == []
+
+
+def test_the_step_of_a_done_worker_is_its_commits() -> None:
+    """Optimizer steps after the last commit are lost; the final point must be one that is on disk."""
+    desk = training()
+    desk.step(Completed(1, 60))
+    desk.passes(1.0, step=63)
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.DONE, 1, RoundId(1, 1), 60)]
+
+
+def test_who_is_seated_after_the_end_is_told_at_once() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.admitted(finished=Point(60, 1))
+    assert [type(notice) for notice in desk.ready.notices] == [Seated, Over]
+    desk.enters()
+    assert desk.agent.activity is Activity.FINISHED and desk.ready.sends == []
+
+
+# ---- the end of the process
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
+def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    desk.hear(Fenced("mine", 1, "the seat is held by another"))
+    assert desk.ready.notices == [MustEnd(EndReason.FENCED, "the seat is held by another")]
+    for event in (Passed(9), Leaving(True, "bye"), Connected(), Heard(Finished(1, Point(60, 1)))):
+        desk.now += 5
+        desk.step(event)
+        assert desk.ready.sends == [] and desk.ready.notices == []
+    assert desk.ready.wake_at is None
+
+
+def test_a_fence_for_another_session_is_nothing() -> None:
+    desk = training()
+    desk.hear(Fenced("other", 1, "text"))
+    assert desk.ready.notices == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (EndKind.STOPPED, EndReason.STOPPED),
+        (EndKind.INTERRUPTED, EndReason.INTERRUPTED),
+        (EndKind.FORMATION_TIMEOUT, EndReason.FORMATION_TIMEOUT),
+        (EndKind.FAILED, EndReason.FAILED),
+    ],
+)
+def test_the_end_of_the_job_ends_the_process(kind: EndKind, reason: EndReason) -> None:
+    desk = training()
+    desk.hear(EndJob(1, kind, "why"))
+    assert desk.ready.notices == [MustEnd(reason, "why")]
+    desk.hear(EndJob(1, kind, "why"))
+    assert desk.ready.notices == []
+    desk.passes(1.0)
+    assert desk.said(Heartbeat), "its seat is held until it really leaves"
+    desk.step(Leaving(True, "why"))
+    assert desk.ready.sends == [Leave(CREDENTIAL, True, "why")]
+
+
+def test_the_end_of_an_earlier_scheduler_start_is_nothing() -> None:
+    desk = training()
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.admitted(term=2)
+    desk.hear(EndJob(1, EndKind.FORMATION_TIMEOUT, "late"))
+    assert desk.ready.notices == []
+
+
+def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(EndJob(1, EndKind.FINISHED, "job finished"))
+    assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "the job is finished: there is nothing left to do")]
+    desk = finished()
+    desk.hear(EndJob(1, EndKind.FINISHED, "job finished"))
+    assert desk.ready.notices == []
+
+
+def test_last_words_and_leave_go_out() -> None:
+    desk = training()
+    desk.passes(0.1, step=17)
+    desk.step(Spoke("ValueError: no such sample"))
+    assert desk.ready.sends == [LastWords(CREDENTIAL, "ValueError: no such sample", 17)]
+    desk.step(Leaving(False, "ValueError"))
+    assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError")]
+    desk.passes(10.0)
+    assert desk.ready.sends == [] and desk.ready.wake_at is None
+
+
+def test_who_was_never_seated_leaves_without_a_word() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.step(Spoke("text"))
+    assert desk.ready.sends == []
+    desk.step(Leaving(True, "text"))
+    assert desk.ready.sends == []

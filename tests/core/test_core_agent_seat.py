@@ -1,0 +1,292 @@
+"""The worker's side: asking for a seat, being told to wait, and a scheduler that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.core.agent_events import (
+    AgentReady,
+    Connected,
+    Disconnected,
+    EndReason,
+    MustEnd,
+    SchedulerAway,
+    SchedulerBack,
+    Seated,
+    ToldToWait,
+)
+from runtime.core.messages import (
+    PROTOCOL,
+    Activity,
+    Admitted,
+    Heartbeat,
+    Pending,
+    Refusal,
+    Refused,
+    Register,
+)
+from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, training, waiting
+from tests.core.house import JOB_NAME, SETTINGS
+
+# ---- registering
+
+
+def test_it_registers_on_every_connection() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    assert desk.ready.sends == [Register(PROTOCOL, "", JOB_NAME, "3", "mine", 0, ME, SETTINGS)]
+    desk.admitted()
+    desk.step(Disconnected())
+    assert desk.ready.sends == []
+    desk.step(Connected())
+    assert desk.ready.sends == [Register(PROTOCOL, "job-1", JOB_NAME, "3", "mine", 1, ME, SETTINGS)]
+
+
+def test_it_asks_again_until_it_is_answered() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    assert desk.ready.wake_at == desk.now + 1
+    desk.passes(0.9)
+    assert desk.ready.sends == []
+    for _ in range(3):
+        desk.passes(1.0)
+        assert len(desk.said(Register)) == 1
+    desk.admitted()
+    desk.passes(1.0)
+    assert desk.said(Register) == []
+
+
+def test_it_says_nothing_without_a_connection() -> None:
+    desk = Desk()
+    for _ in range(5):
+        desk.passes(10.0)
+        assert desk.ready.sends == []
+
+
+def test_the_seat_is_told_once_and_answered_by_a_heartbeat() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.admitted()
+    assert desk.told(Seated) == [Seated(Admitted("mine", "job-1", 1, 3, 1, 4, None))]
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
+    desk.admitted()
+    assert desk.told(Seated) == []
+
+
+def test_an_admission_of_another_session_is_nothing() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(Admitted("other", "job-1", 1, 3, 1, 4, None))
+    assert not desk.agent.seated and desk.ready.notices == []
+
+
+def test_pending_is_told() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(Pending("mine", 1, 3, 8))
+    assert desk.ready.notices == [ToldToWait("3/8 registered; waiting for the others", 0.0)]
+    desk.passes(1.0)
+    assert desk.said(Register), "it stays known by asking"
+
+
+# ---- refusals
+
+
+def refused(desk: Desk, refusal: Refusal, retry_after_s: float, session: str = "mine") -> AgentReady:
+    return desk.hear(Refused(session, refusal, retry_after_s, "text"))
+
+
+@pytest.mark.parametrize("refusal", [Refusal.ALIVE, Refusal.COOLING_DOWN, Refusal.FULL])
+def test_who_is_told_to_wait_asks_again_at_that_moment(refusal: Refusal) -> None:
+    desk = Desk()
+    desk.step(Connected())
+    refused(desk, refusal, 12.5)
+    assert desk.ready.notices == [ToldToWait("text", 12.5)]
+    assert desk.ready.wake_at == pytest.approx(desk.now + 12.5)
+    desk.passes(12.4)
+    assert desk.ready.sends == []
+    desk.passes(0.1)
+    assert len(desk.said(Register)) == 1
+
+
+def test_a_new_connection_asks_at_once() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    refused(desk, Refusal.COOLING_DOWN, 30.0)
+    desk.step(Disconnected())
+    desk.step(Connected())
+    assert len(desk.said(Register)) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal.FULL,
+        Refusal.OTHER_JOB,
+        Refusal.OTHER_SETTINGS,
+        Refusal.PROTOCOL,
+        Refusal.RECOVERY_OFF,
+        Refusal.STOPPING,
+    ],
+)
+def test_where_waiting_cannot_help_the_process_must_end(refusal: Refusal) -> None:
+    desk = Desk()
+    desk.step(Connected())
+    refused(desk, refusal, 0.0)
+    assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "text")]
+    assert desk.ready.wake_at is None
+    desk.passes(100.0)
+    assert desk.ready.sends == [] and desk.ready.notices == []
+
+
+@pytest.mark.parametrize("stage", [seated, waiting, forming, training])
+def test_other_bits_end_the_process_in_every_stage(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    refused(desk, Refusal.NUMERICS, 0.0)
+    assert desk.ready.notices == [MustEnd(EndReason.NUMERICS, "text")]
+
+
+def test_a_refusal_of_another_session_is_nothing() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    refused(desk, Refusal.OTHER_JOB, 0.0, session="other")
+    assert desk.ready.notices == []
+
+
+def test_a_refusal_that_was_overtaken_by_the_admission_is_nothing() -> None:
+    desk = seated()
+    refused(desk, Refusal.ALIVE, 30.0)
+    assert desk.ready.notices == []
+    desk.passes(1.0)
+    assert len(desk.said(Heartbeat)) == 1
+
+
+def test_a_duplicate_gives_up_after_topo_timeout() -> None:
+    desk = Desk(topo_timeout_s=60.0)
+    desk.step(Connected())
+    for _ in range(11):
+        refused(desk, Refusal.ALIVE, 5.0)
+        desk.passes(5.0)
+        assert desk.told(MustEnd) == []
+    refused(desk, Refusal.ALIVE, 5.0)
+    desk.passes(5.0)
+    assert desk.ready.notices == [
+        MustEnd(EndReason.DUPLICATE, "worker 3: its seat is still held after 60 s (TOPO_TIMEOUT)")
+    ]
+
+
+def test_the_patience_of_a_duplicate_begins_anew_once_the_holder_is_lost() -> None:
+    desk = Desk(topo_timeout_s=60.0)
+    desk.step(Connected())
+    refused(desk, Refusal.ALIVE, 30.0)
+    desk.passes(30.0)
+    refused(desk, Refusal.COOLING_DOWN, 28.0)
+    desk.passes(28.0)
+    refused(desk, Refusal.ALIVE, 30.0)
+    desk.passes(30.0)
+    assert desk.told(MustEnd) == []
+
+
+def test_who_waits_for_any_seat_gives_up_after_topo_timeout() -> None:
+    desk = Desk(topo_timeout_s=60.0)
+    desk.step(Connected())
+    for _ in range(12):
+        refused(desk, Refusal.FULL, 5.0)
+        desk.passes(5.0)
+    assert desk.ready.notices == [
+        MustEnd(EndReason.REFUSED, "worker 3: every seat is still held after 60 s (TOPO_TIMEOUT)")
+    ]
+
+
+def test_a_stranger_at_the_schedulers_address_does_not_stop_training() -> None:
+    desk = training()
+    desk.step(Disconnected())
+    desk.step(Connected())
+    refused(desk, Refusal.OTHER_JOB, 0.0)
+    assert desk.told(MustEnd) == []
+    assert desk.ready.notices == [ToldToWait("text", 5.0)]
+    desk.passes(4.9)
+    assert desk.ready.sends == []
+    desk.passes(0.1)
+    assert len(desk.said(Register)) == 1
+    desk.passes(100_000.0)
+    assert desk.told(MustEnd) == []
+
+
+# ---- a scheduler that is away
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
+def test_its_going_and_its_coming_back_are_told_once(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    desk.step(Disconnected())
+    assert desk.ready.notices == [SchedulerAway()]
+    desk.step(Disconnected())
+    assert desk.ready.notices == []
+    desk.now += 3.0
+    desk.step(Connected())
+    desk.now += 0.5
+    desk.admitted(term=2)
+    assert desk.ready.notices == [SchedulerBack(2, 3.5)]
+    assert desk.agent.term == 2
+
+
+@pytest.mark.parametrize("stage", [seated, waiting, forming, done])
+def test_who_does_not_train_waits_topo_timeout_for_a_scheduler(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    desk.step(Disconnected())
+    desk.passes(1799.9)
+    assert desk.ready.notices == []
+    assert desk.ready.wake_at == pytest.approx(desk.now + 0.1)
+    desk.passes(0.1)
+    assert desk.ready.notices == [
+        MustEnd(EndReason.UNREACHABLE, "worker 3: no scheduler answered after 1800 s (TOPO_TIMEOUT)")
+    ]
+    desk.passes(1.0)
+    assert desk.ready.notices == []
+
+
+@pytest.mark.parametrize("stage", [training, finished])
+def test_who_trains_or_is_through_does_not_wait_at_all(stage: Callable[[], Desk]) -> None:
+    desk = stage()
+    desk.step(Disconnected())
+    desk.passes(1e6)
+    assert desk.ready.notices == []
+
+
+def test_who_never_found_a_scheduler_gives_up_too() -> None:
+    desk = Desk(topo_timeout_s=60.0)
+    assert desk.passes(59.9).notices == []
+    desk.passes(0.1)
+    assert desk.told(MustEnd)[0].reason is EndReason.UNREACHABLE
+
+
+def test_a_connection_that_nobody_answers_is_no_scheduler() -> None:
+    desk = Desk(topo_timeout_s=60.0)
+    desk.step(Connected())
+    for _ in range(59):
+        assert desk.passes(1.0).notices == []
+    desk.passes(1.0)
+    assert desk.told(MustEnd)[0].reason is EndReason.UNREACHABLE
+
+
+def test_a_pending_process_is_not_alone() -> None:
+    """It is the scheduler that ends a house that never fills; until then its answers count as answers."""
+    desk = Desk(topo_timeout_s=60.0)
+    desk.step(Connected())
+    for _ in range(40):
+        desk.passes(1.0)
+        desk.hear(Pending("mine", 1, 1, 8))
+    desk.passes(30.0)
+    assert desk.told(MustEnd) == []
+
+
+def test_an_admission_of_an_older_term_is_nothing() -> None:
+    desk = seated()
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.admitted(term=3)
+    desk.admitted(term=2)
+    assert desk.agent.term == 3 and desk.ready.sends == []
