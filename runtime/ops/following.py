@@ -147,6 +147,8 @@ class Following:
         if not view.workers and self.view is not None and self.view.job == view.job:
             view = replace(view, workers=self.view.workers)  # of a large job only the first snapshot names them
         self.view = view
+        if view.phase == "training" and view.alive == view.world_size:
+            self._first_death = ""  # mended: it is the cause of nothing that comes
         self._judge_by(view, now)
 
     def scheduler_gone(

@@ -34,7 +34,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> str:
         "world_size": core.policy.world_size,
         "recovery": core.policy.recovery,
         "alive": sum(worker["state"] == "alive" for worker in workers),
-        "step": max((worker["step"] for worker in workers), default=0),
+        "step": max([*_durable_steps(state), *(worker["step"] for worker in workers)], default=0),
         "first_cause": core.first_cause,
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
@@ -65,9 +65,6 @@ def stored_snapshot(recovery_path: Path) -> str | None:
     settings = dict(state.settings)
     workers = [_worker(seat) for seat in _seats(state)]
     ended = _interruption_of_last_term(history)
-    steps = [interruption.step for interruption in state.interruptions]
-    steps += [state.final.step] if state.final else []
-    steps += [state.generation.restore.step] if state.generation and state.generation.restore else []
     content = {
         "source": "journal",
         **_durable(state),
@@ -75,7 +72,7 @@ def stored_snapshot(recovery_path: Path) -> str | None:
         "world_size": int(settings.get("WORKER_NUM", len(workers))),
         "recovery": True,
         "alive": sum(worker["state"] == "alive" for worker in workers),
-        "step": max(steps, default=0),
+        "step": max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
         "first_cause": ended.cause if ended else "",
         "ended": _interruption(ended) if ended and not state.finished else None,
         "workers": workers,
@@ -96,6 +93,12 @@ def stop_request(by: str) -> StopJob:
 def snapshot_in(message: object) -> str | None:
     """The snapshot that a scheduler's message carries; none in any other message."""
     return message.json if isinstance(message, Status) else None
+
+
+def _durable_steps(state: JobState) -> list[int]:
+    """Steps the job has come to for all that its journal says; its workers may be further."""
+    points = [state.final, state.generation.restore if state.generation else None]
+    return [point.step for point in points if point is not None]
 
 
 def _durable(state: JobState) -> dict[str, Any]:

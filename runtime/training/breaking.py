@@ -149,6 +149,13 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
         _aside.add(thread)
 
 
+def _end_with_process() -> None:
+    """The calling thread is inside torch's code as well: a script's own thread, where it is not the main one."""
+    thread = threading.current_thread()
+    if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
+        _aside.add(thread)
+
+
 @atexit.register
 def _let_threads_end() -> None:
     deadline = time.monotonic() + EXIT_GRACE_S
@@ -195,6 +202,7 @@ def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work],
             launched.discard(work)
             return
         except RuntimeError:
+            _end_with_process()
             breaker.check()
             if work.is_completed():
                 launched.discard(work)
