@@ -53,6 +53,7 @@ def _scheduler(arguments: Arguments) -> int:
     from runtime.errors import SettingsError
     from runtime.service import voice
     from runtime.service.scheduler import SchedulerService, exit_code_of
+    from runtime.store.owner import claim_folder
 
     argparse.ArgumentParser(
         prog="samebits scheduler",
@@ -69,7 +70,12 @@ def _scheduler(arguments: Arguments) -> int:
     voice.set_up("scheduler")
     for warning in warnings:
         voice.warn(warning)
-    service = SchedulerService(replace(settings, role=Role.SCHEDULER))
+
+    def claim_logs(job: str, name: str) -> None:
+        if settings.enable_recovery and settings.log_dir.is_dir():
+            claim_folder(settings.log_dir, job, name)
+
+    service = SchedulerService(replace(settings, role=Role.SCHEDULER), on_job=claim_logs)
     # In the foreground of a terminal; where a starter ignores SIGINT for its processes it stays ignored.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))

@@ -97,6 +97,7 @@ def look(settings: Settings) -> Found:
     except StoreError as error:
         found = replace(found, damage=str(error))
     running = _running_seats(found.view)
+    log_owner = read_owner(settings.log_dir)
     jobs, newest_step = _checkpoints(settings.checkpoint_path)
     moved = _moved_ids(settings.recovery_path)
     past = frozenset(job for job in jobs if starting.short_id(job) in moved)
@@ -111,7 +112,14 @@ def look(settings: Settings) -> Found:
         else:
             former = Former(started.job_name, started.recovery_path, _view_of_former(started), here)
             found = replace(found, former=former)
-    return replace(found, running=running, checkpoint_jobs=jobs, past_jobs=past, newest_step=newest_step)
+    return replace(
+        found,
+        running=running,
+        checkpoint_jobs=jobs,
+        past_jobs=past,
+        newest_step=newest_step,
+        log_job=log_owner.job if log_owner is not None else "",
+    )
 
 
 def _is_same(one: Path, other: Path) -> bool:

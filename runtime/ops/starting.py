@@ -13,6 +13,7 @@ from pathlib import Path
 from runtime.errors import ForeignFolderError, ListenError, LockedError, StoreError
 from runtime.ops.job_view import JobView
 from runtime.ops.kept_start import START_FILE
+from runtime.store.owner import OWNER_FILE
 
 ASIDE_SUFFIX = ".aside"
 NAMED = 6
@@ -46,6 +47,7 @@ class Found:
         checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` those of them that nothing
             can go on with: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
         newest_step: of their points.
+        log_job: the id of the job that ``log_dir`` carries.
         port_problem: why SCHED_PORT cannot be listened on.
     """
 
@@ -63,6 +65,7 @@ class Found:
     checkpoint_jobs: frozenset[str] = frozenset()
     past_jobs: frozenset[str] = frozenset()
     newest_step: int = 0
+    log_job: str = ""
     port_problem: str = ""
 
 
@@ -98,6 +101,7 @@ def plan_start(found: Found, *, fresh: bool) -> Plan:
         _plan_former(found, fresh=fresh),
         _plan_recovery(found, fresh=fresh),
         _plan_checkpoints(found, fresh=fresh),
+        _plan_log(found),
     ]
     return Plan(sum((part.moves for part in parts), ()), sum((part.why for part in parts), ()))
 
@@ -163,6 +167,11 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
         )
     why = () if found.view or found.damage else (f"{_jobs(found.checkpoint_jobs)} left checkpoints",)
     return Plan((Move(found.checkpoint_path, job or min(found.checkpoint_jobs)),), why)
+
+
+def _plan_log(found: Found) -> Plan:
+    """Logs stay and are appended to; only whose they are changes."""
+    return Plan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else Plan()
 
 
 def _unfinished(found: Found, view: JobView) -> str:

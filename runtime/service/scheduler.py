@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class SchedulerService:
 
     Args:
         settings: role scheduler.
+        on_job: told the job's id and name once they are durable, before the first word to anybody.
 
     Raises (from ``serve``):
         LockedError: another scheduler writes in RECOVERY_PATH.
@@ -69,8 +70,9 @@ class SchedulerService:
         ListenError: the address cannot be listened on.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_job: Callable[[str, str], object] | None = None) -> None:
         self._settings = settings
+        self._on_job = on_job
         self._stop_by: list[str] = []
         self._abandoned = False
         self._server: Server | None = None
@@ -144,6 +146,8 @@ class SchedulerService:
         ready = core.step(Tick(), clock.now_s())
         this_pass.add(ready)
         self._carry_out(server, journal, core, this_pass)
+        if self._on_job is not None:
+            self._on_job(core.state.job, core.state.name)
         wake_at, decided_at = ready.wake_at, clock.now_s()
         while True:
             pause_s = self._pause_s(wake_at, clock.now_s())

@@ -149,7 +149,7 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
         _aside.add(thread)
 
 
-def _end_with_process() -> None:
+def _join_at_exit() -> None:
     """The calling thread is inside torch's code as well: a script's own thread, where it is not the main one."""
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
@@ -194,6 +194,7 @@ class _DelegatingWork(dist.Work):
 
 
 def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
+    _join_at_exit()
     deadline = time.monotonic() + timeout.total_seconds() if timeout else None
     part = min(_SLICE, timeout) if timeout else _SLICE
     while True:
@@ -202,7 +203,6 @@ def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work],
             launched.discard(work)
             return
         except RuntimeError:
-            _end_with_process()
             breaker.check()
             if work.is_completed():
                 launched.discard(work)

@@ -141,3 +141,9 @@ def test_names_of_what_was_moved_aside() -> None:
     assert {aside_id(path.name, "recovery") for path in (first, second)} == {"1a2b3c4d"}
     assert aside_id("recovery", "recovery") is None
     assert aside_id("ckpt_of_rank.1a2b3c4d.aside", "recovery") is None
+
+
+def test_a_log_folder_stays_and_only_changes_its_owner() -> None:
+    plan = plan_start(found(view=FINISHED, log_job=JOB), fresh=False)
+    assert plan.moves[-1] == Move(LOGS / "owner.json", JOB)
+    assert LOGS not in {move.path for move in plan.moves}

@@ -14,7 +14,7 @@ from runtime.core import records
 from runtime.core.messages import EndKind, Status, StatusQuery, StopJob
 from runtime.core.point import Point
 from runtime.core.ready import Ended
-from runtime.core.records import Record, SeatGranted
+from runtime.core.records import JobCreated, Record, SeatGranted
 from runtime.errors import (
     ForeignFolderError,
     GenerationEndedError,
@@ -27,6 +27,7 @@ from runtime.errors import (
     StoreError,
 )
 from runtime.net.client import Client, Got
+from runtime.service.scheduler import SchedulerService
 from runtime.store import journal as journals
 from tests.service.house import NUMERICS, PATIENCE_S, House, free_port
 
@@ -209,3 +210,16 @@ def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(hous
     (successor,) = house.seated("1")
     assert house.generation(successor)[0].rank == 1
     assert [future.result(PATIENCE_S).rank for future in (futures[0], futures[2])] == [0, 2]
+
+
+def test_the_jobs_id_is_told_once_it_is_durable(house: House) -> None:
+    told: list[tuple[str, str]] = []
+    house.environ["JOB_NAME"] = "test"
+    service = house.service = SchedulerService(
+        house.settings("scheduler"), on_job=lambda job, name: told.append((job, name))
+    )
+    house.pool.submit(service.serve)
+    house.seated("0")
+    created = journaled(house)[0]
+    assert isinstance(created, JobCreated)
+    assert told == [(created.job, "test")]

@@ -154,6 +154,8 @@ def ending(member: Member, pending: str) -> None:
                 threading.Thread(target=lambda: model(torch.ones(2, 4)).sum().backward(), daemon=True).start()
             case "pairwise":
                 threading.Thread(target=dist.recv, args=(torch.ones(4), 1), daemon=True).start()
+        while pending == "backward" and not group.pg.unfinished():
+            pass
         member.say("pending")
         sys.exit(7)
     member.wait_for_word("end")
