@@ -216,24 +216,32 @@ class Agent:
         """After a failed collective: what the scheduler says of it, a moment later; None where it is silent."""
         with self._changed:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
-        return self.must_end
+        return self._told_to_end()
 
     def check(self) -> None:
         """Raise what ended this process's place in the job or its generation; else return at once."""
         if self.interrupted:
-            raise self.must_end or GenerationEndedError("a member was lost: this generation is over")
+            raise self._told_to_end() or GenerationEndedError("a member was lost: this generation is over")
 
     def _wait(self, found: Callable[[], _Found | None], *, until_interrupted: bool = False) -> _Found:
         with self._changed:
             while True:
-                if self.must_end is not None:
-                    raise self.must_end
+                error = self._told_to_end()
+                if error is not None:
+                    raise error
                 value = found()
                 if value is not None:
                     return value
                 if until_interrupted:
                     self.check()
                 self._changed.wait()
+
+    def _told_to_end(self) -> SameBitsError | None:
+        """What the main thread is to raise. Once it has that in hand it ends by itself, in its own time."""
+        if self.must_end is not None:
+            self._end_at = None
+            faulthandler.cancel_dump_traceback_later()
+        return self.must_end
 
     # ---- the control thread
 
@@ -366,7 +374,8 @@ class Agent:
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
-        if self._end_at is not None and self._end_at <= now:
+        end_at = self._end_at  # the main thread may take it back meanwhile
+        if end_at is not None and end_at <= now:
             self._end_now()
 
     def _end_now(self) -> None:

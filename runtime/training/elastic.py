@@ -75,8 +75,7 @@ class _CountingSession:
 
     def commit(self) -> None:
         self._agent.step = self._state.completed_steps
-        if self._agent.must_end is not None:
-            raise self._agent.must_end
+        self._agent.check()
 
 
 def _run_once(process: Process, state: State, call: Callable[[], Result]) -> Result:

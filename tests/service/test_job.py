@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -223,3 +226,33 @@ def test_the_jobs_id_is_told_once_it_is_durable(house: House) -> None:
     created = journaled(house)[0]
     assert isinstance(created, JobCreated)
     assert told == [(created.job, "test")]
+
+
+REFUSED_AND_GOES_ON = """
+import threading
+from runtime import config
+from runtime.errors import RefusedError
+from runtime.service import agent
+agent.END_GRACE_S = 0.1
+worker = agent.Agent(config.read()[0], "test", "cpu")
+try:
+    worker.register()
+except RefusedError:
+    threading.Event().wait(3.0)  # longer than the grace and what faulthandler adds to it
+    print("still here")
+"""
+
+
+def test_a_process_that_has_its_error_in_hand_is_not_ended_from_behind(house: House) -> None:
+    """The control thread's grace, and faulthandler behind it, are for a main thread that never comes out."""
+    house.scheduler()
+    environ = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "0", "WORKER_NUM": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED_AND_GOES_ON],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
