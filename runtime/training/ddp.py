@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from runtime.errors import LayoutError, UsageError
-from runtime.training.breaking import BreakableGroup, ReducerGroup
+from runtime.training.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.group import Group, discard
 
 __all__ = ["Layout", "attach", "attach_all", "capture", "capture_all", "fingerprint", "generation_ended", "install"]
@@ -197,7 +197,7 @@ class _GroupOfOne(dist.ProcessGroup):
     """A group for a reducer that has nobody to tell: on any device, without a connection."""
 
     def __init__(self) -> None:
-        initialize: Any = super().__init__  # as in breaking.BreakableGroup
+        initialize: Any = super().__init__  # as in breakable_group.BreakableGroup
         initialize(0, 1)
 
     def broadcast(self, *_: object) -> dist.Work:

@@ -144,6 +144,7 @@ class _Session:
 
     def close(self) -> None:
         """The function is through, or failed for good."""
+        ddp.generation_ended()
         self._state.bind(None, context.get_rank())
         self._checkpoints.release()
 

@@ -27,7 +27,8 @@ from torch.distributed import distributed_c10d
 from runtime.errors import CommunicationError, UsageError
 from runtime.training import device as devices
 from runtime.training import gloo
-from runtime.training.breaking import EXIT_GRACE_S, BreakableGroup, Breaker, run_aside, run_breakable
+from runtime.training.breakable_group import BreakableGroup
+from runtime.training.breaking import EXIT_GRACE_S, Breaker, run_aside, run_breakable
 from runtime.training.failure import is_communication_failure
 from runtime.training.meeting import Exchange, MeetingStore
 

@@ -19,19 +19,21 @@ TRAINED = ("--steps", "80", "--interval", "10")
 def test_a_worker_that_was_stopped_too_long_is_fenced(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job(*TRAINED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "2"})
+    job = new_job(*TRAINED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"})
     job.start()
     job.wait_for_step(MIDDLE)
     zombie = job.worker(2)
     zombie.signal(signal.SIGSTOP)
-    job.wait_for("scheduler", r"worker 2 \(pid \d+ on \S+\) is lost: silent for 2 s \(NODE_TIMEOUT\)")
     job.start_worker(2)
+    job.wait_for(2, rf"worker 2 is held by pid {zombie.pid} on \S+, whose lease ends in \d\.\d s of silence")
+    job.wait_for("scheduler", rf"worker 2 \(pid {zombie.pid} on \S+\) is lost: silent for 3 s \(NODE_TIMEOUT\)")
     job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
     job.wait_for(2, rf"locked by worker 2 \(pid {zombie.pid} on")
     assert zombie.is_alive()
 
     zombie.signal(signal.SIGCONT)
     assert zombie.wait(10.0) == FencedError.exit_code
+    job.wait_for("scheduler", rf"fenced.*seat .*is now held by pid {job.worker(2).pid} on")
     job.wait_for(2, r"the seat of worker 2 is now held by pid \d+ .*must not touch the job again")
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert job.restarted == {2}

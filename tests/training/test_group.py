@@ -15,7 +15,8 @@ from torch.distributed import HashStore, ProcessGroupGloo
 
 from runtime.errors import CommunicationError, GenerationEndedError, UsageError
 from runtime.training import gloo
-from runtime.training.breaking import BreakableGroup, Breaker, run_breakable
+from runtime.training.breakable_group import BreakableGroup
+from runtime.training.breaking import Breaker, run_breakable
 from runtime.training.group import Group, form, form_alone, is_communication_failure
 from runtime.training.meeting import MeetingStore
 
