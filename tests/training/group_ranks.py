@@ -48,10 +48,13 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
         member.say("left", generation=generation, lost=is_communication_failure(error), error=text)
 
 
-def loop(member: Member, kinds: list[str], elements: int = 250_000, forgotten: bool = False) -> None:
+def loop(
+    member: Member, kinds: list[str], elements: int = 250_000, forgotten: bool = False, kept: bool = False
+) -> None:
     """The script's own collective, again and again until the group ends; the next kind in the next generation.
 
     With ``forgotten`` no connection is cut: gloo never wakes anybody, as it does when a message is cut off half-way.
+    With ``kept`` the group is not dropped after its end.
     """
     generation = -1
     for kind in kinds:
@@ -59,7 +62,8 @@ def loop(member: Member, kinds: list[str], elements: int = 250_000, forgotten: b
         if forgotten:
             group._link.cut = lambda: None
         until_it_fails(member, act_of(kind, group, torch.ones(elements)), generation)
-        group.drop()
+        if not kept:
+            group.drop()
     member.wait_for_word("end")
 
 

@@ -87,7 +87,7 @@ def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
 
 def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
     """Without a scheduler to tell them, the failure travels from neighbour to neighbour."""
-    started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1)
+    started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1, kept=True)
     ranks.plan(0, [0, 1])
     ranks.await_events("looping", [0, 1])
     ranks.break_([0])
