@@ -185,7 +185,16 @@ class AgentCore:
             return
         entered = self._entered
         self._joined = self._offered
-        self._send(Join(self._credential(), self._offered, entered.points, entered.own_parts, entered.numerics))
+        self._send(
+            Join(
+                sender=self._credential(),
+                round=self._offered,
+                points=entered.points,
+                own_parts=entered.own_parts,
+                numerics=entered.numerics,
+                blob=entered.blob,
+            )
+        )
 
     def _publish(self) -> None:
         if self._blob is not None and self._registered:
@@ -364,7 +373,7 @@ class AgentCore:
         self.term = message.term
         if self._entered is None or message.generation <= self.generation or message.round != self._joined:
             return
-        self.generation, self._entered = message.generation, None
+        self.generation, self._blob, self._entered = message.generation, self._entered.blob or None, None
         self._ready.notices.append(Began(message))
         self._become(Activity.FORMING)
 

@@ -51,11 +51,12 @@ class Entered:
     points: tuple[Point, ...]
     own_parts: bool
     numerics: Pairs
+    blob: bytes = b""  # the process's part of the coming generation's address map, if it has one already
 
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """The process's part of its generation's address map."""
+    """The process's part of its generation's address map, made when it knew its place."""
 
     generation: int
     blob: bytes

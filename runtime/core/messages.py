@@ -125,11 +125,12 @@ class Join:
     points: tuple[Point, ...]
     own_parts: bool  # it has state that only its own points hold (saved RNG state)
     numerics: Pairs
+    blob: bytes = b""  # its contribution to the address map of the generation that this round makes; b"": it follows
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The sender's contribution to the generation's address map."""
+    """The sender's contribution to the generation's address map, where the join did not bring it, or again."""
 
     sender: Credential
     generation: int

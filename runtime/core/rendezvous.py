@@ -8,6 +8,7 @@ volatile: members repeat their part until their group stands, so a restarted sch
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.core.ledger import Ledger
@@ -36,6 +37,7 @@ class Round:
     opened_at: float
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)  # of those who joined with their part of the address map
 
 
 class Rendezvous:
@@ -81,6 +83,7 @@ class Rendezvous:
         """The node was lost or left: what it brought into the open round is void."""
         if self.round is not None:
             self.round.joined.pop(node, None)
+            self.round.blobs.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
         """A member joins the open round; with the last one the generation is committed."""
@@ -92,6 +95,8 @@ class Rendezvous:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
         round_.joined[seat.node] = Joined(seat.incarnation, message.points, message.own_parts, message.numerics)
+        if message.blob:
+            round_.blobs[seat.node] = message.blob
         if len(round_.joined) == ledger.policy.world_size and not ledger.absent:
             self._close(round_)
 
@@ -134,8 +139,10 @@ class Rendezvous:
             )
         )
         self.round, self._restore = None, restore
+        self._blobs = {rank: round_.blobs[node] for rank, (node, _) in enumerate(members) if node in round_.blobs}
         ledger.ready.say(f"generation {state.generation_number} starts with {len(members)} workers; {restore.text}")
         self._start_everybody()
+        self._tell_address_map([node for node, _ in members])
 
     def _same_numerics(self, by_rank: dict[int, Joined]) -> bool:
         same = True
@@ -224,16 +231,20 @@ class Rendezvous:
 
     def publish(self, seat: Seat, message: Publish) -> None:
         """A member's part of the address map; with the last one everybody gets the whole."""
-        ledger, committed = self._ledger, self._ledger.state.generation
+        committed = self._ledger.state.generation
         rank = self.rank_of(seat)
         if self.round is not None or committed is None or rank is None or message.generation != committed.generation:
             return
         is_new = self._blobs.get(rank) != message.blob
         self._blobs[rank] = message.blob
+        self._tell_address_map([node for node, _ in committed.members] if is_new else [seat.node])
+
+    def _tell_address_map(self, nodes: Sequence[str]) -> None:
+        """Give these members the whole map, if every part is in."""
+        ledger, committed = self._ledger, self._ledger.state.generation
+        assert committed is not None
         if len(self._blobs) < len(committed.members):
             return
-        whole = AddressMap(
-            ledger.state.term, committed.generation, tuple(self._blobs[i] for i in range(len(committed.members)))
-        )
-        for node in [node for node, _ in committed.members] if is_new else [seat.node]:
-            ledger.tell(node, whole)
+        blobs = tuple(self._blobs[rank] for rank in range(len(committed.members)))
+        for node in nodes:
+            ledger.tell(node, AddressMap(ledger.state.term, committed.generation, blobs))

@@ -157,15 +157,23 @@ class Agent:
         """A collective failed: tell the scheduler at once, before anything slow."""
         self._post(Failed())
 
-    def enter(self, points: Sequence[Point], *, own_parts: bool, numerics: Pairs) -> GenerationStarted | Point:
+    def enter(
+        self, points: Sequence[Point], *, own_parts: bool, numerics: Pairs, blob: bytes = b""
+    ) -> GenerationStarted | Point:
         """Wait in the rendezvous for a generation; the final point where training is finished.
+
+        Args:
+            points: verified restore points that this rank holds.
+            own_parts: whether they hold state that no other rank's hold.
+            numerics: what decides the bits this process computes.
+            blob: this rank's part of the generation's address map, if its place there is what its seat says.
 
         Raises:
             SameBitsError: the process has no place in the job any more.
         """
         with self._changed:
             self._began = self._map = None
-        self._post(Entered(tuple(points), own_parts, numerics))
+        self._post(Entered(tuple(points), own_parts, numerics, blob))
         self._wait(lambda: self._over or self._began)
         place = self._over or self._began
         assert place is not None

@@ -72,32 +72,47 @@ def fsync_dir(directory: Path) -> None:
             os.close(descriptor)
 
 
-def make_directory(directory: Path) -> None:
-    """Create the directory and its missing parents, 0700 and durable; an existing one is left as it is."""
+def sync_entry(path: Path) -> None:
+    """Make the entry of ``path`` in its folder durable. In a folder that it cannot read this user made nothing."""
+    if os.access(path.parent, os.R_OK):
+        fsync_dir(path.parent)
+
+
+def make_directory(directory: Path, *, sync: bool = True) -> None:
+    """Create the directory and its missing parents, 0700 and durable (``sync``); an existing one is left as it is.
+
+    With ``sync`` an existing one's entry is made durable too: whoever made it may have been killed, or have failed,
+    between making it and syncing it, and since one level follows the other only the deepest can be in that state.
+    """
     with disk_errors(directory, "creating the directory"):
         missing = list(itertools.takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
+        deepest = missing[-1].parent if missing else directory
+        if sync:
+            sync_entry(deepest)
         for path in reversed(missing):
             path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            fsync_dir(path.parent)
+            if sync:
+                fsync_dir(path.parent)
         if not directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def write_file(path: Path, data: BytesLike) -> None:
+def write_file(path: Path, data: BytesLike, *, sync: bool = True) -> None:
     """Write and fsync a file, but not its directory's entry of it; raises the bare :class:`OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         write_all(descriptor, data)
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def write_temporary(path: Path, data: BytesLike) -> Path:
+def write_temporary(path: Path, data: BytesLike, *, sync: bool = True) -> Path:
     """Write ``data``, durably, to a new file beside ``path``, for :func:`publish`; nothing is left if that fails."""
     temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{next(_temporary_numbers)}")
     with disk_errors(path, f"writing {len(data)} bytes"), removed_on_failure(temporary):
-        write_file(temporary, data)
+        write_file(temporary, data, sync=sync)
     return temporary
 
 
@@ -115,12 +130,19 @@ def write_file_atomically(path: Path, data: BytesLike) -> None:
         publish(temporary, path)
 
 
-def create_file_atomically(path: Path, data: BytesLike) -> bool:
+def replace_note(path: Path, data: BytesLike) -> None:
+    """Replace ``path`` by ``data``, whole, where nothing depends on it once the machine was off: without any sync."""
+    temporary = write_temporary(path, data, sync=False)
+    with disk_errors(path, "writing the note"), removed_on_failure(temporary):
+        temporary.rename(path)
+
+
+def create_file_atomically(path: Path, data: BytesLike, *, sync: bool = True) -> bool:
     """Create ``path`` with ``data`` unless it exists: false if it does. Of many callers at once exactly one succeeds.
 
     Where the file system has no hard links the last of several simultaneous callers wins instead: read it back.
     """
-    temporary = write_temporary(path, data)
+    temporary = write_temporary(path, data, sync=sync)
     with disk_errors(path, "creating the file"):
         try:
             os.link(temporary, path)
@@ -134,7 +156,8 @@ def create_file_atomically(path: Path, data: BytesLike) -> bool:
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-    fsync_dir(path.parent)
+    if sync:
+        fsync_dir(path.parent)
     return True
 
 

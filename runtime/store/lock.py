@@ -101,7 +101,8 @@ class DirectoryLock:
         """
         if self.is_held:
             raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
-        durable.make_directory(self.directory)
+        if not self.directory.is_dir():  # else nobody waits for a disk: what is saved there is its writer's concern
+            durable.make_directory(self.directory)
         deadline_s = time.monotonic() + wait_s
         said = None
         while not self._try_acquire():
@@ -118,9 +119,11 @@ class DirectoryLock:
     def release(self) -> None:
         """Let go; does nothing if the lock is not held."""
         if self.is_held:
-            with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
-                (self.directory / HOLDER_FILE).unlink(missing_ok=True)
-            self._lock.release()
+            try:
+                with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
+                    (self.directory / HOLDER_FILE).unlink(missing_ok=True)
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> DirectoryLock:
         self.acquire()
@@ -159,7 +162,7 @@ class DirectoryLock:
             "host": socket.gethostname(),
             "role": self.role,
         }
-        durable.write_file_atomically(self.directory / HOLDER_FILE, (json.dumps(note) + "\n").encode())
+        durable.replace_note(self.directory / HOLDER_FILE, (json.dumps(note) + "\n").encode())
 
     def _held_by(self, holder: LockHolder | None) -> str:
         if holder is None:

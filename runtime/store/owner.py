@@ -2,12 +2,14 @@
 
 A journal, checkpoint or log folder carries one small file, ``owner.json``, written once. Whether the job is running or
 finished is not said here (that is the journal's and the lock's business). The one idea: claiming is creating the file
-exclusively, so of two jobs that want an empty folder at the same moment exactly one gets it.
+exclusively, so of two jobs that want an empty folder at the same moment exactly one gets it. An empty file is what a
+machine leaves that went off before a claim was durable: nobody's, because nothing is saved before that.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,22 +32,45 @@ class FolderOwner:
         return f"job {self.job} ({self.job_name})"
 
 
-def claim_folder(directory: Path, job: str, job_name: str) -> None:
+def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True) -> None:
     """Create the folder where it is missing and mark it as the job's; again by the same job changes nothing.
+
+    Args:
+        directory: of a journal, of one rank's checkpoints, of logs.
+        job, job_name: whose it becomes.
+        sync: False leaves it to :func:`make_claim_durable`, which must then come before anything is saved there.
 
     Raises:
         ForeignFolderError: it is another job's.
     """
-    durable.make_directory(directory)
+    durable.make_directory(directory, sync=sync)
     claimant = FolderOwner(job, job_name)
-    if read_owner(directory) is None:
-        durable.create_file_atomically(directory / OWNER_FILE, (json.dumps(asdict(claimant)) + "\n").encode())
+    path, data = directory / OWNER_FILE, (json.dumps(asdict(claimant)) + "\n").encode()
+    owner = read_owner(directory)
+    made = owner is None and durable.create_file_atomically(path, data, sync=sync)
+    if owner is None and not made and read_owner(directory) is None:
+        durable.write_file_atomically(path, data)
     owner = read_owner(directory)
     if owner is None or owner.job != claimant.job:
         raise ForeignFolderError(
             f"{directory}: belongs to {owner or 'nobody'}, this is {claimant}; "
             "`bash scripts/run.sh --fresh` moves that folder aside and starts anew, or choose another folder"
         )
+    if sync and not made:
+        make_claim_durable(directory)  # whoever made it may have been killed before it was
+
+
+def make_claim_durable(directory: Path) -> None:
+    """What :func:`claim_folder` did with ``sync=False`` outlives the machine's power: the folder, and whose it is."""
+    with durable.disk_errors(directory / OWNER_FILE, "making the claim durable"):
+        descriptor = os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    durable.fsync_dir(directory)
+    for folder in (directory, directory.parent):  # a rank's, and the job's
+        durable.sync_entry(folder)
 
 
 def read_owner(directory: Path) -> FolderOwner | None:
@@ -57,6 +82,8 @@ def read_owner(directory: Path) -> FolderOwner | None:
                 data = file.read(_MAX_OWNER_FILE_BYTES + 1)
         except FileNotFoundError:
             return None
+    if not data:
+        return None
     try:
         if len(data) > _MAX_OWNER_FILE_BYTES:
             raise ValueError(f"more than {_MAX_OWNER_FILE_BYTES} bytes")

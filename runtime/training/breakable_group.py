@@ -178,6 +178,7 @@ class BreakableGroup(dist.ProcessGroup):
         self._subgroup = subgroup
         self._refusal = refusal
         self._launched: set[dist.Work] = set()
+        self._backward: tuple[int, list[dist.Work]] = (_NO_BACKWARD, [])  # the last one, and what it launched
 
     def unfinished(self) -> list[dist.Work]:
         """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
@@ -190,15 +191,25 @@ class BreakableGroup(dist.ProcessGroup):
         return _Collective(work, self._breaker, self._launched)
 
     def in_backward(self, name: str, *args: Any) -> dist.Work:
-        """Launch a collective inside a backward pass, which waits for it at its end: before what is queued later.
+        """Launch a collective inside a backward pass, which waits for all of them at its end: before what is queued
+        later than the first.
 
         What this returns is gloo's own work: no Python runs when it ends.
         """
         work = self._launch(name, *args)
         self._keep(work)
-        wait = functools.partial(_wait_in_slices, work, self._breaker, self._launched, _NO_TIMEOUT)
-        torch.autograd.Variable._execution_engine.queue_callback(wait)
+        backward = torch._C._current_graph_task_id()
+        if self._backward[0] != backward:
+            works: list[dist.Work] = []
+            self._backward = (backward, works)
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._wait_for_all, works))
+        self._backward[1].append(work)
         return work
+
+    def _wait_for_all(self, works: list[dist.Work]) -> None:
+        for work in works:
+            _wait_in_slices(work, self._breaker, self._launched, _NO_TIMEOUT)
+        works.clear()
 
     def _keep(self, work: dist.Work) -> None:
         if len(self._launched) >= _MANY:  # works that nobody waits for

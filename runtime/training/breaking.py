@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from runtime.errors import GenerationEndedError
 
-__all__ = ["EXIT_GRACE_S", "Breaker", "join_at_exit", "run_aside", "run_breakable"]
+__all__ = ["EXIT_GRACE_S", "Breaker", "begin_breakable", "join_at_exit", "run_aside", "run_breakable"]
 
 T = TypeVar("T")
 
@@ -93,14 +93,24 @@ def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> 
     When the breaker is thrown meanwhile this raises GenerationEndedError and leaves the thread behind; what the call
     still returns is then freed in that thread.
     """
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    breaker.watch(outcome)
+    outcome = begin_breakable(breaker, call, thread_name)
     try:
-        run_aside(functools.partial(_deliver, breaker, outcome, call), thread_name)
         return outcome.result()
     finally:
         breaker.release(outcome)
         del outcome  # as in _deliver: an error's traceback must not lead back to the error
+
+
+def begin_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> concurrent.futures.Future[T]:
+    """Begin what :func:`run_breakable` does; the future has its outcome, or GenerationEndedError once it is broken."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    breaker.watch(outcome)
+    try:
+        run_aside(functools.partial(_deliver, breaker, outcome, call), thread_name)
+    except BaseException:
+        breaker.release(outcome)
+        raise
+    return outcome
 
 
 def _deliver(breaker: Breaker, outcome: concurrent.futures.Future[T], call: Callable[[], T]) -> None:

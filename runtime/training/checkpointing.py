@@ -16,7 +16,7 @@ from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint, FoundPoint, PointHeader, TensorPart, Tree
 from runtime.store.lock import DirectoryLock
-from runtime.store.owner import claim_folder
+from runtime.store.owner import claim_folder, make_claim_durable
 
 MIN_KEPT = 2
 
@@ -70,7 +70,8 @@ class RankCheckpoints:
         self._verified: set[Point] = set()
         self._rejected: dict[Point, str] = {}
         self._failed_before = False
-        claim_folder(self._directory, job, job_name)
+        self._claim_is_durable = False
+        claim_folder(self._directory, job, job_name, sync=False)  # nobody waits for a disk before there is state
         self._lock = DirectoryLock(self._directory, f"worker {node}")
         self._lock.acquire(wait_s, on_wait=voice.warn)
 
@@ -105,6 +106,9 @@ class RankCheckpoints:
         """
         header = PointHeader(self._job, point, self._world_size, self._rank, self._rank, self._node)
         try:
+            if not self._claim_is_durable:
+                make_claim_durable(self._directory)
+                self._claim_is_durable = True
             store.write_point(self.root, header, tensors, tree, layout)
             self._verified.add(point)
             self._rejected.pop(point, None)

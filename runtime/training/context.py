@@ -27,7 +27,9 @@ from runtime.errors import SameBitsError, UsageError
 from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService, exit_code_of
-from runtime.training import ddp, device, group, launch
+from runtime.store.lock import DirectoryLock
+from runtime.training import ddp, device, group, launch, numerics
+from runtime.training.coming import ComingGroup, likely_slot
 from runtime.training.group import Group
 
 COLLECTIVE_TOO_EARLY = (
@@ -50,8 +52,18 @@ class Process:
     admitted: Admitted
     place: GenerationStarted | None = None  # in the present or last generation
     group: Group | None = None
+    coming: ComingGroup | None = None  # begun already, for the first generation
     has_trained: bool = False  # elastic.run was entered
     ending: _Ending = field(default_factory=lambda: _Ending())
+
+    def take_coming_group(self) -> ComingGroup:
+        """The group of the next generation, begun now if it is not yet."""
+        coming, self.coming = self.coming, None
+        if coming is not None and (coming.slot, coming.world_size) == (self.admitted.slot, self.admitted.world_size):
+            return coming
+        if coming is not None:
+            coming.group.drop()
+        return ComingGroup(self.settings, self.admitted.slot, self.admitted.world_size)
 
 
 _process: Process | None = None
@@ -95,7 +107,9 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
-    agent = Agent(settings, job_name, device.choose(settings.device, 0).type)
+    kind = device.choose(settings.device, 0).type
+    alone, coming = _prepare(settings, kind)
+    agent = Agent(settings, job_name, kind)
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     chosen = device.choose(settings.device, admitted.slot)
@@ -103,13 +117,28 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     voice.say(
         f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}, job {admitted.job}"
     )
-    process = Process(settings, job_name, chosen, agent, admitted, ending=ending)
+    process = Process(settings, job_name, chosen, agent, admitted, coming=coming, ending=ending)
     if settings.enable_recovery:
-        process.group = group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
-        ddp.install()
+        process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
     else:
         process.place = launch.join_plain_group(agent, settings)
     return process
+
+
+def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup | None]:
+    """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
+    if not settings.enable_recovery:
+        return None, None
+    ddp.install()
+    # Both are slow the first time only: filelock inspects its own signature, torch reads what the processor can.
+    DirectoryLock(settings.checkpoint_path, "worker")
+    if kind != "cpu":
+        return None, None
+    cpu = torch.device(kind)
+    numerics.describe(cpu)
+    slot = likely_slot(settings)
+    coming = None if slot is None else ComingGroup(settings, slot, settings.worker_num)
+    return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), coming
 
 
 def _import_what_optimizers_need() -> None:

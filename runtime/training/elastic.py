@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -26,7 +26,6 @@ from runtime.store.checkpoint import Checkpoint
 from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.context import Process
-from runtime.training.launch import address_towards
 from runtime.training.state import TorchState
 
 __all__ = ["TorchState", "run"]
@@ -85,20 +84,6 @@ def _run_once(process: Process, state: State, call: Callable[[], Result]) -> Res
         return call()
     finally:
         state.bind(None, context.get_rank())
-
-
-class _Exchange:
-    """One generation's address map, as the group wants it."""
-
-    def __init__(self, agent: Agent, generation: int) -> None:
-        self._agent = agent
-        self._generation = generation
-
-    def publish(self, blob: bytes) -> None:
-        self._agent.publish(self._generation, blob)
-
-    def wait(self) -> Sequence[bytes]:
-        return self._agent.address_map(self._generation)
 
 
 class _Session:
@@ -176,26 +161,25 @@ class _Session:
     # ---- from one generation to the next
 
     def _enter(self) -> GenerationStarted | Point:
-        return self._agent.enter(
+        self._coming = self._process.take_coming_group()
+        blob = self._coming.blob()
+        place = self._agent.enter(
             self._checkpoints.held(),
             own_parts=self._state.has_own_parts,
             numerics=numerics.describe(self._process.device),
+            blob=blob,
         )
+        if isinstance(place, Point):
+            self._coming.group.drop()
+        return place
 
     def _begin(self, place: GenerationStarted) -> None:
         began = time.monotonic()
-        process, settings = self._process, self._process.settings
+        process = self._process
         process.place = place
         if process.group is not None:
             process.group.drop()
-        process.group = group.Group(
-            process.device,
-            place.rank,
-            place.world_size,
-            _Exchange(self._agent, place.generation),
-            name=f"generation {place.generation}",
-            address=address_towards(settings.sched_host, settings.sched_port),
-        )
+        process.group = self._coming.begins(place, self._agent)
         self._watch(process.group)
         self._restore(place, process.group.form())
         self._agent.step = self._state.completed_steps

@@ -16,6 +16,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from runtime.errors import CommunicationError, UsageError
 from runtime.training import device as devices
 from runtime.training import gloo
 from runtime.training.breakable_group import BreakableGroup
-from runtime.training.breaking import EXIT_GRACE_S, Breaker, run_aside, run_breakable
+from runtime.training.breaking import EXIT_GRACE_S, Breaker, begin_breakable, run_aside
 from runtime.training.failure import is_communication_failure
 from runtime.training.meeting import Exchange, MeetingStore
 
@@ -42,6 +43,8 @@ _DESCRIPTION = "default_pg"  # torch's own word for the default group
 class _Link(Protocol):
     """How a backend connects, and how it is interrupted."""
 
+    def begin(self) -> Future[Any]: ...
+
     def connect(self) -> tuple[dist.ProcessGroup, Store]: ...
 
     def cut(self) -> None: ...
@@ -50,7 +53,8 @@ class _Link(Protocol):
 class Group:
     """The processes of one generation, seen from one of them.
 
-    Nothing happens before :meth:`form`; hand the group to the thread that may have to break it, then form it.
+    Nothing happens before :meth:`begin` or :meth:`form`; hand the group to the thread that may have to break it, then
+    form it.
 
     Args:
         device: the device this process trains on; its type decides the backend.
@@ -111,6 +115,15 @@ class Group:
     def breaker(self) -> Breaker:
         """The group's switch, for calls that are to end with it (:func:`runtime.training.breaking.run_breakable`)."""
         return self._breaker
+
+    def begin(self) -> Future[Any]:
+        """Begin to connect, aside: what this rank has to say goes to the exchange, which may take its time to answer.
+
+        The group of a generation that is still to come waits in the exchange until its members are known. The future
+        ends when the connections stand, or with the error that :meth:`form` would raise.
+        """
+        assert self._link is not None, "only drop() gives it up, and that breaks the group"
+        return self._link.begin()
 
     def form(self) -> Group:
         """Connect to all ranks and become torch's default group.
@@ -219,30 +232,52 @@ class _GlooLink:
         self._connect_timeout = connect_timeout
         self._timeout = timeout
         self._refusal = refusal
+        self._mesh: Future[dist.ProcessGroupGloo] | None = None
+
+    def begin(self) -> Future[Any]:
+        self._mesh = self._begin_mesh(self._store, self._rank, self._world_size, self._timeout)
+        return self._mesh
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
-        ranks = list(range(self._world_size))
-        return self._connect(self._store, ranks, self._timeout, "0", _DESCRIPTION), self._store
+        mesh = self._mesh or self.begin()
+        self._mesh = None
+        return self._wrap(
+            mesh, self._store, self._rank, self._world_size, self._timeout, "0", _DESCRIPTION
+        ), self._store
 
     def _subgroup(self, ranks: list[int], timeout: timedelta, name: str, description: str) -> dist.ProcessGroup | None:
         if self._rank not in ranks:
             return None
-        return self._connect(PrefixStore(f"{name}/", self._store), ranks, timeout, name, description)
-
-    def _connect(
-        self, store: Store, ranks: list[int], timeout: timedelta, name: str, description: str
-    ) -> dist.ProcessGroup:
+        store = PrefixStore(f"{name}/", self._store)
         rank, size = ranks.index(self._rank), len(ranks)
+        return self._wrap(self._begin_mesh(store, rank, size, timeout), store, rank, size, timeout, name, description)
+
+    def _begin_mesh(self, store: Store, rank: int, size: int, timeout: timedelta) -> Future[dist.ProcessGroupGloo]:
         # In a helper thread: gloo waits for a peer that died between its message and its connection until it times out.
-        mesh = run_breakable(
+        return begin_breakable(
             self._breaker,
             lambda: gloo.connect(store, rank, size, self._address, self._connect_timeout, timeout),
             "samebits-connect",
         )
+
+    def _wrap(
+        self,
+        mesh: Future[dist.ProcessGroupGloo],
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        description: str,
+    ) -> dist.ProcessGroup:
         inner = dist.ProcessGroup(store, rank, size)
         group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._refusal)
+        try:
+            connected = mesh.result()
+        finally:
+            del mesh  # its error's traceback must not lead back to it
         for one in (inner, group):
-            gloo.wrap(mesh, one, name, description)
+            gloo.wrap(connected, one, name, description)
         return group
 
     def cut(self) -> None:
@@ -263,9 +298,14 @@ class _AcceleratorLink:
         self._endpoints = endpoints
         self._timeout = timeout
         self._pg: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._met: Future[dict[str, bytes]] | None = None
+
+    def begin(self) -> Future[Any]:
+        self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
+        return self._met
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
-        run_breakable(self._breaker, self._store.meet, "samebits-connect")
+        (self._met or self.begin()).result()
         store = PrefixStore(_STORE_PREFIX, self._store)
         hook = sys.excepthook  # init_process_group wraps it once more each time
         dist.init_process_group(

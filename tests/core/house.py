@@ -157,11 +157,12 @@ class House:
         own_parts: bool = False,
         numerics: Pairs = NUMERICS,
         round_id: RoundId | None = None,
+        blob: bytes = b"",
     ) -> Ready:
         credential = self.credential(node)
         asked = round_id or self.last(credential.session, RoundOpened).round
         held = tuple(Point(step, generation) for step, generation in points)
-        return self.receive(credential.session, Join(credential, asked, held, own_parts, numerics))
+        return self.receive(credential.session, Join(credential, asked, held, own_parts, numerics, blob))
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
         credential = self.credential(node)

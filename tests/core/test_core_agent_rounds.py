@@ -273,6 +273,20 @@ def test_its_address_is_repeated_until_the_group_stands() -> None:
     assert desk.said(Publish) == []
 
 
+def test_an_address_that_is_known_travels_with_the_join_and_is_repeated_while_forming() -> None:
+    desk = seated()
+    desk.opens()
+    desk.step(Entered(POINTS, False, NUMERICS, b"me"))
+    assert [join.blob for join in desk.said(Join)] == [b"me"]
+    desk.starts()
+    assert desk.said(Publish) == []
+    desk.passes(1.0)
+    assert desk.said(Publish) == [Publish(CREDENTIAL, 1, b"me")]
+    desk.step(Trains(1))
+    desk.passes(1.0)
+    assert desk.said(Publish) == []
+
+
 def test_an_address_of_another_generation_is_nothing() -> None:
     desk = forming()
     desk.step(Addressed(2, b"me"))

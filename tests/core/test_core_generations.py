@@ -123,6 +123,40 @@ def test_parts_of_another_generation_are_nothing() -> None:
     assert house.ready.sends == []
 
 
+def test_parts_that_came_with_the_joins_go_out_with_the_places() -> None:
+    house = training_house(2)
+    house.beat("1", Activity.WAITING)
+    house.join("1", blob=b"b")
+    house.join("0", blob=b"a")
+    for session in ("s0", "s1"):
+        told = [type(message) for message in house.sent[session]]
+        assert told.index(AddressMap) > told.index(GenerationStarted)
+        assert house.answer(session, AddressMap) == AddressMap(1, 2, (b"a", b"b"))
+
+
+def test_one_join_without_its_part_leaves_the_map_to_the_last_part() -> None:
+    house = training_house(2)
+    house.beat("1", Activity.WAITING)
+    house.join("1", blob=b"b")
+    house.join("0")
+    assert not [send for send in house.ready.sends if isinstance(send.message, AddressMap)]
+    house.publish("0", b"a", generation=2)
+    assert house.answer("s1", AddressMap).blobs == (b"a", b"b")
+
+
+def test_the_part_of_a_lost_member_is_not_its_successors() -> None:
+    house = training_house(2)
+    house.beat("1", Activity.WAITING)
+    house.join("1", blob=b"old")
+    house.close("s1", gone=True)
+    house.now += 30
+    house.register("1", session="new")
+    house.join("1")
+    house.join("0", blob=b"a")
+    assert house.committed().generation == 2
+    assert not [send for send in house.ready.sends if isinstance(send.message, AddressMap)]
+
+
 def test_parts_do_not_outlive_their_generation() -> None:
     house = training_house(2)
     house.publish("0", b"old")

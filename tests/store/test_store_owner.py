@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from runtime.errors import ForeignFolderError, StoreError
-from runtime.store.owner import FolderOwner, claim_folder, read_owner
+from runtime.store.owner import FolderOwner, claim_folder, make_claim_durable, read_owner
 from tests.store.disk_faults import names_in
 
 
@@ -55,7 +56,7 @@ def test_of_many_jobs_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"job": "x"}', b'{"job": 1, "job_name": "x"}', b"\xff", b"[" * 20_000, b"x" * 100_000]
+    "content", [b"[]", b'{"job": "x"}', b'{"job": 1, "job_name": "x"}', b"\xff", b"[" * 20_000, b"x" * 100_000]
 )
 def test_a_marker_that_cannot_be_read_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "owner.json").write_bytes(content)
@@ -63,3 +64,29 @@ def test_a_marker_that_cannot_be_read_is_named_and_kept(tmp_path: Path, content:
         with pytest.raises(StoreError, match=r"owner\.json.*run\.sh --fresh"):
             attempt()
     assert (tmp_path / "owner.json").read_bytes() == content
+
+
+def test_a_claim_that_never_became_durable_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "owner.json").touch()
+    assert read_owner(tmp_path) is None
+    claim_folder(tmp_path, "job-1", "digits")
+    assert read_owner(tmp_path) == FolderOwner("job-1", "digits")
+
+
+def test_a_claim_may_wait_for_the_disk_until_something_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    rank = tmp_path / "ckpt" / "0"
+    claim_folder(rank, "job-1", "digits", sync=False)
+    assert not synced
+    make_claim_durable(rank)
+    paths = (rank / "owner.json", rank, rank.parent, tmp_path)
+    assert synced == [path.stat().st_ino for path in paths]

@@ -75,7 +75,7 @@ class Colour(enum.IntEnum):
 @pytest.mark.parametrize(
     ("value", "path"),
     [(object(), "state.deep.1"), ({1, 2}, "state.deep.1"), (Colour.RED, "state.deep.1"), (lambda: 0, "state.deep.1")],
-    ids=repr,
+    ids=["object", "set", "enum", "function"],
 )
 def test_what_cannot_be_saved_is_named_by_its_path(value: object, path: str) -> None:
     with pytest.raises(CheckpointError, match=path):

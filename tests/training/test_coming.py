@@ -1,0 +1,71 @@
+"""The group of the generation to come: what it can do alone, and that it can be given up at any time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core.messages import GenerationStarted, RoundId
+from runtime.errors import GenerationEndedError
+from runtime.training import coming
+from runtime.training.coming import ComingGroup, likely_slot
+
+WAIT_S = 60.0
+
+
+def settings(**variables: str) -> Settings:
+    environment = {"ROLE": "worker", "WORKER_NUM": "2", "ENABLE_RECOVERY": "1", "DEVICE": "cpu", **variables}
+    return config.read(environment)[0]
+
+
+@pytest.mark.parametrize(("node", "slot"), [("0", 0), ("1", 1), ("2", None), ("host-1", None), ("-1", None)])
+def test_a_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
+    assert likely_slot(settings(NODE_ID=node)) == slot
+
+
+def connecting_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "samebits-connect"]
+
+
+def test_it_has_something_to_say_before_anybody_answers_and_can_be_given_up() -> None:
+    waiting = ComingGroup(settings(NODE_ID="0"), 0, 2)
+    assert waiting.blob()
+    (thread,) = connecting_threads()
+    waiting.group.drop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+class _Agent:
+    """Answers as soon as it is asked for the map of generation 7: with one rank's part, twice."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._blob = blob
+
+    def address_map(self, generation: int) -> list[bytes]:
+        assert generation == 7
+        return [self._blob]
+
+
+def test_it_forms_when_the_generation_is_known() -> None:
+    alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), 0, 1)
+    place = GenerationStarted(1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "")
+    group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
+    try:
+        assert group.form().world_size == 1
+        group.break_("it is over")
+        with pytest.raises(GenerationEndedError, match="generation 7 was broken: it is over"):
+            group.breaker.check()
+    finally:
+        group.drop()
+
+
+def test_an_address_that_is_not_this_hosts_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coming, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: nobody's
+    stuck = ComingGroup(settings(NODE_ID="0"), 0, 2)
+    with pytest.raises(RuntimeError, match="192.0.2.1|bind|assign"):
+        stuck.blob()
+    stuck.group.drop()
