@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import functools
+import os
+import sys
 import threading
 import time
 import weakref
@@ -18,11 +20,11 @@ from typing import Any, Protocol, TypeVar
 
 from runtime.errors import GenerationEndedError
 
-__all__ = ["EXIT_GRACE_S", "Breaker", "begin_breakable", "join_at_exit", "run_aside", "run_breakable"]
+__all__ = ["EXIT_GRACE_S", "Breaker", "begin_breakable", "join_at_exit", "leave_with", "run_aside", "run_breakable"]
 
 T = TypeVar("T")
 
-EXIT_GRACE_S = 1.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
+EXIT_GRACE_S = 5.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
 
 
 class Failable(Protocol):
@@ -151,8 +153,20 @@ def join_at_exit() -> None:
         _aside.add(thread)
 
 
+_exit_status: list[int] = []
+
+
+def leave_with(status: int) -> None:
+    """The process's exit status is decided: where a thread is stuck at the end, leave with it all the same."""
+    _exit_status[:] = [status]
+
+
 @atexit.register
 def _let_threads_end() -> None:
     deadline = time.monotonic() + EXIT_GRACE_S
     for thread in list(_aside):
         thread.join(max(0.0, deadline - time.monotonic()))
+    if _exit_status and any(thread.is_alive() for thread in _aside):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status[0])  # whatever it comes out of, it must not meet an interpreter that is torn down

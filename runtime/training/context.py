@@ -28,7 +28,7 @@ from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
-from runtime.training import ddp, device, group, launch, numerics
+from runtime.training import breaking, ddp, device, group, launch, numerics
 from runtime.training.coming import ComingGroup, likely_slot
 from runtime.training.group import Group
 
@@ -222,6 +222,7 @@ class _Ending:
             text = f"its program ended with status {self._status}" if self._error is None else _named(self._error)
             on_purpose = told_to or (self._status == 0 and self._error is None)
             self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+        breaking.leave_with(self._status)
         if isinstance(self._error, SameBitsError):
             # Python itself leaves with 1 after any uncaught exception; the cause's own status says more.
             sys.stdout.flush()

@@ -66,6 +66,6 @@ def test_it_forms_when_the_generation_is_known() -> None:
 def test_an_address_that_is_not_this_hosts_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: nobody's
     stuck = ComingGroup(settings(NODE_ID="0"), 0, 2)
-    with pytest.raises(RuntimeError, match="192.0.2.1|bind|assign"):
+    with pytest.raises(RuntimeError, match=r"192\.0\.2\.1|bind|assign"):
         stuck.blob()
     stuck.group.drop()
