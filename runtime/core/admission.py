@@ -13,11 +13,13 @@ from runtime.core.leases import Leases
 from runtime.core.ledger import NAMED, Ledger
 from runtime.core.messages import PROTOCOL, Admitted, Fenced, Pending, Refusal, Refused, Register
 from runtime.core.ready import Level
+from runtime.core.rebuild import is_placeholder
 from runtime.core.records import SeatGranted, SeatRetired
 from runtime.core.restore import differing
 from runtime.core.state import Seat
 
 MIN_RETRY_S = 0.05
+MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
 MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
 
 
@@ -51,6 +53,9 @@ class Admission:
         seat = self._ledger.state.seats.get(message.node)
         if seat is not None and self._may_resume(message, seat):
             return self._welcome_back(seat)
+        late = self._late_member(message)
+        if late is not None:
+            return late
         if message.incarnation > 0 or (seat is not None and seat.session == message.session):
             self._fence(message, seat)
             return None
@@ -60,7 +65,9 @@ class Admission:
 
     def forget(self, session: str) -> None:
         """The session's connection is closed."""
-        self.pending.pop(session, None)
+        waiting = self.pending.pop(session, None)
+        if waiting is not None:
+            self._pending_session.pop(waiting.register.node, None)
         self.refused.pop(session, None)
 
     def forget_silent(self) -> None:
@@ -70,7 +77,7 @@ class Admission:
             return
         for waiting in (self.pending, self.refused):
             for session in [session for session, entry in waiting.items() if entry.until <= now]:
-                del waiting[session]
+                self.forget(session)
         rest = [entry.until for entry in (*self.pending.values(), *self.refused.values())]
         self.check_at = min(rest, default=None)
 
@@ -82,16 +89,21 @@ class Admission:
     # ---- rule 8
 
     def _is_stranger(self, message: Register) -> tuple[Refusal, str] | None:
-        policy, state = self._ledger.policy, self._ledger.state
+        state = self._ledger.state
+        if message.job and message.job != state.job and message.protocol == PROTOCOL:
+            return Refusal.OTHER_JOB, (
+                f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}: "
+                "its recovery path is not the one the worker's job was started with"
+            )
+        return self.difference(message)
+
+    def difference(self, message: Register) -> tuple[Refusal, str] | None:
+        """What makes the sender a stranger, whatever job it belongs to."""
+        policy = self._ledger.policy
         if message.protocol != PROTOCOL:
             return Refusal.PROTOCOL, (
                 f"this scheduler speaks protocol {PROTOCOL}, worker {message.node} speaks {message.protocol}: "
                 "install the same samebits on all hosts"
-            )
-        if message.job and message.job != state.job:
-            return Refusal.OTHER_JOB, (
-                f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}: "
-                "its recovery path is not the one the worker's job was started with"
             )
         if policy.job_name and message.job_name and message.job_name != policy.job_name:
             return Refusal.OTHER_JOB, (
@@ -103,6 +115,24 @@ class Admission:
             return Refusal.OTHER_SETTINGS, f"worker {message.node} ('here') and the scheduler ('there'): {difference}"
         return None
 
+    # ---- a job that was rebuilt without this member's word
+
+    def _late_member(self, message: Register) -> Seat | None:
+        """Its seat was kept for whoever can say the same as the members who rebuilt the job."""
+        state, standing = self._ledger.state, message.standing
+        kept = None if standing is None else state.seat_of_slot(standing.slot)
+        if (
+            standing is None
+            or kept is None
+            or state.generation is None
+            or not is_placeholder(kept.session)
+            or (standing.generation, standing.round) != (state.generation.generation, state.generation.round)
+        ):
+            return None
+        if kept.node != message.node:
+            self._ledger.write(SeatRetired(kept.node, standing.slot))
+        return self._seat(message, standing.slot, incarnation=message.incarnation)
+
     # ---- rules 2 and 6
 
     def _may_resume(self, message: Register, seat: Seat) -> bool:
@@ -112,7 +142,7 @@ class Admission:
     def _welcome_back(self, seat: Seat) -> Seat:
         if self._leases.renew(seat):
             self._ledger.ready.say(f"worker {seat.node} is back ({seat.process}), same incarnation {seat.incarnation}")
-        self._admitted(seat)
+        self.welcome(seat)
         return seat
 
     def _fence(self, message: Register, seat: Seat | None) -> None:
@@ -230,17 +260,18 @@ class Admission:
             self._seat_pending()
         return seat
 
-    def _seat(self, message: Register, slot: int) -> Seat:
+    def _seat(self, message: Register, slot: int, incarnation: int | None = None) -> Seat:
         ledger = self._ledger
         before = ledger.state.seats.get(message.node)
-        incarnation = before.incarnation + 1 if before is not None else 1
+        if incarnation is None:
+            incarnation = before.incarnation + 1 if before is not None else 1
         ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
         seat = ledger.state.seats[message.node]
         if before is not None:
             ledger.sessions.pop(before.session, None)
         ledger.sessions[seat.session] = seat.node
         self._leases.begin(seat, heard=True)
-        self._admitted(seat)
+        self.welcome(seat)
         world_size = ledger.policy.world_size
         registered = world_size - len(ledger.absent) + len(self.pending)
         named = 0 < len(ledger.absent) <= NAMED and not self.pending and ledger.state.final is None
@@ -250,7 +281,8 @@ class Admission:
         ledger.ready.say(text + (f"; waiting for {ledger.names_of(ledger.absent)}" if named else ""))
         return seat
 
-    def _admitted(self, seat: Seat) -> None:
+    def welcome(self, seat: Seat) -> None:
+        """Tell the session that it holds the seat."""
         ledger = self._ledger
         assert seat.slot is not None
         ledger.tell(
@@ -270,7 +302,7 @@ class Admission:
         ledger = self._ledger
         ledger.ready.send(message.session, Refused(message.session, refusal, retry_after_s, text))
         ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
-        if retry_after_s > 0:
+        if retry_after_s > 0 and len(self.refused) < MAX_REFUSED + 2 * ledger.policy.world_size:
             self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)
 
     def _wait(self, waiting: dict[str, Waiting], message: Register, for_s: float) -> None:

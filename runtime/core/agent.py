@@ -61,6 +61,7 @@ from runtime.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    Standing,
 )
 from runtime.core.point import Point
 
@@ -100,6 +101,9 @@ class AgentCore:
         self.activity = Activity.SEATED
         self.generation = 0
         self.step_count = 0
+        self._slot = 0
+        self._place: GenerationStarted | None = None
+        self._final: Point | None = None
         self._joined: RoundId | None = None
         self._offered: RoundId | None = None
         self._entered: Entered | None = None
@@ -261,7 +265,22 @@ class AgentCore:
                 incarnation=self.incarnation,
                 process=policy.process,
                 settings=policy.settings,
+                standing=self._standing(),
             )
+        )
+
+    def _standing(self) -> Standing | None:
+        place = self._place
+        if place is None:
+            return None
+        return Standing(
+            term=self.term,
+            generation=place.generation,
+            round=place.round,
+            slot=self._slot,
+            world_size=place.world_size,
+            restore=place.restore,
+            final=self._final,
         )
 
     def _credential(self) -> Credential:
@@ -323,6 +342,7 @@ class AgentCore:
         if self.seated and message.incarnation != self.incarnation:
             return
         first, resumed = not self.seated, self.seated and not self._registered
+        self._slot = message.slot
         self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
         self._registered, self._refused_since = True, None
         if first:
@@ -374,12 +394,13 @@ class AgentCore:
         if self._entered is None or message.generation <= self.generation or message.round != self._joined:
             return
         self.generation, self._blob, self._entered = message.generation, self._entered.blob or None, None
+        self._place = message
         self._ready.notices.append(Began(message))
         self._become(Activity.FORMING)
 
     def _finished(self, point: Point) -> None:
         if self.activity is not Activity.FINISHED:
-            self._entered = None
+            self._entered, self._final = None, point
             self._ready.notices.append(Over(point))
             self._become(Activity.FINISHED)
 

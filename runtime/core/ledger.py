@@ -29,6 +29,7 @@ class Policy:
     node_timeout_s: float = 5.0
     reconnect_grace_s: float = 0.5
     topo_timeout_s: float = 1800.0
+    rebuild: bool = True  # from living workers, where the journal is empty
 
 
 @dataclass(slots=True)

@@ -87,6 +87,19 @@ class Credential:
     incarnation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a member of a generation knows of its job: from it a lost journal can be made anew."""
+
+    term: int  # the last it was told
+    generation: int
+    round: RoundId  # that made this generation
+    slot: int
+    world_size: int
+    restore: Point | None  # what the generation started from
+    final: Point | None  # training is finished there
+
+
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
@@ -102,6 +115,7 @@ class Register:
     incarnation: int
     process: Process
     settings: Pairs
+    standing: Standing | None = None  # of a process that is or was a member of a generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,3 +21,11 @@ class Point:
 
     def __str__(self) -> str:
         return f"step {self.step} of generation {self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned."""
+
+    generation: int
+    step: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.core.messages import EndKind, Pairs, Process, RoundId
-from runtime.core.point import Point
+from runtime.core.point import Cut, Point
 from runtime.core.schema import Schema
 
 
@@ -86,14 +86,6 @@ class SeatRetired:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationCommitted:
     """One committed membership: ``members`` are (node, incarnation), by rank."""
 
@@ -103,6 +95,24 @@ class GenerationCommitted:
     restore: Point | None
     line: tuple[Cut, ...]
     numerics: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class JobRebuilt:
+    """The journal was lost; a majority of the last generation's members said what it held. Supersedes all before it.
+
+    One record, so that it is there whole or not at all.
+    """
+
+    job: str
+    name: str
+    settings: Pairs
+    term: int
+    boot_id: str
+    at: float
+    seats: tuple[SeatGranted, ...]
+    generation: GenerationCommitted
+    final: Point | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,7 @@ Record = (
     | TrainingFinished
     | JobInterrupted
     | JobFinished
+    | JobRebuilt
 )
 
 SCHEMA = Schema(
@@ -155,5 +166,6 @@ SCHEMA = Schema(
         10: JobInterrupted,
         11: JobFinished,
         12: SeatQuiet,
+        13: JobRebuilt,
     }
 )

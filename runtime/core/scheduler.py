@@ -29,6 +29,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.ready import Ended, Level, Ready
+from runtime.core.rebuild import Rebuild
 from runtime.core.records import JobCreated, JobFinished, JobInterrupted, TermStarted, TrainingFinished
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.state import JobState, Seat
@@ -91,6 +92,7 @@ class SchedulerCore:
         self._leases = Leases(ledger)
         self._admission = Admission(ledger, self._leases)
         self._rendezvous = Rendezvous(ledger)
+        self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
@@ -180,7 +182,7 @@ class SchedulerCore:
         return ready
 
     def _wake_at(self) -> float | None:
-        candidates = [self._leases.next_deadline(), self._admission.check_at]
+        candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
         if self._end is not None:
             candidates.append(self._end_by)
         else:
@@ -217,6 +219,9 @@ class SchedulerCore:
         if self._end is not None:
             self._ledger.ready.send(message.session, EndJob(self._ledger.state.term, self._end.kind, self._end.text))
             return
+        if self._admission.difference(message) is None and self._rebuild.takes(message):
+            self._judge_reports()
+            return
         before = self._ledger.state.seats.get(message.node)
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
@@ -229,6 +234,22 @@ class SchedulerCore:
                 what = "was started again" if old_incarnation else "takes the place of a lost one"
                 self._broken.append(f"worker {seat.node} {what} ({seat.process})")
         self._rendezvous.invite(seat)
+
+    def _judge_reports(self) -> None:
+        """Where a lost journal is made anew, this is a load like any other, with those who reported heard already."""
+        reporters = self._rebuild.judge()
+        if reporters is None:
+            return
+        ledger, state = self._ledger, self._ledger.state
+        heard = {message.session for message in reporters}
+        for seat in state.seats.values():
+            self._leases.begin(seat, heard=seat.session in heard)
+            if seat.session in heard:
+                ledger.sessions[seat.session] = seat.node
+                self._admission.welcome(seat)
+        assert state.generation is not None, "a job is rebuilt from a generation"
+        if not state.generation.members and state.final is None:
+            self._broken.append(f"generation {state.generation_number} was lost with the journal")
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
         """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
@@ -304,6 +325,7 @@ class SchedulerCore:
 
     def _closed(self, session: str, gone: bool) -> None:
         self._admission.forget(session)
+        self._rebuild.forget(session)
         node = self._ledger.sessions.get(session)
         seat = self._ledger.state.seats.get(node) if node is not None else None
         if seat is None or seat.session != session or seat.slot is None:
@@ -325,6 +347,7 @@ class SchedulerCore:
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)
         self._admission.shift(gap_s)
+        self._rebuild.shift(gap_s)
         now = self._ledger.now
         if self._rendezvous.round is not None:
             self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
@@ -341,6 +364,7 @@ class SchedulerCore:
         for seat, reason in self._leases.expired():
             self._lose(seat, reason)
         self._admission.forget_silent()
+        self._judge_reports()
         if self._end is not None:
             self._end_if_everybody_left()
         elif self._rendezvous.timed_out():

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from runtime.core.messages import Pairs, Process
-from runtime.core.point import Point
+from runtime.core.point import Cut, Point
 from runtime.core.records import (
-    Cut,
     GenerationCommitted,
     JobCreated,
     JobFinished,
     JobInterrupted,
+    JobRebuilt,
     Record,
     SeatGranted,
     SeatLeft,
@@ -95,6 +95,8 @@ class JobState:
         match record:
             case JobCreated():
                 self.job, self.name, self.settings = record.job, record.name, record.settings
+            case JobRebuilt():
+                self._rebuild(record)
             case TermStarted():
                 self._start_term(record)
             case SeatGranted():
@@ -121,6 +123,14 @@ class JobState:
                 self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
             case JobFinished():
                 self.finished = True
+
+    def _rebuild(self, record: JobRebuilt) -> None:
+        self.job, self.name, self.settings = record.job, record.name, record.settings
+        self.term, self.boot_id = record.term, record.boot_id
+        self.seats, self.by_slot = {}, {}
+        for grant in record.seats:
+            self._grant(grant)
+        self.generation, self.final = record.generation, record.final
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id

@@ -55,6 +55,7 @@ class House:
     policy: Policy = field(default_factory=policy)
     now: float = 100.0
     boot_id: str = "boot-1"
+    new_job_id: str = "job-1"
     journal: list[Record] = field(default_factory=list)
     core_type: type[SchedulerCore] = SchedulerCore
     ready: Ready = field(default_factory=Ready)
@@ -70,7 +71,7 @@ class House:
     def load(self) -> Ready:
         """Start the scheduler from its journal."""
         state = JobState.replay(self.journal)
-        self.core = self.core_type(self.policy, state, now=self.now, boot_id=self.boot_id, new_job_id="job-1")
+        self.core = self.core_type(self.policy, state, now=self.now, boot_id=self.boot_id, new_job_id=self.new_job_id)
         return self._take(self.core.start())
 
     def crash(self, after_s: float = 0.0, *, keep: int | None = None, boot_id: str | None = None) -> Ready:

@@ -1,0 +1,187 @@
+"""A journal that is gone, made anew from the workers that live (DESIGN section 7).
+
+Here is decided whose reports may become a job again. Never here: what happens once they have. The one idea: whoever was
+a member of the last generation knows its place there, and a majority of one generation cannot be told the same places
+by two schedulers; so what a majority says in agreement is what the lost journal said, and a minority, a stale member or
+an older job's last process never defines anything (S15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from runtime.core.ledger import Ledger
+from runtime.core.messages import Process, Refusal, Refused, Register, RoundId, Standing
+from runtime.core.point import Cut, Point
+from runtime.core.ready import Level
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
+
+UNKNOWN_INCARNATION = 20
+"""Bits below a term: a seat nobody reported begins above all incarnations its node can have had."""
+REPORTS_PER_SLOT = 4
+"""More than the members of one job can send; what strangers send beyond is dropped."""
+EVERY_STEP = 2**62
+_TOO_MANY = 2**40  # terms, generations, incarnations: no job has lived so long
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What members of one generation must say alike."""
+
+    job: str
+    generation: int
+    round: RoundId
+    world_size: int
+    restore: Point | None
+
+
+class Rebuild:
+    """Collects the reports of an earlier job's members while no seat is granted, and judges them once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._reports: dict[str, Register] = {}  # by session
+        self._until: float | None = None
+        self._is_over = False
+
+    @property
+    def deadline(self) -> float | None:
+        """When the reports are judged, whoever is still missing."""
+        return self._until
+
+    def takes(self, message: Register) -> bool:
+        """Whether this Register is a report, or has to wait until the reports are judged."""
+        ledger = self._ledger
+        if self._is_over or not (ledger.policy.recovery and ledger.policy.rebuild) or ledger.state.seats:
+            return False
+        if not self._is_report(message):
+            if self._until is None:
+                return False
+            self._hold(message)
+            return True
+        if self._until is None:
+            self._until = ledger.now + ledger.policy.node_timeout_s
+            text = (
+                f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: nobody is seated for "
+                f"{ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
+            )
+            ledger.ready.say(text, Level.WARNING)
+        if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.world_size:
+            self._reports[message.session] = message
+        return True
+
+    def _is_report(self, message: Register) -> bool:
+        standing = message.standing
+        return (
+            standing is not None
+            and message.job not in ("", self._ledger.state.job)
+            and standing.world_size == self._ledger.policy.world_size
+            and 0 <= standing.slot < standing.world_size
+            and all(0 < number < _TOO_MANY for number in (standing.term, standing.generation, message.incarnation))
+        )
+
+    def forget(self, session: str) -> None:
+        """The session's connection closed: what it said does not count."""
+        self._reports.pop(session, None)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: those who report get the time they were promised."""
+        if self._until is not None:
+            self._until = min(self._until + gap_s, self._ledger.now + self._ledger.policy.node_timeout_s)
+
+    def judge(self) -> list[Register] | None:
+        """The members whose job is rebuilt, already written; None where it is too early, or never to be."""
+        ledger = self._ledger
+        if self._until is None:
+            return None
+        groups = _in_agreement(self._reports.values())
+        whole = [one for one, members in groups.items() if len(members) == one.world_size]
+        if not whole and ledger.now < self._until:
+            return None
+        self._until, self._is_over = None, True
+        most = [one for one, members in groups.items() if 2 * len(members) > one.world_size]
+        if len({one.job for one in most}) != 1:
+            ledger.ready.say(f"no job is rebuilt: {_shown(groups)}; a majority of one generation must agree. {_MEND}")
+            return None
+        last = max(most, key=lambda one: one.generation)
+        members = groups[last]
+        self._write(last, members)
+        return list(members.values())
+
+    def _hold(self, message: Register) -> None:
+        assert self._until is not None
+        left_s = max(self._until - self._ledger.now, 0.1)
+        text = f"workers of an earlier job report: nobody is seated for another {left_s:.1f} s"
+        self._ledger.ready.send(message.session, Refused(message.session, Refusal.ALIVE, left_s, text))
+
+    def _write(self, last: Agreement, members: dict[int, Register]) -> None:
+        ledger = self._ledger
+        reports = [one for one in self._reports.values() if one.job == last.job]
+        standings = [one.standing for one in reports if one.standing is not None]
+        term = max(ledger.state.term, *(one.term for one in standings)) + 1
+        digits = all(message.node == str(slot) for slot, message in members.items())
+        seats = []
+        for slot in range(last.world_size):
+            if slot in members:
+                message = members[slot]
+                seats.append(SeatGranted(message.node, slot, message.incarnation, message.session, message.process))
+            else:
+                node = str(slot) if digits else f"unknown holder of slot {slot}"
+                seats.append(SeatGranted(node, slot, term << UNKNOWN_INCARNATION, "", _NOWHERE))
+        top = max(one.generation for one in standings)
+        line = () if last.restore is None else (Cut(last.restore.generation, last.restore.step),)
+        if top > last.generation:  # it was committed, and hardly anybody was told: nobody is its member
+            line = (*line, Cut(last.generation, EVERY_STEP))
+        in_it = tuple((seat.node, seat.incarnation) for seat in seats) if top == last.generation else ()
+        ledger.write(
+            JobRebuilt(
+                job=last.job,
+                name=ledger.policy.job_name or next(iter(members.values())).job_name,
+                settings=ledger.policy.settings,
+                term=term,
+                boot_id=ledger.boot_id,
+                at=ledger.now,
+                seats=tuple(seats),
+                generation=GenerationCommitted(top, last.round, in_it, last.restore, line, ()),
+                final=max((one.final for one in standings if one.final is not None), default=None),
+            )
+        )
+        ledger.ready.say(
+            f"job {last.job} is rebuilt from {len(members)} of {last.world_size} members of generation "
+            f"{last.generation}, who agree; term {term}"
+        )
+
+
+_NOWHERE = Process("?", 0, 0, "")
+_MEND = "End the processes that are left and start anew with `bash scripts/recover.sh` or `bash scripts/run.sh`"
+
+
+def is_placeholder(session: str) -> bool:
+    """Whether a seat was rebuilt without a word of its holder."""
+    return not session
+
+
+def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
+    """The reports by what they agree on, and by slot; where two claim one slot neither counts."""
+    groups: dict[Agreement, dict[int, Register]] = {}
+    claimed_twice: set[tuple[Agreement, int]] = set()
+    for message in reports:
+        standing = message.standing
+        assert isinstance(standing, Standing)
+        key = Agreement(message.job, standing.generation, standing.round, standing.world_size, standing.restore)
+        group = groups.setdefault(key, {})
+        if standing.slot in group:
+            claimed_twice.add((key, standing.slot))
+        group[standing.slot] = message
+    for key, slot in claimed_twice:
+        groups[key].pop(slot, None)
+    return {key: members for key, members in groups.items() if members}
+
+
+def _shown(groups: dict[Agreement, dict[int, Register]]) -> str:
+    largest = sorted(groups.items(), key=lambda entry: -len(entry[1]))[:4]
+    return "; ".join(
+        f"{len(members)} of {one.world_size} report generation {one.generation} of job {one.job}"
+        for one, members in largest
+    )

@@ -1,0 +1,279 @@
+"""A lost journal made anew from living workers: who counts, who never does, and what the others are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
+from runtime.core.point import Cut, Point
+from runtime.core.records import JobRebuilt
+from runtime.core.state import JobState, is_on_line
+from tests.core.house import House, policy, training_house
+
+RESTORE = Point(40, 2)
+
+
+def standing(slot: int, *, generation: int = 3, world_size: int = 4, term: int = 2, number: int = 5) -> Standing:
+    return Standing(term, generation, RoundId(2, number), slot, world_size, RESTORE, None)
+
+
+def empty_house(world_size: int = 4, **changes: float | bool) -> House:
+    """A scheduler on a wiped recovery path."""
+    return House(policy(world_size, **changes), new_job_id="job-new")
+
+
+def report(
+    house: House, slot: int, *, node: str = "", incarnation: int = 1, job: str = "job-old", **changes: object
+) -> None:
+    """The member of that slot registers again."""
+    said = replace(standing(slot, world_size=house.policy.world_size), **changes)  # type: ignore[arg-type]
+    house.register(node or str(slot), session=f"old{slot}", job=job, incarnation=incarnation, standing=said)
+
+
+# ---- everybody agrees
+
+
+def test_a_job_whose_members_all_report_goes_on_at_once_where_it_was() -> None:
+    house = empty_house()
+    for slot in range(3):
+        report(house, slot, incarnation=slot + 1)
+        assert house.ready.sends == [] and house.core.state.seats == {}
+    report(house, 3, incarnation=7)
+    assert [house.last(f"old{slot}", Admitted).slot for slot in range(4)] == [0, 1, 2, 3]
+    assert house.admission("old3") == Admitted("old3", "job-old", 3, 3, 7, 4, None)
+    state = house.core.state
+    assert (state.job, state.term, state.generation_number) == ("job-old", 3, 3)
+    assert state.generation is not None
+    assert state.generation.members == (("0", 1), ("1", 2), ("2", 3), ("3", 7))
+    for node in "0123":
+        house.beat(node, Activity.TRAINING)
+    house.tick(6.0)
+    assert house.invited() == {}, "training goes on: no round"
+
+
+def test_what_was_rebuilt_is_durable_and_survives_the_next_crash() -> None:
+    house = empty_house(2)
+    report(house, 0)
+    report(house, 1)
+    (record,) = house.records(JobRebuilt)
+    assert record.job == "job-old"
+    assert JobState.replay(house.journal) == house.core.state
+    assert JobState.replay(house.core.state.snapshot()).generation == house.core.state.generation
+    house.crash()
+    house.register("0", session="old0", job="job-old", incarnation=1, standing=standing(0, world_size=2))
+    assert house.admission("old0").term == 4
+
+
+def test_points_of_the_restored_line_stay_good_and_no_others() -> None:
+    house = empty_house(2)
+    report(house, 0)
+    report(house, 1)
+    committed = house.committed()
+    assert committed.line == (Cut(2, 40),)
+    assert is_on_line(Point(60, 3), committed) and is_on_line(Point(40, 2), committed)
+    assert not is_on_line(Point(50, 2), committed)
+
+
+def test_a_finished_training_stays_finished() -> None:
+    house = empty_house(2)
+    report(house, 0, final=Point(99, 3))
+    report(house, 1)
+    assert house.core.state.final == Point(99, 3)
+    assert house.answer("old1", Admitted).finished == Point(99, 3)
+
+
+# ---- a majority agrees
+
+
+def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> None:
+    house = empty_house()
+    for slot in (0, 1, 3):
+        report(house, slot)
+    house.tick(4.9)
+    assert house.core.state.seats == {}
+    house.tick(0.2)
+    assert house.core.state.job == "job-old"
+    house.beat("0"), house.beat("1"), house.beat("3")
+    house.register("2", session="fresh")
+    assert house.refusal("fresh").refusal is Refusal.ALIVE, "the process nobody heard of may still live"
+    for _ in range(6):
+        house.tick(1.0)
+        house.beat("0"), house.beat("1"), house.beat("3")
+    assert house.core.state.seats["2"].lost
+    house.register("2", session="fresh")
+    assert house.refusal("fresh").refusal is Refusal.COOLING_DOWN
+    house.now += 30
+    house.beat("0"), house.beat("1"), house.beat("3")
+    house.register("2", session="fresh")
+    assert house.admission("fresh").incarnation > 1 << 20, "above all that the old holder can have had"
+
+
+def test_a_member_that_reports_late_gets_its_own_seat() -> None:
+    house = empty_house()
+    for slot in (0, 1, 3):
+        report(house, slot)
+    house.tick(5.1)
+    report(house, 2, incarnation=4)
+    assert house.admission("old2").slot == 2
+    assert house.admission("old2").incarnation == 4
+
+
+def test_a_late_process_of_another_generation_is_fenced() -> None:
+    house = empty_house()
+    for slot in (0, 1, 3):
+        report(house, slot)
+    house.tick(5.1)
+    report(house, 2, generation=2)
+    assert house.answer("old2", Fenced).incarnation == 1
+
+
+def test_names_that_are_no_slots_keep_the_unreported_seat_for_its_holder() -> None:
+    house = empty_house()
+    for slot in (0, 1, 3):
+        report(house, slot, node=f"host-{slot}")
+    house.tick(5.1)
+    report(house, 2, node="host-2")
+    assert house.admission("old2").slot == 2
+    assert sorted(house.core.state.by_slot.values()) == ["host-0", "host-1", "host-2", "host-3"]
+
+
+def test_a_generation_that_hardly_anybody_was_told_is_not_used_again() -> None:
+    house = empty_house()
+    for slot in (0, 1, 2):
+        report(house, slot)
+    report(house, 3, generation=4)
+    house.tick(5.1)
+    committed = house.committed()
+    assert committed.generation == 4 and committed.members == ()
+    assert house.invited(), "everybody meets for generation 5"
+    assert is_on_line(Point(60, 3), committed)
+
+
+# ---- nobody is believed
+
+
+def refusals(house: House) -> set[Refusal]:
+    return {send.message.refusal for send in house.ready.sends if isinstance(send.message, Refused)}
+
+
+def test_half_is_no_majority() -> None:
+    house = empty_house()
+    report(house, 0)
+    report(house, 1)
+    house.tick(5.1)
+    assert house.core.state.job == "job-new"
+    assert "2 of 4 report generation 3 of job job-old; a majority" in house.notes[-1]
+    report(house, 0)
+    assert refusals(house) == {Refusal.OTHER_JOB}
+
+
+def test_the_last_process_of_an_older_job_does_not_win_over_those_who_begin() -> None:
+    house = empty_house()
+    report(house, 2)
+    for slot in range(4):
+        house.register(str(slot))
+        assert refusals(house) == {Refusal.ALIVE}, "nobody is seated until the reports are judged"
+    house.tick(5.1)
+    house.fill()
+    assert house.invited().keys() == {"s0", "s1", "s2", "s3"}
+    assert house.core.state.job == "job-new"
+
+
+def test_once_a_seat_is_granted_nobody_rebuilds() -> None:
+    house = empty_house(2)
+    house.register("0")
+    report(house, 1)
+    assert refusals(house) == {Refusal.OTHER_JOB}
+
+
+def test_two_jobs_with_a_majority_each_are_named_and_neither_wins() -> None:
+    house = empty_house(3)
+    for slot in (0, 1):
+        report(house, slot)
+        said = standing(slot, world_size=3)
+        house.register(f"x{slot}", session=f"x{slot}", job="job-other", incarnation=1, standing=said)
+    house.tick(5.1)
+    assert house.core.state.job == "job-new"
+    assert "job job-old" in house.notes[-1] and "job job-other" in house.notes[-1]
+
+
+def test_two_processes_on_one_slot_count_for_none() -> None:
+    house = empty_house(3)
+    report(house, 0)
+    report(house, 1)
+    house.register("y", session="twin", job="job-old", incarnation=1, standing=standing(1, world_size=3))
+    house.tick(5.1)
+    assert house.core.state.job == "job-new"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"world_size": 5}, {"slot": 4}, {"slot": -1}, {"term": 0}, {"generation": 2**50}, {"generation": 0}]
+)
+def test_nonsense_is_no_report(changes: dict[str, int]) -> None:
+    house = empty_house()
+    said = replace(standing(0), **changes)  # type: ignore[arg-type]
+    house.register("0", session="old0", job="job-old", incarnation=1, standing=said)
+    assert refusals(house) == {Refusal.OTHER_JOB}
+
+
+def test_a_stranger_with_other_settings_is_no_report() -> None:
+    house = empty_house()
+    house.register("0", job="job-old", incarnation=1, standing=standing(0), settings=(("WORKER_NUM", "9"),))
+    assert refusals(house) == {Refusal.OTHER_JOB}
+    house.tick(5.1)
+    assert not any("alive" in note for note in house.notes), "and nobody waits for it"
+
+
+def test_who_leaves_before_the_verdict_does_not_count() -> None:
+    house = empty_house(3)
+    report(house, 0)
+    report(house, 1)
+    house.close("old1")
+    house.tick(5.1)
+    assert house.core.state.job == "job-new"
+
+
+def test_it_can_be_forbidden() -> None:
+    house = empty_house(2, rebuild=False)
+    report(house, 0)
+    assert refusals(house) == {Refusal.OTHER_JOB}
+
+
+def test_a_flood_of_reports_is_bounded() -> None:
+    house = empty_house(2)
+    for number in range(50):
+        said = standing(0, world_size=2)
+        house.register("0", session=f"f{number}", job="job-old", incarnation=1, standing=said)
+    assert len(house.core._rebuild._reports) <= 8
+
+
+def test_a_pause_of_the_scheduler_does_not_cut_the_reports_short() -> None:
+    house = empty_house()
+    for slot in (0, 1):
+        report(house, slot)
+    house.stall(5.1)
+    report(house, 2)
+    report(house, 3)
+    assert house.core.state.job == "job-old"
+
+
+# ---- the workers' side is told enough
+
+
+def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -> None:
+    """What members report comes from what the first scheduler told them."""
+    old = training_house(2)
+    started = [old.start_of(node) for node in "01"]
+    new = House(policy(2), new_job_id="job-new")
+    for slot, place in enumerate(started):
+        said = Standing(place.term, place.generation, place.round, slot, place.world_size, place.restore, None)
+        seat = old.seat(str(slot))
+        new.register(seat.node, session=seat.session, job="job-1", incarnation=1, standing=said, process=seat.process)
+    assert new.core.state.seats.keys() == old.core.state.seats.keys()
+    for node in "01":
+        assert new.seat(node).slot == old.seat(node).slot
+    assert replace(new.committed(), numerics=()) == replace(old.committed(), numerics=())
+    assert isinstance(old.seat("0").process, Process)
+    assert not [send for send in new.ready.sends if isinstance(send.message, RoundOpened)]
