@@ -79,6 +79,7 @@ def _scheduler(arguments: Arguments) -> int:
     # In the foreground of a terminal; where a starter ignores SIGINT for its processes it stays ignored.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
+    signal.signal(signal.SIGTERM, lambda *_: service.abandon())
     ended = service.serve()
     if exit_code_of(ended):
         voice.warn(ended.text)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets itself up and runs every check: ruff, mypy, then pytest. With arguments only pytest runs, and gets them:
-#   bash scripts/test.sh tests/core -k cooldown
+#   bash scripts/test.sh tests/core -k cool_down
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

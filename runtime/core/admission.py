@@ -19,6 +19,7 @@ from runtime.core.restore import differing
 from runtime.core.state import Seat
 
 MIN_RETRY_S = 0.05
+MUST_LEAVE = ": this process must not touch the job again"
 MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
 MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
 
@@ -80,6 +81,12 @@ class Admission:
                 self.forget(session)
         rest = [entry.until for entry in (*self.pending.values(), *self.refused.values())]
         self.check_at = min(rest, default=None)
+
+    def longest_wait_s(self) -> float | None:
+        """How long the last of those who were told to wait has to wait yet; None where nobody was."""
+        ledger = self._ledger
+        free_at = max((entry.until - ledger.policy.node_timeout_s for entry in self.refused.values()), default=None)
+        return None if free_at is None else max(0.0, free_at - ledger.now)
 
     def shift(self, gap_s: float) -> None:
         """The scheduler stood still: nobody is forgotten by that."""
@@ -147,7 +154,7 @@ class Admission:
 
     def _fence(self, message: Register, seat: Seat | None) -> None:
         text = fenced_text(message.node, seat)
-        self._ledger.ready.send(message.session, Fenced(message.session, message.incarnation, text))
+        self._ledger.ready.send(message.session, Fenced(message.session, message.incarnation, f"{text}{MUST_LEAVE}"))
         self._ledger.ready.say(f"fenced {message.process}: {text}", Level.WARNING)
 
     # ---- rules 3, 4, 5 and 7
@@ -182,6 +189,7 @@ class Admission:
     def _admit_unknown(self, message: Register) -> Seat | None:
         world_size = self._ledger.policy.world_size
         wanted = _slot_named_by(message.node)
+        known = self._ledger.state.seats.get(message.node)
         if wanted is not None and wanted >= world_size:
             self._refuse(
                 message,
@@ -189,13 +197,14 @@ class Admission:
                 f"NODE_ID={message.node} names a spare, and this job has none: the slots are 0..{world_size - 1}",
             )
             return None
-        if wanted is not None:
-            holder = self._ledger.state.seat_of_slot(wanted)
-            return self._grant(message, wanted) if holder is None else self._take_over(message, [holder])
+        holder = None if wanted is None else self._ledger.state.seat_of_slot(wanted)
+        if wanted is not None and holder is None:
+            return self._grant(message, wanted)
+        if holder is not None and known is None:
+            return self._take_over(message, [holder])
         by_slot = self._ledger.state.by_slot
         if len(by_slot) == world_size:
             return self._take_over(message, [self._ledger.state.seats[node] for node in by_slot.values()])
-        known = self._ledger.state.seats.get(message.node)
         if known is not None or self._ledger.state.generation is not None:
             return self._grant(message, min(set(range(world_size)) - by_slot.keys()))
         return self._wait_for_full_house(message)
@@ -319,7 +328,7 @@ def fenced_text(node: str, seat: Seat | None) -> str:
         holder = "given to another node"
     else:
         holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
-    return f"the seat of worker {node} is {holder}: this process must not touch the job again"
+    return f"the seat of worker {node} is {holder}"
 
 
 def _slot_named_by(node: str) -> int | None:

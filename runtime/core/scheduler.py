@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.core.admission import Admission, fenced_text
+from runtime.core.admission import MUST_LEAVE, Admission, fenced_text
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
 from runtime.core.messages import (
@@ -157,6 +157,10 @@ class SchedulerCore:
         """What is known about a node's present session; read only."""
         return self._ledger.presences.get(node)
 
+    def seat_free_in_s(self) -> float | None:
+        """How long the last process that asked for its seat has to wait yet; None where none does."""
+        return self._admission.longest_wait_s()
+
     def process_of_session(self, session: str) -> Process | None:
         """Where the session that holds a seat runs."""
         node = self._ledger.sessions.get(session)
@@ -263,7 +267,7 @@ class SchedulerCore:
             return None if seat.left else seat
         if sender.job == self._ledger.state.job:
             text = fenced_text(sender.node, seat)
-            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, text))
+            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, f"{text}{MUST_LEAVE}"))
             if session not in self._fenced and len(self._fenced) < MAX_FENCED:
                 self._fenced.add(session)
                 self._ledger.ready.say(f"fenced: {text}", Level.WARNING)

@@ -62,6 +62,7 @@ class JobView:
     """A job as its scheduler, or its journal, tells it.
 
     ``workers`` is empty in a pushed snapshot of a large job. ``ended`` is how this scheduler start ended the job.
+    ``seat_free_in_s`` is how long a process that asked for its seat has to wait yet; None where none does.
     """
 
     from_journal: bool
@@ -81,6 +82,7 @@ class JobView:
     workers: tuple[WorkerView, ...]
     interruptions: tuple[Interruption, ...]
     ended: Interruption | None
+    seat_free_in_s: float | None = None
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -107,6 +109,7 @@ class JobView:
             workers=tuple(_worker(worker) for worker in content.get("workers", ())),
             interruptions=tuple(_interruption(entry) for entry in content["interruptions"]),
             ended=_interruption(content["ended"]) if content["ended"] else None,
+            seat_free_in_s=content["seat_free_in_s"],
         )
 
 

@@ -6,6 +6,7 @@ an event is a line that stays, progress is a line that goes.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -58,11 +59,15 @@ def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: 
     """``training · step 340 · loss 0.1234 · 4/4 workers``; ``running`` is counted where the scheduler cannot say."""
     if view is None:
         return f"waiting for the scheduler · {running} workers started"
-    parts = [view.phase if is_linked else "scheduler away", f"step {view.step}"]
+    is_missed = not is_linked and not view.training_finished and running > 0
+    parts = ["scheduler away" if is_missed else view.phase, f"step {view.step}"]
     if loss:
         parts.append(f"loss {loss}")
     alive = view.alive if is_linked else running
-    return " · ".join([*parts, f"{alive}/{view.world_size} workers"])
+    parts.append(f"{alive}/{view.world_size} workers")
+    if is_linked and view.seat_free_in_s is not None:
+        parts.append(f"seat free in {math.ceil(view.seat_free_in_s)} s")
+    return " · ".join(parts)
 
 
 class Screen:

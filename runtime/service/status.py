@@ -35,6 +35,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> str:
         "recovery": core.policy.recovery,
         "alive": sum(worker["state"] == "alive" for worker in workers),
         "step": max([*_durable_steps(state), *(worker["step"] for worker in workers)], default=0),
+        "seat_free_in_s": core.seat_free_in_s(),
         "first_cause": core.first_cause,
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
@@ -73,6 +74,7 @@ def stored_snapshot(recovery_path: Path) -> str | None:
         "recovery": True,
         "alive": sum(worker["state"] == "alive" for worker in workers),
         "step": max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
+        "seat_free_in_s": None,
         "first_cause": ended.cause if ended else "",
         "ended": _interruption(ended) if ended and not state.finished else None,
         "workers": workers,

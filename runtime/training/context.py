@@ -28,7 +28,7 @@ from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
-from runtime.training import breaking, ddp, device, group, launch, numerics
+from runtime.training import breaking, ddp, device, gloo, group, launch, numerics
 from runtime.training.coming import ComingGroup, likely_slot
 from runtime.training.group import Group
 
@@ -55,6 +55,14 @@ class Process:
     coming: ComingGroup | None = None  # begun already, for the first generation
     has_trained: bool = False  # elastic.run was entered
     ending: _Ending = field(default_factory=lambda: _Ending())
+
+    def let_go_in_child(self) -> None:
+        """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
+
+        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each.
+        """
+        endpoints = gloo.Endpoints() if self.group is None else self.group.endpoints
+        gloo.close_copies(endpoints, self.settings.sched_port)
 
     def take_coming_group(self) -> ComingGroup:
         """The group of the next generation, begun now if it is not yet."""
@@ -122,6 +130,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
         process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
     else:
         process.place = launch.join_plain_group(agent, settings)
+    os.register_at_fork(after_in_child=lambda: process.let_go_in_child())
     return process
 
 

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroupGloo, distributed_c10d
 
 from runtime.errors import UsageError
 
-__all__ = ["Address", "Endpoints", "address_in", "connect", "cut", "wrap"]
+__all__ = ["Address", "Endpoints", "address_in", "close_copies", "connect", "cut", "wrap"]
 
 Address = tuple[str, int]
 """An IP address in its shortest text form, and a TCP port."""
@@ -143,6 +143,39 @@ def cut(endpoints: Endpoints) -> int:
                     continue  # the peer was faster
                 severed += 1
     return severed
+
+
+def close_copies(endpoints: Endpoints, peer_port: int) -> int:
+    """In a forked child: close its copies of these connections, of their listeners, and of those to ``peer_port``.
+
+    Nothing is shut down, for the connections are the parent's. Returns how many copies there were.
+    """
+    closed = 0
+    for name in os.listdir(_OPEN_FILES):
+        copy = _socket_of(int(name))
+        if copy is None:
+            continue
+        with copy:
+            is_copy = _is_between(copy, endpoints) or _is_listener(copy, endpoints) or _is_to(copy, peer_port)
+        if is_copy:
+            os.close(int(name))
+            closed += 1
+    return closed
+
+
+def _is_listener(connection: socket.socket, endpoints: Endpoints) -> bool:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return False
+    return _address(connection.getsockname()) in endpoints.own
+
+
+def _is_to(connection: socket.socket, port: int) -> bool:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return False
+    try:
+        return bool(connection.getpeername()[1] == port)
+    except OSError:
+        return False  # a listener, or not connected (yet)
 
 
 def _socket_of(descriptor: int) -> socket.socket | None:

@@ -88,7 +88,7 @@ class Group:
         self.name = name
         self._breaker = Breaker(name)
         self._pg: dist.ProcessGroup | None = None
-        endpoints = gloo.Endpoints()
+        self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout)
         self._link: _Link | None

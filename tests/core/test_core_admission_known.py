@@ -168,6 +168,20 @@ def test_a_node_whose_slot_was_given_away_gets_a_free_one() -> None:
     assert (house.admission("b again").slot, house.admission("b again").incarnation) == (1, 2)
 
 
+def test_a_number_whose_slot_was_given_away_gets_any_lost_one() -> None:
+    house = training_house()
+    house.close("s1", gone=True)
+    house.now += 30
+    house.beat("0")
+    house.register("c")
+    assert house.admission("sc").slot == 1
+    house.close("s0", gone=True)
+    house.now += 30
+    house.beat("c")
+    house.register("1", session="new")
+    assert (house.admission("new").slot, house.admission("new").incarnation) == (0, 2)
+
+
 # ---- rule 6: resume
 
 

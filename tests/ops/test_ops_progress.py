@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ def test_the_line_says_phase_step_loss_and_workers() -> None:
     assert progress_line(view(), "0.5", is_linked=True, running=3) == "training · step 7 · loss 0.5 · 3/3 workers"
     assert progress_line(view(), "", is_linked=True, running=3) == "training · step 7 · 3/3 workers"
     assert progress_line(view(), "", is_linked=False, running=2) == "scheduler away · step 7 · 2/3 workers"
+    assert progress_line(view(), "", is_linked=False, running=0) == "training · step 7 · 0/3 workers", "none misses it"
+    waiting = replace(view(), seat_free_in_s=24.2)
+    assert progress_line(waiting, "", is_linked=True, running=3).endswith("3/3 workers · seat free in 25 s")
     assert progress_line(None, "", is_linked=False, running=4) == "waiting for the scheduler · 4 workers started"
 
 

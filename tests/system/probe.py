@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -82,6 +83,8 @@ class Probe:
 
     def train(self, state: runtime.elastic.TorchState) -> None:
         """What runs under ``elastic.run``."""
+        if self.args.fork_rank == runtime.get_rank() and state.step == 0:
+            leave_a_child()
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
                 self.step(state, batch, images, labels)
@@ -130,6 +133,15 @@ def main() -> None:
     print(f"final step={probe.state.step} sha256={sha256_of(probe.bare)}", flush=True)
 
 
+def leave_a_child() -> None:
+    """A process that is forked and outlives this one, as a DataLoader's may."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    print(f"child {pid}", flush=True)
+
+
 def queued_s() -> float:
     """How long this process's threads have stood ready and waited for a CPU so far (proc(5), schedstat)."""
     return sum(int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()) / 1e9
@@ -152,6 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pause-ms", type=float, default=10.0, help="slept in every step")
     parser.add_argument("--say-queued", action="store_true", help="say with each step how long CPUs were waited for")
     parser.add_argument("--fail-at", type=int, default=0, help="raise ValueError in this step, on every rank")
+    parser.add_argument("--fork-rank", type=int, help="the rank that forks a child that outlives it")
     parser.add_argument("--late-rank", type=int, help="the rank that comes to that step a second after the others")
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")

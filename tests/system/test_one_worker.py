@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
 import pytest
 
+from runtime.store.process_identity import ProcessIdentity
+from tests.system.job import Job
 from tests.system.kill_list import INTERVAL, MIDDLE
-from tests.system.scripted import ScriptJob
+from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
 
 TRAINED = ("--steps", "80", "--interval", str(INTERVAL))
 COOL_DOWN_S = 30.0
+
+
+def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    """Its copies of the connections would keep them open: here for the lease of ten minutes."""
+    expected = undisturbed(*TRAINED)
+    job = new_job(*TRAINED, "--fork-rank", "2", settings={"NODE_TIMEOUT": "600", "TOPO_TIMEOUT": "600"})
+    job.start()
+    child = ProcessIdentity.of(int(job.wait_for(2, r"^child (\d+)$")[1]))
+    assert child is not None
+    job.wait_for_step(MIDDLE)
+    job.kill(2)
+    job.wait_for(SCHEDULER, r"worker 2 \(pid .* is lost: its connection closed and its process is gone")
+    assert child.is_alive()
+    os.kill(child.pid, signal.SIGKILL)
+    job.start_worker(2)
+    assert job.wait_finished() == expected
 
 
 def test_a_killed_worker_waits_for_its_seat_and_goes_on_with_the_same_bits(

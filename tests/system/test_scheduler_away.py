@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import statistics
 import time
@@ -68,6 +69,27 @@ def test_a_scheduler_that_stands_still_loses_nobody(
     job.wait_for(SCHEDULER, r"stood still for [78]\.\d s; nobody loses a lease by that")
     assert step > 50, "training stood still with the scheduler"
     assert job.wait_finished() == expected
+    assert_no_new_round(job)
+
+
+def test_a_lost_journal_is_made_anew_from_the_workers(
+    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+) -> None:
+    expected = undisturbed(*TRAINED, "--pause-ms", "5")
+    job = script_job(*TRAINED, "--pause-ms", "40")
+    run = job.run()
+    job.wait_for_step(15)
+    before = job.pids()
+    job.kill(SCHEDULER)
+    shutil.rmtree(job.folder / "recovery")
+    recover = job.recover()
+    job.wait_for(
+        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 2"
+    )
+    assert job.finished(run) == expected
+    assert recover.wait() == 0
+    after = job.pids()
+    assert {name for name in before if after[name] != before[name]} == {SCHEDULER}
     assert_no_new_round(job)
 
 
