@@ -119,7 +119,10 @@ class Admission:
             )
         difference = differing(message.settings, policy.settings)
         if difference:
-            return Refusal.OTHER_SETTINGS, f"worker {message.node} ('here') and the scheduler ('there'): {difference}"
+            return Refusal.OTHER_SETTINGS, (
+                f"worker {message.node} ('here') was started with other settings than the scheduler ('there'): "
+                f"{difference}. Start it with the job's values"
+            )
         return None
 
     # ---- a job that was rebuilt without this member's word
@@ -171,7 +174,10 @@ class Admission:
         lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)
         retry = max(lease_left, cool_down_left)
         if not (seat.lost or seat.left):
-            text = f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence"
+            text = (
+                f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence; "
+                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last word"
+            )
             self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
             return None
         if cool_down_left > 0:

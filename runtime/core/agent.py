@@ -181,8 +181,16 @@ class AgentCore:
     def _enter(self, event: Entered) -> None:
         self._entered = event
         if self.activity is not Activity.FINISHED:
-            self._become(Activity.WAITING)
+            self.activity, self._blob = Activity.WAITING, None
             self._join()
+            if self._is_invited():  # else only this tells that its collective has failed
+                self._beat_at = self._now + self._policy.heartbeat_interval_s
+            else:
+                self._heartbeat()
+
+    def _is_invited(self) -> bool:
+        """Whether a round was offered that has not become this process's generation: its join then says it all."""
+        return self._offered is not None and (self._place is None or self._offered > self._place.round)
 
     def _join(self) -> None:
         if self._entered is None or self._offered is None or not self._registered:
@@ -337,10 +345,10 @@ class AgentCore:
         return self.seated and term >= self.term and incarnation == self.incarnation
 
     def _admitted(self, message: Admitted) -> None:
-        if message.session != self._policy.session or message.term < self.term:
-            return
-        if self.seated and message.incarnation != self.incarnation:
-            return
+        if message.session != self._policy.session or message.term < self.term or not self._connected:
+            return  # over a connection that is gone it is the word of a scheduler that may be gone, too
+        if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
+            return  # a late word of another job's scheduler must not take this process away from its own
         first, resumed = not self.seated, self.seated and not self._registered
         self._slot = message.slot
         self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
@@ -351,8 +359,11 @@ class AgentCore:
             self._ready.notices.append(SchedulerBack(message.term, self._now - self._away_since))
         if message.finished is not None:
             self._finished(message.finished)
-        self._heartbeat()
-        self._publish()
+        if first:  # its registration said it all
+            self._beat_at = self._now + self._policy.heartbeat_interval_s
+        else:
+            self._heartbeat()
+            self._publish()
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session:
@@ -393,6 +404,8 @@ class AgentCore:
         self.term = message.term
         if self._entered is None or message.generation <= self.generation or message.round != self._joined:
             return
+        if self._offered is not None and message.round < self._offered:
+            return  # it is over already: the round that replaces it was told first, and would not be told as new again
         self.generation, self._blob, self._entered = message.generation, self._entered.blob or None, None
         self._place = message
         self._ready.notices.append(Began(message))

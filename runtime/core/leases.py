@@ -30,6 +30,8 @@ class Leases:
         ledger.presences[seat.node] = presence
         if seat.slot is not None:
             ledger.absent.discard(seat.slot)
+            if not ledger.absent:
+                ledger.absent.clear()  # an emptied set is still walked at its greatest size, for every invitation
         heapq.heappush(self._deadlines, (presence.lease_until, seat.node, seat.incarnation))
 
     def renew(self, seat: Seat) -> bool:
@@ -56,13 +58,16 @@ class Leases:
         if seat.lost:
             if presence.heard_at is not None and presence.closed_at is None:  # a later start of the cool-down
                 presence.closed_at = ledger.now
+                if seat.quiet_since is not None and seat.quiet_since.at == ledger.now:
+                    return None
                 ledger.write(SeatLost(seat.node, seat.incarnation, ledger.now, seat.reason))
             return None
         if presence.closed_at is None or presence.grace_until is None:
             presence.closed_at = ledger.now
             presence.grace_until = ledger.now + ledger.policy.reconnect_grace_s
         if gone:
-            return "its connection closed and its process is gone"
+            was_heard = presence.heard_at is not None
+            return "its connection closed and its process is gone" if was_heard else "its process was found dead"
         self._closing.add(seat.node)
         heapq.heappush(self._deadlines, (presence.grace_until, seat.node, seat.incarnation))
         return None

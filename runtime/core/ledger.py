@@ -69,7 +69,9 @@ class Ledger:
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
-        self.ready.send(self.state.seats[node].session, message)
+        session = self.state.seats[node].session
+        if session:  # else the seat was rebuilt without a word of its holder
+            self.ready.send(session, message)
 
     def live_seats(self) -> list[Seat]:
         """Seats whose holder is believed alive, by slot."""

@@ -74,7 +74,7 @@ class Process:
     device: str
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host.partition('#')[0]}"
+        return f"pid {self.pid} on {self.host.partition('#')[0]}" if self.pid else "process unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Rebuild:
             self._until = ledger.now + ledger.policy.node_timeout_s
             text = (
                 f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: nobody is seated for "
-                f"{ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
+                f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
             )
             ledger.ready.say(text, Level.WARNING)
         if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.world_size:
@@ -153,7 +153,7 @@ class Rebuild:
         )
 
 
-_NOWHERE = Process("?", 0, 0, "")
+_NOWHERE = Process("", 0, 0, "")
 _MEND = "End the processes that are left and start anew with `bash scripts/recover.sh` or `bash scripts/run.sh`"
 
 

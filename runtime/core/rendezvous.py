@@ -184,6 +184,7 @@ class Rendezvous:
     def start(self, seat: Seat) -> None:
         """Tell one member its place in the last committed generation (again)."""
         self._start(seat.node, self._places())
+        self._tell_address_map([seat.node])
 
     def _start_everybody(self) -> None:
         committed = self._ledger.state.generation

@@ -197,20 +197,19 @@ class SchedulerCore:
     # ---- events
 
     def _receive(self, session: str, message: FromWorker) -> None:
-        if self._first_heard_at is None:
-            self._first_heard_at = self._filling_since = self._ledger.now
         if isinstance(message, Register):
             self._register(message)
             return
         seat = self._holder(session, message.sender)
         if seat is None or self._ledger.presences[seat.node].is_gone:
             return
+        self._hear_somebody()
         self._leases.renew(seat)
         match message:
             case Heartbeat():
                 self._heartbeat(seat, message)
             case Join():
-                self._rendezvous.join(seat, message)
+                self._join(seat, message)
             case Publish():
                 self._rendezvous.publish(seat, message)
             case LastWords():
@@ -218,6 +217,11 @@ class SchedulerCore:
                 presence.last_words, presence.step = message.text, message.step
             case Leave():
                 self._leave(seat, message)
+
+    def _hear_somebody(self) -> None:
+        """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
+        if self._first_heard_at is None:
+            self._first_heard_at = self._filling_since = self._ledger.now
 
     def _register(self, message: Register) -> None:
         if self._end is not None:
@@ -229,6 +233,8 @@ class SchedulerCore:
         before = self._ledger.state.seats.get(message.node)
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
+        if seat is not None or message.session in self._admission.pending or message.session in self._admission.refused:
+            self._hear_somebody()
         if seat is None:
             return
         if seat.incarnation != old_incarnation:
@@ -245,6 +251,7 @@ class SchedulerCore:
         if reporters is None:
             return
         ledger, state = self._ledger, self._ledger.state
+        self._hear_somebody()
         heard = {message.session for message in reporters}
         for seat in state.seats.values():
             self._leases.begin(seat, heard=seat.session in heard)
@@ -273,6 +280,14 @@ class SchedulerCore:
                 self._ledger.ready.say(f"fenced: {text}", Level.WARNING)
         return None
 
+    def _join(self, seat: Seat, message: Join) -> None:
+        presence = self._ledger.presences[seat.node]
+        presence.activity, presence.round = Activity.WAITING, message.round
+        was_in_it = presence.generation == self._ledger.state.generation_number
+        if self._rendezvous.round is not None and was_in_it and self._rendezvous.rank_of(seat) is not None:
+            self._corroborate()
+        self._rendezvous.join(seat, message)
+
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
         ledger = self._ledger
         presence = ledger.presences[seat.node]
@@ -287,7 +302,7 @@ class SchedulerCore:
             if message.activity is not Activity.FINISHED:
                 ledger.tell(seat.node, Finished(ledger.state.term, ledger.state.final))
         elif self._rendezvous.round is not None:
-            if seat.node not in self._rendezvous.round.joined:
+            if seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED:
                 self._rendezvous.invite(seat)
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)

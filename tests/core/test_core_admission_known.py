@@ -33,7 +33,8 @@ def test_a_living_holder_is_named() -> None:
         "other",
         Refusal.ALIVE,
         29.0,
-        "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence",
+        "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence; "
+        "its seat is free 30 s (REGISTER_COOLDOWN) after its last word",
     )
     assert house.ready.records == []
 
@@ -336,12 +337,14 @@ def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
         (
             {"settings": (("WORKER_NUM", "8"),)},
             Refusal.OTHER_SETTINGS,
-            "worker 0 ('here') and the scheduler ('there'): WORKER_NUM is 8 here and 2 there",
+            "worker 0 ('here') was started with other settings than the scheduler ('there'): "
+            "WORKER_NUM is 8 here and 2 there. Start it with the job's values",
         ),
         (
             {"settings": (*SETTINGS, ("ENABLE_RECOVERY", "1"))},
             Refusal.OTHER_SETTINGS,
-            "worker 0 ('here') and the scheduler ('there'): ENABLE_RECOVERY is 1 here and unset there",
+            "worker 0 ('here') was started with other settings than the scheduler ('there'): "
+            "ENABLE_RECOVERY is 1 here and unset there. Start it with the job's values",
         ),
     ],
 )

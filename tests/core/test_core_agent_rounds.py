@@ -250,6 +250,17 @@ def test_a_start_of_an_older_term_is_nothing() -> None:
     assert desk.ready.notices == []
 
 
+def test_a_start_by_a_round_that_was_overtaken_is_nothing() -> None:
+    """Else the process would form a group that nobody joins, and the newer round would not be new to it again."""
+    desk = waiting()
+    desk.opens(number=1)
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.opens(number=2)
+    desk.starts(number=1)
+    assert desk.ready.notices == []
+
+
 def test_a_start_before_the_process_waits_is_nothing() -> None:
     desk = seated()
     desk.opens()

@@ -65,14 +65,37 @@ def test_it_says_nothing_without_a_connection() -> None:
         assert desk.ready.sends == []
 
 
-def test_the_seat_is_told_once_and_answered_by_a_heartbeat() -> None:
+def test_the_seat_is_told_once_and_kept_by_heartbeats() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted()
     assert desk.told(Seated) == [Seated(Admitted("mine", "job-1", 1, 3, 1, 4, None))]
-    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
+    assert desk.said(Heartbeat) == [], "its registration has said it all"
     desk.admitted()
     assert desk.told(Seated) == []
+    desk.passes(1.0)
+    assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
+
+
+def test_an_admission_that_is_read_after_the_connection_closed_is_nothing() -> None:
+    """A process that was stopped reads of the close first, then what had come before it."""
+    desk = Desk()
+    desk.step(Connected())
+    desk.admitted()
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.step(Disconnected())
+    desk.admitted(term=2)
+    desk.passes(1800.0)
+    assert [type(notice) for notice in desk.ready.notices] == [MustEnd]
+
+
+def test_an_admission_by_another_job_is_nothing() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.admitted()
+    desk.hear(Admitted("mine", "job-2", 9, 0, 1, 4, None))
+    assert (desk.agent.job, desk.agent.term) == ("job-1", 1)
 
 
 def test_an_admission_of_another_session_is_nothing() -> None:

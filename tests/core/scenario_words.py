@@ -1,0 +1,190 @@
+"""Messages, records and notices of a scenario, each as one plain line.
+
+Only the wording lives here, no behaviour. The one idea: a line holds what a decision depends on, and leaves out what
+the line before or after it says anyway; a free text is shown where its reader sees it, in the scheduler's log or at
+the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.core.agent_events import (
+    BreakGroup,
+    MustEnd,
+    Notice,
+    Over,
+    SchedulerAway,
+    SchedulerBack,
+    ToldToWait,
+    Waits,
+)
+from runtime.core.messages import (
+    PROTOCOL,
+    AddressMap,
+    Admitted,
+    EndJob,
+    Fenced,
+    Finished,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    LastWords,
+    Leave,
+    Pending,
+    Publish,
+    Refused,
+    Register,
+    RoundOpened,
+    Status,
+)
+from runtime.core.point import Point
+from runtime.core.records import (
+    GenerationCommitted,
+    JobCreated,
+    JobFinished,
+    JobInterrupted,
+    JobRebuilt,
+    Record,
+    SeatGranted,
+    SeatLeft,
+    SeatLost,
+    SeatQuiet,
+    SeatResumed,
+    SeatRetired,
+    TermStarted,
+    TrainingFinished,
+)
+
+
+def seconds(value: float) -> str:
+    """``30`` or ``0.5``."""
+    return f"{round(value, 3):g}"
+
+
+def report_line(message: FromWorker) -> str:
+    """What a worker says."""
+    match message:
+        case Register():
+            return _register_line(message)
+        case Heartbeat():
+            place = f", generation {message.generation}, step {message.step}" if message.generation else ""
+            return f"Heartbeat {message.activity.name}{place}"
+        case Join():
+            return f"Join {message.round}, holds {_each(message.points) or 'no point'}"
+        case Publish():
+            return f"Publish its address for generation {message.generation}"
+        case LastWords():
+            return f"LastWords {message.text!r}"
+        case Leave():
+            return f"Leave {'on purpose' if message.on_purpose else 'by failure'}: {message.text}"
+
+
+def _register_line(message: Register) -> str:
+    words = ["Register"]
+    if message.incarnation:
+        words.append(f"as incarnation {message.incarnation} of {message.job}")
+    if message.standing is not None:
+        words.append(f"was in generation {message.standing.generation}")
+    if message.protocol != PROTOCOL:
+        words.append(f"protocol {message.protocol}")
+    return ", ".join(words)
+
+
+def order_line(message: FromScheduler) -> str:
+    """What the scheduler says."""
+    match message:
+        case Admitted():
+            over = f", finished at {message.finished}" if message.finished else ""
+            return f"Admitted to slot {message.slot}, incarnation {message.incarnation}, term {message.term}{over}"
+        case Pending():
+            return f"Pending, {message.registered} of {message.world_size}"
+        case Refused():
+            wait = f"retry after {seconds(message.retry_after_s)} s" if message.retry_after_s else "waiting cannot help"
+            return f"Refused {message.refusal.name}, {wait}"
+        case Fenced():
+            return f"Fenced, incarnation {message.incarnation}"
+        case RoundOpened():
+            return f"RoundOpened {message.round}" + (f", missing {message.missing}" if message.missing else "")
+        case GenerationStarted():
+            return _started_line(message)
+        case AddressMap():
+            return f"AddressMap of generation {message.generation}"
+        case Finished():
+            return f"Finished at {message.point}"
+        case EndJob():
+            return f"EndJob {message.kind.name}"
+        case Status():
+            return "Status"
+
+
+def _started_line(message: GenerationStarted) -> str:
+    line = f"GenerationStarted {message.generation}, rank {message.rank} of {message.world_size}"
+    if message.source != message.rank:
+        line += f", is sent the point by rank {message.source}"
+    if message.serves:
+        line += f", sends the point to rank {_each(message.serves)}"
+    return line
+
+
+def record_line(record: Record) -> str:
+    """What the scheduler writes down."""
+    match record:
+        case JobCreated():
+            return f"JobCreated {record.job}, {record.name!r}"
+        case TermStarted():
+            return f"TermStarted {record.term}"
+        case SeatGranted():
+            return f"SeatGranted to worker {record.node}: slot {record.slot}, incarnation {record.incarnation}"
+        case SeatResumed() | SeatLeft():
+            return f"{type(record).__name__} by worker {record.node}, incarnation {record.incarnation}"
+        case SeatLost():
+            return f"SeatLost by worker {record.node}, incarnation {record.incarnation}, since {seconds(record.since)}"
+        case SeatQuiet():
+            return f"SeatQuiet of worker {record.node} since {seconds(record.since)}"
+        case SeatRetired():
+            return f"SeatRetired: worker {record.node} has slot {record.slot} no more"
+        case GenerationCommitted():
+            return _committed_line(record)
+        case JobRebuilt():
+            seats = _each(f"{seat.node}.{seat.incarnation}" for seat in record.seats)
+            return f"JobRebuilt {record.job}, term {record.term}, seats {seats}, {_committed_line(record.generation)}"
+        case TrainingFinished():
+            return f"TrainingFinished at {record.point}"
+        case JobInterrupted():
+            return f"JobInterrupted {record.kind.name} at step {record.step}"
+        case JobFinished():
+            return "JobFinished"
+
+
+def _committed_line(record: GenerationCommitted) -> str:
+    members = " ".join(f"{node}.{incarnation}" for node, incarnation in record.members)
+    start = record.restore or "the initial state"
+    return f"GenerationCommitted {record.generation} by round {record.round}: {members}, from {start}"
+
+
+def notice_line(notice: Notice) -> str | None:
+    """What a worker's user is shown; None for what only moves its process on."""
+    match notice:
+        case ToldToWait():
+            return f"waits {seconds(notice.retry_after_s)} s: {notice.text}" if notice.retry_after_s else notice.text
+        case BreakGroup():
+            return f"leaves its group: {notice.text}"
+        case Waits():
+            return f"waits in the rendezvous: {notice.text}"
+        case MustEnd():
+            return f"must end ({notice.reason.value}): {notice.text}"
+        case SchedulerAway():
+            return "the scheduler is away"
+        case SchedulerBack():
+            return f"the scheduler is back after {seconds(notice.away_s)} s, term {notice.term}"
+        case Over():
+            return f"elastic.run returns, {notice.point}"
+        case _:
+            return None
+
+
+def _each(values: Iterable[Point | int | str]) -> str:
+    return ", ".join(map(str, values))
