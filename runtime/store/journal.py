@@ -29,6 +29,7 @@ JOURNAL_FILE = "journal"
 MAX_TORN_FILES = 8
 
 _TORN_NAME = re.compile(r"journal\.torn-(\d+)")
+_TEMPORARY_NAME = re.compile(r"\.journal(\.torn-\d+)?\.tmp-")
 _MOVE_ASIDE = "`bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
 
 
@@ -103,26 +104,28 @@ class Journal:
         """
         durable.make_directory(directory)
         path = directory / JOURNAL_FILE
-        data = _read_file(path)
+        _remove_leftovers(path)
+        data, torn_tail = _read_file(path), None
         if data is None:
             data = journal_format.encode_file([], _new_nonce())
             durable.write_file_atomically(path, data)
         contents = _decode(path, data)
-        kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
+        if contents.end > contents.born_bytes or contents.torn:
+            # Written anew, not synced again: where an fsync of these bytes has failed before, in this process's
+            # predecessor or in the one before that, the next one reports success and writes nothing ("fsyncgate").
+            kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
+            torn_tail = _torn_tail(path, contents, len(data), kept_in)
+            data = journal_format.encode_file(contents.payloads, _new_nonce())
+            durable.write_file_atomically(path, data)
+            contents = _decode(path, data)
         with durable.disk_errors(path, "opening the journal"):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                if contents.torn:
-                    os.ftruncate(descriptor, contents.end)
-                os.fsync(descriptor)
-                for temporary in durable.temporaries_of(path):
-                    temporary.unlink()  # a compaction that was killed before its rename: the journal has it all
-                durable.fsync_dir(directory)
-            except BaseException:
-                os.close(descriptor)
-                raise
-        journal = cls(path, descriptor, contents, _torn_tail(path, contents, len(data), kept_in))
-        return journal, contents.payloads
+        try:
+            durable.fsync_dir(directory)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, contents, torn_tail), contents.payloads
 
     @property
     def size_bytes(self) -> int:
@@ -250,6 +253,14 @@ def _torn_tail(path: Path, contents: Contents, size_bytes: int, kept_in: Path | 
     if contents.torn is None:
         return None
     return TornTail(path, contents.end, size_bytes - contents.end, contents.torn, kept_in)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Temporary files that a killed writer left, of the journal and of torn ends: nothing was ever spoken of them."""
+    with durable.disk_errors(path, "removing what a killed writer left"):
+        for entry in list(path.parent.iterdir()):
+            if _TEMPORARY_NAME.match(entry.name):
+                entry.unlink()
 
 
 def _keep_aside(path: Path, tail: bytes) -> Path:

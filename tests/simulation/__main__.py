@@ -1,13 +1,15 @@
-"""``python -m tests.simulation``: run seeds, print progress, and for a violation its seed and the tail of its trace."""
+"""``python -m tests.simulation``: many seeds, and for a violation all that is needed to understand it."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+import time
 
-from tests.simulation.runs import Tally, first_seed_of_today, run_in_parts, timed
+from tests.simulation.runs import Tally, first_seed_of_today, run_in_parts
 from tests.simulation.trace import TAIL
+
+BAR = 30
 
 
 def main() -> int:
@@ -15,28 +17,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2_000, help="how many runs")
     parser.add_argument("--start", type=int, default=None, help="the first seed (default: today's)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--tail", type=int, default=TAIL, help="events to print before a violation; 0: all there are")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, whatever fails")
     arguments = parser.parse_args()
     start = first_seed_of_today() if arguments.start is None else arguments.start
+    total, began = Tally(), time.perf_counter()
     print(f"seeds {start}..{start + arguments.seeds - 1}", flush=True)
-    tally, printed = Tally(), 0
-    for tally, took_s in timed(run_in_parts(start, arguments.seeds, jobs=arguments.jobs, tail=arguments.tail)):
-        print(
-            f"{tally.seeds} seeds, {tally.seeds / took_s:.0f}/s, {tally.events} events, "
-            f"{tally.simulated_s / 3600:.1f} h simulated, {len(tally.failures)} violations",
-            flush=True,
-        )
-        for report in tally.failures[printed:]:
-            print(f"\n{report}\n", flush=True)
-        printed = len(tally.failures)
-        if printed and not arguments.keep_going:
+    for tally in run_in_parts(start, arguments.seeds, jobs=arguments.jobs, tail=arguments.tail):
+        total.add(tally)
+        _show(total, arguments.seeds, time.perf_counter() - began)
+        for report in tally.failures:
+            print(f"\n\n{report}\n", flush=True)
+        if total.failures and not arguments.keep_going:
             break
-    print(f"{tally.generations} generations in {tally.terms} terms; what happened:")
-    for kind, times in sorted(tally.faults.items()):
-        print(f"  {times:8}  {kind}")
-    return 1 if tally.failures else 0
+    print(f"\n{total.generations} generations in {total.terms} terms; what happened:")
+    for kind, times in sorted(total.faults.items()):
+        print(f"  {times:9}  {kind}")
+    print(f"{total.seeds} seeds, {total.simulated_s / 3600:.1f} hours simulated, {len(total.failures)} violations")
+    return 1 if total.failures else 0
+
+
+def _show(total: Tally, seeds: int, took_s: float) -> None:
+    """On a terminal one line that is written over; elsewhere a line now and then."""
+    done = total.seeds / seeds
+    bar = "#" * int(BAR * done)
+    text = (
+        f"[{bar:<{BAR}}] {total.seeds}/{seeds} seeds, {total.seeds / took_s:.0f}/s, "
+        f"{total.simulated_s / 3600:.1f} h simulated, {len(total.failures)} violations"
+    )
+    if sys.stdout.isatty():
+        print(f"\r{text}", end="", flush=True)
+    elif total.seeds == seeds or total.seeds % 1000 == 0:
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

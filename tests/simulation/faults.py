@@ -1,265 +1,339 @@
-"""What goes wrong in a run, and how often: drawn from the seed, a different mix for every run (swarm testing).
+"""What goes wrong in a run, and when: a schedule drawn from the seed before the run begins.
 
-A run with every fault at once finds less than many runs with a few each, so each kind is switched off in half of them.
-A fault is a function of the world; adding a kind is one entry of ``FAULTS``.
+A fault is a function of the world and of its own chance, so leaving one out does not change what another one does; that
+is what lets a failing schedule be minimised. Adding a kind is one function, one entry of ``FAULTS`` and one of
+``mix.USUALLY_EVERY_S``.
 """
 
 from __future__ import annotations
 
-import enum
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from runtime.core.messages import (
+    Activity,
+    Credential,
+    FromWorker,
+    Heartbeat,
+    Join,
+    LastWords,
+    Leave,
+    Publish,
+    Register,
+    RoundId,
+)
+from runtime.core.point import Point
+from tests.simulation.mix import Mix, Naming
+from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
 
-class Naming(enum.Enum):
-    """What NODE_ID the operator gives."""
-
-    SLOTS = "digits"
-    NAMES = "names"
-    FRESH = "a new name at every start"
-
-
 @dataclass(frozen=True, slots=True)
-class Mix:
-    """One run's world: sizes, timings and probabilities. Durations in seconds."""
+class Planned:
+    """One fault of a run."""
 
-    world_size: int
-    naming: Naming
-    cool_down_s: float
-    topo_timeout_s: float
-    chaos_s: float
-    quiet_start_s: float  # before the first fault of a process
-    target_step: int
-    save_every: int
-    step_s: float
-    saves_s: float
-    prepares_s: float
-    keep: int
-    has_own_parts: bool
-    breaks_sockets: bool  # whoever leaves a collective tells its neighbours so
-    is_ordered: bool
-    has_stragglers: bool
-    p_drop: float
-    p_duplicate: float
-    p_slow: float
-    slow_s: float
-    fsync_s: float
-    p_torn: float
-    p_echo: float
-    sweep_s: float  # how often the operator looks
-    rates_hz: dict[str, float]  # fault → events per second
+    number: int
+    at_s: float
+    kind: str
+    chance: int  # seeds the fault's own choices
 
-    @classmethod
-    def draw(cls, rng: random.Random) -> Mix:
-        """A mix for this seed."""
-        quiet = rng.random() < 0.4  # connections as good as TCP's: then the processes are what fails
-        scale = rng.choice((0.3, 1.0, 1.0, 2.0))
-        chaos_s, step_s = rng.uniform(20.0, 150.0), rng.choice((0.2, 0.4, 1.0))
-        return cls(
-            world_size=rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)),
-            naming=rng.choice((Naming.SLOTS, Naming.SLOTS, Naming.NAMES, Naming.FRESH)),
-            cool_down_s=rng.choice((0.0, 1.0, 1.0, 5.0, 30.0)),
-            topo_timeout_s=rng.choice((60.0, 150.0)),
-            chaos_s=chaos_s,
-            quiet_start_s=rng.choice((0.0, 15.0)),
-            target_step=3 + int(chaos_s * rng.choice((0.1, 0.5, 0.8)) / step_s),
-            save_every=rng.choice((1, 3, 5, 10)),
-            step_s=step_s,
-            saves_s=rng.choice((0.01, 0.3, 3.0)),
-            prepares_s=rng.choice((0.1, 1.0, 8.0)),
-            keep=rng.choice((2, 3, 100)),
-            has_own_parts=rng.random() < 0.3,
-            breaks_sockets=rng.random() < 0.5,
-            is_ordered=quiet or rng.random() < 0.5,
-            has_stragglers=not quiet and rng.random() < 0.5,
-            p_drop=0.0 if quiet else rng.choice((0.0, 0.02, 0.2)),
-            p_duplicate=0.0 if quiet else rng.choice((0.0, 0.05, 0.3)),
-            p_slow=0.0 if quiet else rng.choice((0.0, 0.0, 0.02, 0.1)),
-            slow_s=rng.choice((2.0, 10.0, 60.0)),
-            fsync_s=rng.choice((0.0, 0.0, 0.01, 0.3, 3.0)),
-            p_torn=rng.choice((0.0, 0.02, 0.1)),
-            p_echo=rng.choice((0.0, 0.05)),
-            sweep_s=rng.choice((2.0, 5.0, 20.0)),
-            rates_hz={
-                kind: scale * rng.choice((1.0, 0.3)) / fault.usually_every_s
-                for kind, fault in FAULTS.items()
-                if rng.random() < 0.4
-            },
-        )
+    def __str__(self) -> str:
+        return f"{self.at_s:9.3f} s  {self.kind}"
+
+
+def draw_schedule(mix: Mix, rng: random.Random) -> list[Planned]:
+    """Every fault of the run, by time."""
+    times = []
+    for kind, rate_hz in mix.rates_hz.items():
+        at_s = mix.quiet_start_s + rng.expovariate(rate_hz)
+        while at_s < mix.chaos_s:
+            times.append((at_s, kind, rng.getrandbits(32)))
+            at_s += rng.expovariate(rate_hz)
+    return [Planned(number, *what) for number, what in enumerate(sorted(times))]
 
 
 class Faults:
-    """Lets faults happen until the run is calm."""
+    """Lets the planned faults happen until the run is calm."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, schedule: Iterable[Planned]) -> None:
         self._world = world
-        for kind, rate_hz in world.mix.rates_hz.items():
-            self._plan(kind, rate_hz, world.mix.quiet_start_s)
+        for planned in schedule:
+            world.at(planned.at_s, self._happen, planned)
 
-    def _plan(self, kind: str, rate_hz: float, later_s: float = 0.0) -> None:
-        self._world.after(later_s + self._world.rng.expovariate(rate_hz), self._happen, kind, rate_hz)
-
-    def _happen(self, kind: str, rate_hz: float) -> None:
-        if self._world.is_calm:
-            return
-        if FAULTS[kind].happen(self._world):
-            self._world.count(kind)
-        self._plan(kind, rate_hz)
+    def _happen(self, planned: Planned) -> None:
+        world = self._world
+        world.note("fault", planned.kind)
+        if not world.is_calm and FAULTS[planned.kind](world, random.Random(planned.chance)):
+            world.count(planned.kind)
 
 
-def _some_worker(world: World, *, running: bool = False) -> Worker | None:
+def _some_worker(world: World, rng: random.Random, *, running: bool = False) -> Worker | None:
     workers = [worker for worker in world.workers if worker.is_alive and not (running and worker.is_paused)]
-    return world.rng.choice(workers) if workers else None
+    return rng.choice(workers) if workers else None
 
 
-def _kill_worker(world: World) -> bool:
-    worker = _some_worker(world)
+# ---- processes that end
+
+
+def _kill_worker(world: World, rng: random.Random) -> bool:
+    worker = _some_worker(world, rng)
     if worker is None:
         return False
-    world.note("fault", "kill -9", worker)
-    worker.die(unnoticed=world.rng.random() < 0.2)
+    worker.die(unnoticed=rng.random() < 0.2)
     world.operator.start_worker_later(worker.node)
     return True
 
 
-def _kill_two_workers(world: World) -> bool:
-    return _kill_worker(world) and _kill_worker(world)
+def _kill_several(world: World, rng: random.Random) -> bool:
+    """A part of the workers at one moment, at times a whole host, at times the scheduler with them."""
+    workers = [worker for worker in world.workers if worker.is_alive]
+    if len(workers) < 2:
+        return False
+    host = rng.choice(workers).process.host
+    unnoticed = rng.random() < 0.3
+    chosen = rng.sample(workers, rng.randint(2, len(workers)))
+    if rng.random() < 0.3:
+        chosen = [worker for worker in workers if worker.process.host == host]
+    for worker in chosen:
+        worker.die(unnoticed=unnoticed)
+        world.operator.start_worker_later(worker.node)
+    if rng.random() < 0.2:
+        _kill_scheduler(world, rng)
+    return True
 
 
-def _kill_scheduler(world: World) -> bool:
+def _kill_scheduler(world: World, rng: random.Random) -> bool:
     if world.host.core is None:
         return False
-    world.host.die(reboots=world.rng.random() < 0.15)
+    world.host.die(reboots=rng.random() < 0.1)
     world.operator.start_scheduler_later()
     return True
 
 
-def _kill_everything(world: World) -> bool:
-    world.note("fault", "kill -9 of everything")
-    _kill_scheduler(world)
+def _lose_power(world: World, rng: random.Random) -> bool:
+    """The scheduler's machine goes off, whether or not its scheduler runs."""
+    world.host.die(reboots=True)
+    world.operator.start_scheduler_later()
+    return True
+
+
+def _kill_everything(world: World, rng: random.Random) -> bool:
+    _kill_scheduler(world, rng)
     for worker in list(world.workers):
         worker.die()
     return True
 
 
-def _crash_loop(world: World) -> bool:
+def _crash_loop(world: World, rng: random.Random) -> bool:
     """The scheduler dies again and again, a few seconds after each start."""
-    world.operator.crash_loops = world.rng.randint(2, 5)
-    return _kill_scheduler(world)
+    world.operator.crash_loops = rng.randint(2, 6)
+    return _kill_scheduler(world, rng)
 
 
-def _stop_worker(world: World) -> bool:
+def _raise_in_worker(world: World, rng: random.Random) -> bool:
+    worker = _some_worker(world, rng, running=True)
+    if worker is None:
+        return False
+    worker.fail("ValueError: no such sample")
+    return True
+
+
+def _terminate_worker(world: World, rng: random.Random) -> bool:
+    """A graceful leave."""
+    worker = _some_worker(world, rng, running=True)
+    if worker is None:
+        return False
+    worker.terminate()
+    return True
+
+
+def _ask_to_stop(world: World, rng: random.Random) -> bool:
+    """Ctrl-C in a follower: a stop request, and sometimes SIGTERM to everybody before it is heard."""
+    if rng.random() < 0.7:
+        world.host.ask_to_stop("Ctrl-C")
+    if rng.random() < 0.5:
+        for worker in list(world.workers):
+            worker.terminate()
+    return True
+
+
+# ---- processes that stand still
+
+
+def _stop_worker(world: World, rng: random.Random) -> bool:
     """SIGSTOP, at times for longer than lease and cool-down, and often a replacement is started meanwhile."""
-    worker = _some_worker(world, running=True)
+    worker = _some_worker(world, rng, running=True)
     if worker is None:
         return False
     worker.pause()
-    world.after(world.rng.choice((0.5, 4.0, 8.0, 45.0, 90.0)) * world.rng.uniform(0.8, 1.2), worker.resume)
-    if world.rng.random() < 0.5:
+    world.after(rng.choice((0.5, 4.0, 8.0, 45.0, 90.0)) * rng.uniform(0.8, 1.2), worker.resume)
+    if rng.random() < 0.5:
         world.operator.start_worker_later(worker.node, duplicate=True)
     return True
 
 
-def _stop_scheduler(world: World) -> bool:
+def _stop_scheduler(world: World, rng: random.Random) -> bool:
     host = world.host
     if host.core is None or host.is_paused:
         return False
     host.pause()
     life = host.life
     world.after(
-        world.rng.choice((0.3, 2.0, 8.0, 40.0)) * world.rng.uniform(0.8, 1.2),
+        rng.choice((0.3, 2.0, 8.0, 40.0)) * rng.uniform(0.8, 1.2),
         lambda: host.resume() if host.life == life else None,
     )
-    if world.rng.random() < 0.3:  # the workers' heartbeats to it time out meanwhile
+    if rng.random() < 0.3:  # the workers' heartbeats to it time out meanwhile
         for worker in world.workers:
-            world.after(world.rng.uniform(0.0, 3.0), worker.flap)
+            world.after(rng.uniform(0.0, 3.0), worker.flap)
     return True
 
 
-def _flap(world: World) -> bool:
-    worker = _some_worker(world)
+# ---- the network
+
+
+def _flap(world: World, rng: random.Random) -> bool:
+    worker = _some_worker(world, rng)
     if worker is None:
         return False
-    world.note("fault", "connection breaks", worker)
     worker.flap()
     return True
 
 
-def _start_duplicate(world: World) -> bool:
-    worker = _some_worker(world)
+def _partition(world: World, rng: random.Random) -> bool:
+    """Some workers and the scheduler do not reach each other, at times in one direction only."""
+    if not world.workers:
+        return False
+    nodes = sorted({worker.node for worker in world.workers})
+    cut_off = frozenset(rng.sample(nodes, rng.randint(1, len(nodes))))
+    up, down = rng.choice(((True, True), (True, False), (False, True)))
+    world.count("partition, both ways" if up and down else "partition, one way")
+    lasts_s = rng.choice((1.0, 4.0, 12.0, 40.0)) * rng.uniform(0.7, 1.3)
+    world.network.cut_off(cut_off, lasts_s, up=up, down=down, rng=rng)
+    return True
+
+
+# ---- who should not be there
+
+
+def _start_duplicate(world: World, rng: random.Random) -> bool:
+    """A second process of a node that is alive: its node id is stolen."""
+    worker = _some_worker(world, rng)
     if worker is None:
         return False
     world.operator.start_worker_later(worker.node, duplicate=True)
     return True
 
 
-def _raise_in_worker(world: World) -> bool:
-    worker = _some_worker(world, running=True)
+def _start_stranger(world: World, rng: random.Random) -> bool:
+    """A process of another job's start script, of other settings, or of another version, under a node's own name."""
+    worker = _some_worker(world, rng)
     if worker is None:
         return False
-    world.note("fault", "exception", worker)
-    worker.fail("ValueError: no such sample")
+    world.start_worker(worker.node, oddity=rng.choice((Oddity.OTHER_JOB, Oddity.OTHER_SETTINGS, Oddity.PROTOCOL)))
     return True
 
 
-def _terminate_worker(world: World) -> bool:
-    worker = _some_worker(world, running=True)
-    if worker is None:
+def _forge(world: World, rng: random.Random) -> bool:
+    """A connection without a seat speaks in a node's name, or in that of a process long gone."""
+    core = world.host.core
+    if core is None or not core.state.seats:
         return False
-    world.note("fault", "SIGTERM", worker)
-    worker.terminate()
+    seat = core.state.seats[rng.choice(sorted(core.state.seats))]
+    session, incarnation = f"{seat.node}#forged", rng.randint(0, seat.incarnation + 1)
+    job = rng.choice((core.state.job, core.state.job, "job-0-0"))
+    sender = Credential(job, seat.node, session, incarnation)
+    world.host.forge(session, _forged(world, rng, sender))
     return True
 
 
-def _ask_to_stop(world: World) -> bool:
-    """Ctrl-C in a follower: a stop request, and sometimes SIGTERM to everybody before it is heard."""
-    world.note("fault", "Ctrl-C")
-    if world.rng.random() < 0.7:
-        world.host.ask_to_stop("Ctrl-C")
-    if world.rng.random() < 0.5:
-        for worker in list(world.workers):
-            worker.terminate()
+def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
+    core = world.host.core
+    assert core is not None
+    state, policy = core.state, world.policy
+    generation, round_ = state.generation_number, RoundId(state.term, rng.randint(1, 3))
+    point = Point(world.mix.target_step + 1000, max(1, generation))
+    match rng.randrange(6):
+        case 0:
+            activity = rng.choice(list(Activity))
+            return Heartbeat(sender, state.term, activity, generation, round_, point.step)
+        case 1:
+            return Join(sender, round_, (point,), False, NUMERICS)
+        case 2:
+            return Publish(sender, generation, b"nobody#0")
+        case 3:
+            return LastWords(sender, "it was somebody else", 0)
+        case 4:
+            return Leave(sender, rng.random() < 0.5, "it was somebody else")
+        case _:
+            there = process_on("host-9", 9)
+            incarnation = max(1, sender.incarnation)
+            return Register(
+                PROTOCOL, sender.job, policy.job_name, sender.node, sender.session, incarnation, there, policy.settings
+            )
+
+
+def _start_second_scheduler(world: World, rng: random.Random) -> bool:
+    """Another scheduler on the same path: the lock keeps it out, also where the first one only stands still."""
+    path, process = world.host.path, -rng.randrange(1, 1 << 30)
+    if world.host.core is None:
+        return False
+    if path.take_lock(process):
+        path.open(process)
+    else:
+        world.count("second scheduler refused")
     return True
 
 
-def _lose_disk(world: World) -> bool:
+# ---- disks
+
+
+def _lose_disk(world: World, rng: random.Random) -> bool:
     """A node dies and its checkpoint directory with it."""
-    worker = _some_worker(world)
+    worker = _some_worker(world, rng)
     if worker is None:
         return False
-    world.note("fault", "loses its disk", worker)
     worker.die()
-    world.checkpoints_of(worker.node).lose()
+    world.checkpoints_of(worker.agent.job, worker.node).lose()
     world.operator.start_worker_later(worker.node)
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that goes wrong; ``happen`` says whether it could."""
+def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
+    """The scheduler dies and its journal is deleted, while workers live on; in half of the cases beside new ones."""
+    if world.host.core is None or world.host.ended is not None:
+        return False
+    world.host.die()
+    world.wipe_recovery_path()
+    world.operator.start_scheduler_later()
+    for worker in world.workers:
+        if world.mix.naming is not Naming.FRESH and rng.random() < 0.5:
+            world.operator.start_worker_later(worker.node, duplicate=True)
+    return True
 
-    happen: Callable[[World], bool]
-    usually_every_s: float
 
-
-FAULTS: dict[str, Fault] = {
-    "worker killed": Fault(_kill_worker, 10.0),
-    "two workers killed": Fault(_kill_two_workers, 30.0),
-    "scheduler killed": Fault(_kill_scheduler, 15.0),
-    "everything killed": Fault(_kill_everything, 60.0),
-    "scheduler crash-loops": Fault(_crash_loop, 40.0),
-    "worker stopped": Fault(_stop_worker, 10.0),
-    "scheduler stopped": Fault(_stop_scheduler, 15.0),
-    "connection broken": Fault(_flap, 5.0),
-    "duplicate started": Fault(_start_duplicate, 20.0),
-    "exception raised": Fault(_raise_in_worker, 20.0),
-    "worker terminated": Fault(_terminate_worker, 30.0),
-    "stop asked for": Fault(_ask_to_stop, 60.0),
-    "disk lost": Fault(_lose_disk, 30.0),
+FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
+    "worker killed": _kill_worker,
+    "several killed at once": _kill_several,
+    "scheduler killed": _kill_scheduler,
+    "everything killed": _kill_everything,
+    "scheduler crash-loops": _crash_loop,
+    "power lost": _lose_power,
+    "second scheduler started": _start_second_scheduler,
+    "recovery path wiped": _wipe_recovery_path,
+    "worker stopped": _stop_worker,
+    "scheduler stopped": _stop_scheduler,
+    "connection broken": _flap,
+    "partition": _partition,
+    "duplicate started": _start_duplicate,
+    "stranger started": _start_stranger,
+    "message forged": _forge,
+    "exception raised": _raise_in_worker,
+    "worker terminated": _terminate_worker,
+    "stop asked for": _ask_to_stop,
+    "disk lost": _lose_disk,
 }

@@ -22,6 +22,7 @@ NOTICES_S = (0.005, 0.1)
 class Group:
     """The members of one generation that have its address map."""
 
+    job: str
     generation: int
     sessions: tuple[str, ...]  # by rank, from the address map
     members: dict[int, Worker] = field(default_factory=dict)
@@ -30,15 +31,16 @@ class Group:
 
 
 class Groups:
-    """Every group of the run, by generation."""
+    """Every group of the run, by job and generation."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[tuple[str, int], Group] = {}
 
     def arrive(self, worker: Worker, sessions: tuple[str, ...]) -> None:
         """A member has the address map and connects to everybody in it."""
-        group = self._groups.setdefault(worker.generation, Group(worker.generation, sessions))
+        job, generation = worker.agent.job, worker.generation
+        group = self._groups.setdefault((job, generation), Group(job, generation, sessions))
         if group.sessions != sessions:
             group.sessions = sessions
             group.members.clear()
@@ -47,7 +49,7 @@ class Groups:
 
     def look_again(self, worker: Worker) -> None:
         """A member of this group may be able to go on now."""
-        group = self._groups.get(worker.generation)
+        group = self._groups.get((worker.agent.job, worker.generation))
         if group is None or len(group.members) < len(group.sessions):
             return
         members = group.members.values()
@@ -78,7 +80,7 @@ class Groups:
         """A member's process is gone, and its sockets with it; others may have finished the step it died in."""
         rng = self._world.rng
         for group in self._groups.values():
-            if group.members.get(worker.rank_in(group.generation)) is not worker:
+            if group.job != worker.agent.job or group.members.get(worker.rank_in(group.generation)) is not worker:
                 continue
             if group.is_stepping and rng.random() < 0.2:
                 for rank in sorted(group.members):
@@ -89,7 +91,7 @@ class Groups:
 
     def left(self, worker: Worker) -> None:
         """A member has left the collective; where it breaks the group's sockets too, its neighbours notice."""
-        group = self._groups.get(worker.generation)
+        group = self._groups.get((worker.agent.job, worker.generation))
         if group is not None and self._world.mix.breaks_sockets:
             self._neighbours_notice(group, worker)
 
@@ -103,7 +105,7 @@ class Groups:
 
     def was_left(self, worker: Worker) -> bool:
         """Whether somebody has left this worker's group: its collective cannot end any more."""
-        group = self._groups.get(worker.generation)
+        group = self._groups.get((worker.agent.job, worker.generation))
         return group is not None and any(
             not member.is_alive or member.generation != group.generation or not member.is_in_group()
             for member in group.members.values()

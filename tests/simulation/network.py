@@ -2,22 +2,26 @@
 
 A connection joins one process to one life of the scheduler. Each message draws its own fate; on an ordered network
 nothing overtakes, as in TCP. What is in flight when a connection closes is lost, or, with stragglers, may still come
-after the close was noticed (ZeroMQ's pipes do that). Partitions belong here, once they are drawn.
+after the close was noticed (ZeroMQ's pipes do that). A partition cuts nodes off from the scheduler, both ways or
+one: what is sent into it waits, as in TCP, until it heals or the connection ends, which either side may notice long
+before the other, or never.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime.core.messages import FromScheduler, FromWorker
 
 if TYPE_CHECKING:
-    from tests.simulation.faults import Mix
+    from tests.simulation.mix import Mix
     from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
 FASTEST_S, USUAL_S = 0.0002, 0.02
+NEVER = -1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,19 +43,23 @@ class Network:
     world: World
     mix: Mix
     calm_at: float | None = None  # since when it is perfect
+    _up_from: dict[str, float] = field(default_factory=dict)  # node → when what it sends arrives again
+    _down_from: dict[str, float] = field(default_factory=dict)
     _opened: int = 0
     _open: dict[int, Connection] = field(default_factory=dict)
 
     def calm_down(self) -> None:
         """From here on everything arrives, at once; what is stuck since before is lost."""
         self.calm_at = self.world.now
+        self._up_from.clear()
+        self._down_from.clear()
         for connection in self._open.values():
             connection.last_up = connection.last_down = 0.0
 
     def connect(self, worker: Worker) -> Connection | None:
         """A new connection, or None where nobody listens."""
-        host = self.world.host
-        if host.core is None:
+        host, now = self.world.host, self.world.now
+        if host.core is None or max(self._healed(worker.node)) > now:
             return None
         self._opened += 1
         connection = Connection(self._opened, worker, host.life)
@@ -68,6 +76,30 @@ class Network:
             self.world.after(self.world.rng.uniform(0.001, 0.015), self.world.host.connection_closed, connection)
         self.world.after(self.world.rng.uniform(0.001, 0.015), connection.worker.connection_closed, connection)
 
+    def cut_off(self, nodes: frozenset[str], lasts_s: float, *, up: bool, down: bool, rng: random.Random) -> None:
+        """These nodes' words, or the scheduler's to them, arrive only when the partition has healed."""
+        heals_at, timeout_s = self.world.now + lasts_s, self.world.policy.node_timeout_s
+        for node in sorted(nodes):
+            if up:
+                self._up_from[node] = max(heals_at, self._up_from.get(node, NEVER))
+            if down:
+                self._down_from[node] = max(heals_at, self._down_from.get(node, NEVER))
+        for connection in list(self._open.values()):
+            if connection.worker.node in nodes and rng.random() < 0.8:  # ZeroMQ's heartbeats find out, each on its side
+                self.world.after(timeout_s * rng.uniform(0.5, 1.5), self._times_out, connection, rng.random() < 0.5)
+
+    def _times_out(self, connection: Connection, scheduler_first: bool) -> None:
+        if connection.is_open and self.calm_at is None and max(self._healed(connection.worker.node)) > self.world.now:
+            connection.is_open = False
+            del self._open[connection.number]
+            sooner, later = 0.01, self.world.rng.choice((0.02, 1.0, 6.0))
+            at_scheduler, at_worker = (sooner, later) if scheduler_first else (later, sooner)
+            self.world.after(at_scheduler, self.world.host.connection_closed, connection)
+            self.world.after(at_worker, connection.worker.connection_closed, connection)
+
+    def _healed(self, node: str) -> tuple[float, float]:
+        return self._up_from.get(node, NEVER), self._down_from.get(node, NEVER)
+
     def scheduler_died(self) -> None:
         """Every connection breaks."""
         for connection in list(self._open.values()):
@@ -75,17 +107,19 @@ class Network:
 
     def up(self, connection: Connection, message: FromWorker) -> None:
         """A worker's message."""
-        for arrival in self._arrivals(connection.last_up):
+        healed = self._up_from.get(connection.worker.node, NEVER)
+        for arrival in self._arrivals(connection.last_up, healed):
             connection.last_up = arrival
             self.world.at(arrival, self._arrive_up, connection, message, self.world.now)
 
     def down(self, connection: Connection, message: FromScheduler) -> None:
         """A scheduler's message."""
-        for arrival in self._arrivals(connection.last_down):
+        healed = self._down_from.get(connection.worker.node, NEVER)
+        for arrival in self._arrivals(connection.last_down, healed):
             connection.last_down = arrival
             self.world.at(arrival, self._arrive_down, connection, message, self.world.now)
 
-    def _arrivals(self, after: float) -> list[float]:
+    def _arrivals(self, after: float, healed: float) -> list[float]:
         """When the message arrives: never, once, or more often."""
         world, mix, rng = self.world, self.mix, self.world.rng
         if self.calm_at is not None:
@@ -103,7 +137,7 @@ class Network:
             if mix.p_slow and rng.random() < mix.p_slow:
                 world.count("message delayed")
                 delay = rng.uniform(0.0, mix.slow_s)
-            arrival = world.now + delay
+            arrival = max(world.now, healed) + delay
             arrivals.append(max(after, arrival) if mix.is_ordered else arrival)
         return arrivals
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.core.messages import EndKind
-from runtime.core.records import TrainingFinished
-from tests.simulation.faults import Naming
+from tests.simulation.mix import Naming
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -57,6 +56,8 @@ class Operator:
         self.crash_loops = 0
         world.after(world.rng.uniform(0.0, 1.0), world.host.resume)
         for worker in list(world.workers):
+            if worker.is_of_another_job():
+                worker.die()  # whoever lost the journal has found out, and ends what is left of that job
             world.after(world.rng.uniform(0.0, 1.0), worker.resume)
         world.after(CALM_SWEEP_S, self._sweep)
 
@@ -67,9 +68,9 @@ class Operator:
             return
         if world.host.core is None and (world.is_calm or not self._scheduler_comes):
             self._start_scheduler()
-        finished = any(isinstance(record, TrainingFinished) for record in world.host.journal.durable)
+        finished = world.host.path.is_finished()
         if world.mix.naming is Naming.FRESH:
-            missing = world.mix.world_size - sum(worker.is_alive for worker in world.workers)
+            missing = world.mix.world_size - sum(not worker.is_of_another_job() for worker in world.workers)
             names = [] if finished else [self._fresh_name() for _ in range(missing)]
         else:
             names = [
@@ -85,7 +86,8 @@ class Operator:
         return finished and (seat is None or seat.left)
 
     def _has_process(self, node: str) -> bool:
-        return any(worker.node == node and worker.is_alive for worker in self._world.workers)
+        workers = self._world.workers
+        return any(worker.node == node and worker.is_alive and not worker.is_of_another_job() for worker in workers)
 
     def _start_scheduler(self) -> None:
         world = self._world
@@ -109,7 +111,7 @@ class Operator:
             return
         if world.mix.naming is Naming.FRESH:
             node = self._fresh_name() if any(worker.node == node for worker in world.started) else node
-            if sum(worker.is_alive for worker in world.workers) >= world.mix.world_size + duplicate:
+            if sum(not worker.is_of_another_job() for worker in world.workers) >= world.mix.world_size + duplicate:
                 return
         elif self._has_process(node) and not duplicate:
             return

@@ -1,12 +1,14 @@
 """The scheduler's process: a loop around the real core that drains, makes durable, and only then speaks.
 
-One drain of the queue is one group commit. The process may die before its fsync has returned (any prefix of the records
-is on disk), after it (nothing was said) or between two sends. When it stood still for longer than HEARTBEAT_INTERVAL it
-tells the core so before it judges any deadline, as the real shell does: before or after the queue, both are drawn.
+One drain of the queue is one group commit. The process may die in any call to its disk (while it loads, appends or
+compacts), be refused by it, die while an fsync is under way, after it (nothing was said) or between two sends. When it
+stood still for longer than HEARTBEAT_INTERVAL it tells the core so before it judges any deadline, as the real shell
+does: before or after the queue, both are drawn. Its clock runs at its own rate.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,8 +17,11 @@ from runtime.core.messages import EndKind, FromScheduler, FromWorker
 from runtime.core.ready import Ended, Ready, Send
 from runtime.core.records import Record
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
-from tests.simulation.disk import Journal
+from runtime.core.state import JobState
+from runtime.errors import StoreError
+from tests.simulation.disk import Killed
 from tests.simulation.network import Connection
+from tests.simulation.recovery_path import RecoveryPath
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -41,11 +46,12 @@ class SchedulerHost:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.journal = Journal()
+        self.path = RecoveryPath(world.random_of("disk"), world.mix.compact_bytes)
+        self.rate = world.mix.scheduler_rate
         self.core: SchedulerCore | None = None
         self.life = 0  # counts the starts
         self.boots = 1
-        self.booted_at = 0.0
+        self.booted_at = 0.0  # by ``clock``
         self.is_paused = False
         self.ended: EndKind | None = None
         self._queue: deque[tuple[Connection | None, Event]] = deque()
@@ -56,9 +62,14 @@ class SchedulerHost:
         self._connections: dict[str, Connection] = {}  # session → the newest connection it was heard on
 
     @property
+    def clock(self) -> float:
+        """Seconds since the run began, as this machine counts them."""
+        return self.world.now * self.rate
+
+    @property
     def now(self) -> float:
         """The host's boot clock."""
-        return self.world.now - self.booted_at
+        return self.world.now * self.rate - self.booted_at
 
     @property
     def is_writing(self) -> bool:
@@ -73,16 +84,23 @@ class SchedulerHost:
     # ---- the process
 
     def start(self) -> None:
-        """A scheduler process reads the journal and begins a term."""
+        """A scheduler process locks the path, reads the journal and begins a term."""
         world = self.world
         self.life += 1
+        if not self.path.take_lock(self.life):
+            world.note("scheduler", f"life {self.life} finds the path locked by life {self.path.lock_holder}")
+            world.count("second scheduler refused")
+            self.life -= 1
+            return
         self.ended, self.is_paused, self._batch = None, False, None
         self._queue.clear()
         self._connections = {}
-        self._idle_since, self._wake_at, self._tick_at = world.now, None, None
-        state = self.journal.load(compact=world.rng.random() < 0.3)
-        world.note("scheduler", f"starts, life {self.life}, {self.boot_id}, {len(self.journal.durable)} records")
-        self.core = world.core_type(world.policy, state, now=self.now, boot_id=self.boot_id, new_job_id="job")
+        self._idle_since, self._wake_at, self._tick_at = self.clock, None, None
+        state = self._load()
+        if state is None:
+            return
+        world.note("scheduler", f"starts, life {self.life}, {self.boot_id}, {self.path.size_bytes} bytes of journal")
+        self.core = self._new_core(state)
         for watch in world.watch_loaded:
             watch(self.core)
         batch = Batch()
@@ -93,6 +111,30 @@ class SchedulerHost:
         self._step(Tick(), batch)
         self._commit(batch)
 
+    def _load(self) -> JobState | None:
+        """The journal's state; None where the process dies while it reads."""
+        self.path.disk.begin_process()
+        self._light_fuse(most_calls=8)
+        try:
+            records, survived = self.path.open(self.life)
+        except (Killed, StoreError) as error:
+            self._dies_at_disk(error)
+            return None
+        if survived:
+            self._tell_durable(survived)  # the dead one never learned that they were
+        return JobState.replay(records)
+
+    def _new_core(self, state: JobState) -> SchedulerCore:
+        """The core of this life. An empty journal begins a new job, also where an older one's workers still live.
+
+        With ``Policy.rebuild`` the core may make the lost job anew from them instead (``mix.rebuilds``): then the
+        witness, the line and S15 have to take a JobRebuilt record into account, which they do not yet.
+        """
+        world = self.world
+        return world.core_type(
+            world.policy, state, now=self.now, boot_id=self.boot_id, new_job_id=f"job-{self.life}-{world.wipes}"
+        )
+
     def _is_seated(self, worker: Worker) -> bool:
         assert self.core is not None
         seat = self.core.state.seats.get(worker.node)
@@ -100,28 +142,42 @@ class SchedulerHost:
 
     def die(self, *, reboots: bool = False) -> None:
         """kill -9, or with ``reboots`` the machine goes with it."""
-        if self.core is None:
-            return
-        self.world.note("scheduler", "dies")
-        if self._batch is not None:  # the fsync never returned: any prefix may be on disk
-            self._persist(self._batch.records[: self.world.rng.randint(0, len(self._batch.records))])
-        self._vanish()
+        if self.core is not None:
+            self.world.note("scheduler", "dies")
+            if self._batch is not None:
+                self._die_in_append(self._batch.records)
+            self._vanish()
         if reboots:
+            self.world.note("scheduler", "its machine loses power")
+            self.path.disk.lose_power()
             self.boots += 1
-            self.booted_at = self.world.now - self.world.rng.uniform(0.5, 5.0)
+            self.booted_at = self.clock - self.world.rng.uniform(0.5, 5.0)
+
+    def _die_in_append(self, records: list[Record]) -> None:
+        """The append never returned, wherever it was."""
+        self.path.disk.light_fuse(self.world.rng.randint(0, 2))
+        try:
+            self.path.append(self.life, records)
+        except Killed:
+            return
+        except StoreError as error:  # it had failed before
+            self.world.note("scheduler", error)
+            return
+        self._tell_durable(records)
 
     def _vanish(self) -> None:
         self.core = None
         self.is_paused = False
         self._batch = None
         self._queue.clear()
+        self.path.process_died(self.life)
         self.world.network.scheduler_died()
 
     def pause(self) -> None:
         """SIGSTOP, or a machine that is suspended."""
         if self.core is not None and not self.is_paused:
             self.world.note("scheduler", "stands still")
-            self.is_paused, self._idle_since = True, self.world.now
+            self.is_paused, self._idle_since = True, self.clock
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -130,7 +186,7 @@ class SchedulerHost:
         self.is_paused = False
         self.world.note("scheduler", f"goes on, {len(self._queue)} events queued")
         if self._batch is None:
-            self._wake(self.world.now - self._idle_since)
+            self._wake(self.clock - self._idle_since)
 
     # ---- events
 
@@ -159,6 +215,11 @@ class SchedulerHost:
         """Ctrl-C, or ``samebits stop``."""
         if self.core is not None:
             self._push(None, StopRequested(by))
+
+    def forge(self, session: str, message: FromWorker) -> None:
+        """Somebody who is no worker says something over a connection of its own."""
+        if self.core is not None:
+            self._push(None, Received(session, message))
 
     def _push(self, connection: Connection | None, event: Event) -> None:
         self._queue.append((connection, event))
@@ -198,9 +259,9 @@ class SchedulerHost:
         self._commit(batch)
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
-        assert connection is not None
         known = self._connections.get(event.session)
-        if connection.life == self.life and (known is None or known.number < connection.number):
+        is_present = connection is not None and connection.life == self.life  # else a straggler's or a stranger's
+        if is_present and (known is None or known.number < connection.number):
             self._connections[event.session] = connection
         self._step(event, batch)
         if self.world.mix.p_echo and not self.world.is_calm and self.world.rng.random() < self.world.mix.p_echo:
@@ -230,27 +291,49 @@ class SchedulerHost:
         self._wake_at = ready.wake_at
         for note in ready.notes:
             self.world.note("says", note.text)
-        for watch in self.world.watch_decided:
-            watch(event, ready)
+        self.world.decided(event, ready)
 
     def _commit(self, batch: Batch) -> None:
-        world, mix = self.world, self.world.mix
         if not batch.records:
             self._speak(batch)
             return
-        if not world.is_calm and mix.p_torn and world.rng.random() < mix.p_torn:
-            world.count("scheduler dies before fsync")
-            self._batch = batch
-            self.die()
-            world.operator.start_scheduler_later()
-            return
+        self._light_fuse(most_calls=2)
+        world, mix = self.world, self.world.mix
         fsync_s = 0.0 if world.is_calm or not mix.fsync_s else world.rng.uniform(0.0, mix.fsync_s)
-        if fsync_s == 0.0:
-            self._persist(batch.records)
-            self._speak(batch)
-        else:
+        if fsync_s > 0.0:
             self._batch = batch
-            world.after(fsync_s, self._fsync_returned, self.life, batch, world.now)
+            world.after(fsync_s, self._fsync_returned, self.life, batch, self.clock)
+        elif self._persist(batch):
+            self._speak(batch)
+
+    def _light_fuse(self, most_calls: int) -> None:
+        """At times one of the next disk calls is this process's last, or is refused by the device."""
+        world, mix = self.world, self.world.mix
+        if world.is_calm or not mix.p_torn or world.rng.random() >= mix.p_torn:
+            return
+        refusal = world.rng.choice((0, 0, 0, errno.ENOSPC, errno.EIO)) if mix.has_disk_errors else 0
+        self.path.disk.light_fuse(world.rng.randint(0, most_calls), refusal)
+
+    def _persist(self, batch: Batch) -> bool:
+        """Append, and compact where the journal has grown; False where the process did not survive that."""
+        core = self.core
+        assert core is not None
+        try:
+            self.path.append(self.life, batch.records)
+            self._tell_durable(batch.records)
+            if self.path.is_large():
+                self.path.compact(list(core.state.snapshot()))
+        except (Killed, StoreError) as error:
+            self._dies_at_disk(error)
+            return False
+        return True
+
+    def _dies_at_disk(self, error: BaseException) -> None:
+        world = self.world
+        world.note("scheduler", f"dies at its disk: {type(error).__name__} {error}")
+        world.count("scheduler dies in a disk call" if isinstance(error, Killed) else "scheduler's disk refuses")
+        self._vanish()
+        world.operator.start_scheduler_later()
 
     def _fsync_returned(self, life: int, batch: Batch, began: float) -> None:
         if life != self.life or self._batch is not batch:
@@ -259,13 +342,12 @@ class SchedulerHost:
             self.world.after(0.05, self._fsync_returned, life, batch, began)
             return
         self._batch = None
-        self._persist(batch.records)
-        self._speak(batch)
+        if self._persist(batch):
+            self._speak(batch)
         if self.core is not None:
-            self._wake(self.world.now - began)
+            self._wake(self.clock - began)
 
-    def _persist(self, records: list[Record]) -> None:
-        self.journal.append(records)
+    def _tell_durable(self, records: list[Record]) -> None:
         for record in records:
             self.world.note("durable", record)
         for watch in self.world.watch_durable:
@@ -290,7 +372,7 @@ class SchedulerHost:
             self._arm()
 
     def _send(self, session: str, message: FromScheduler) -> None:
-        for watch in self.world.watch_said:
+        for watch in self.world.when_said.get(type(message), ()):
             watch(session, message)
         connection = self._connections.get(session)
         if connection is not None and connection.is_open:
@@ -310,7 +392,7 @@ class SchedulerHost:
         """One timer, at the earliest moment the core asked for."""
         if self._wake_at is None:
             return
-        at = max(self._wake_at + self.booted_at, self.world.now) + CLOCK_STEP_S
+        at = max((self._wake_at + self.booted_at) / self.rate, self.world.now) + CLOCK_STEP_S
         if self._tick_at is None or at < self._tick_at:
             self._tick_at = at
             self.world.at(at, self._tick, self.life, at)

@@ -20,7 +20,7 @@ print(digest({seed}))
 
 def digest(seed: int) -> str:
     """Of everything that happened in the run."""
-    world = World(seed, whole_trace=True)
+    world = World(seed, traced=True)
     world.run()
     return hashlib.sha256("\n".join(world.trace.lines()).encode()).hexdigest()
 
@@ -28,6 +28,11 @@ def digest(seed: int) -> str:
 @pytest.mark.parametrize("seed", [3, 14, 15, 92])
 def test_a_seed_repeats(seed: int) -> None:
     assert digest(seed) == digest(seed)
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15, 92])
+def test_tracing_changes_nothing(seed: int) -> None:
+    assert World(seed, traced=True).run() == World(seed).run()
 
 
 def test_two_seeds_differ() -> None:

@@ -1,11 +1,10 @@
-"""What happened, kept cheaply and written out only when somebody has to read it; and the error that makes them.
+"""What happened in a run that somebody wants to read, and the error that makes them.
 
-An entry is a tuple whose parts are formatted late: most runs pass, and nobody reads them.
+Most runs pass and are never traced; since one seed is one run, a failing one is run again to be read.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 TAIL = 60
@@ -20,16 +19,17 @@ class Violation(AssertionError):
 
 
 class Trace:
-    """The last events of a run, or with ``whole`` all of them."""
+    """Every event of a run that is traced."""
 
-    def __init__(self, *, whole: bool = False) -> None:
-        self._entries: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=None if whole else 600)
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, str, tuple[Any, ...]]] = []
 
     def add(self, now: float, kind: str, *what: Any) -> None:
         """Remember one event."""
-        self._entries.append((now, kind, what))
+        self._entries.append((now, kind, tuple(map(str, what))))
 
     def lines(self, last: int | None = None) -> list[str]:
         """The events as text, the oldest first."""
-        entries = list(self._entries)[-last if last else 0 :]
-        return [f"{now:10.4f}  {kind:<12} {' '.join(map(str, what))}" for now, kind, what in entries]
+        return [
+            f"{now:10.4f}  {kind:<12} {' '.join(what)}" for now, kind, what in self._entries[-last if last else 0 :]
+        ]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runtime.core.agent import AgentCore, AgentPolicy
+from runtime.core.agent import AgentPolicy
 from runtime.core.agent_events import (
     Addressed,
     AgentEvent,
@@ -30,11 +31,13 @@ from runtime.core.agent_events import (
     Notice,
     Over,
     Passed,
+    SchedulerAway,
+    SchedulerBack,
     Seated,
     Spoke,
     Trains,
 )
-from runtime.core.messages import FromScheduler, Pairs, Process
+from runtime.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Process, Register, RoundId
 from runtime.core.point import Point
 from tests.simulation.network import Connection
 
@@ -59,18 +62,33 @@ class Stage(enum.Enum):
     ENDING = "ending"
 
 
+class Oddity(enum.Enum):
+    """Why a process has no business in this job."""
+
+    NONE = "none"
+    OTHER_JOB = "another job's name"
+    OTHER_SETTINGS = "other settings"
+    PROTOCOL = "another version"
+
+
 IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
+
+
+def process_on(host: str, number: int) -> Process:
+    """The process of this number, on that host."""
+    return Process(host, 1000 + number, number, "cpu")
 
 
 class Worker:
     """One process from its start to its end; a restart of the same node is another one."""
 
-    def __init__(self, world: World, node: str, number: int) -> None:
-        rng = world.rng
+    def __init__(self, world: World, node: str, number: int, *, oddity: Oddity = Oddity.NONE) -> None:
+        rng, mix = world.rng, world.mix
         self.world = world
         self.node = node
         self.session = f"{node}#{number}"
         self.number = number
+        self.oddity = oddity
         self.is_alive = True
         self.is_paused = False
         self.stage = Stage.STARTING
@@ -81,21 +99,25 @@ class Worker:
         self.restored: Point | None = None
         self.end_reason: EndReason | None = None
         self._clock_offset = rng.uniform(-1e4, 1e4)
+        self.rate = 1.0 + rng.uniform(-mix.clock_spread, mix.clock_spread)
+        self._addresses_early = rng.random() < mix.addresses_early
+        self._registered_at: float | None = None
+        self._waiting_at = 0.0
         self._inbox: deque[AgentEvent] = deque()
         self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
         self._connection: Connection | None = None
         self._tick_at: float | None = None
         self._leave_is_told = False
-        self.process = Process(f"host-{rng.randrange(3)}", 1000 + number, number, "cpu")
+        self.process = process_on(f"host-{rng.randrange(3)}", number)
         policy = AgentPolicy(
             node,
             self.session,
             self.process,
-            world.policy.job_name,
-            world.policy.settings,
+            "other.py" if oddity is Oddity.OTHER_JOB else world.policy.job_name,
+            (("WORKER_NUM", "1000"),) if oddity is Oddity.OTHER_SETTINGS else world.policy.settings,
             topo_timeout_s=world.policy.topo_timeout_s,
         )
-        self.agent = AgentCore(policy, self._now)
+        self.agent = world.agent_type(policy, self._now)
         world.after(rng.uniform(0.01, 1.0), self._connect)
         self._agent_step(Passed(0))
 
@@ -104,11 +126,28 @@ class Worker:
 
     @property
     def _now(self) -> float:
-        return self.world.now + self._clock_offset
+        return self.world.now * self.rate + self._clock_offset
+
+    @property
+    def joined(self) -> RoundId | None:
+        """The last round it joined."""
+        return self.agent._joined
+
+    def registered_for_s(self) -> float:
+        """How long its agent has known that the scheduler knows it; 0 where it does not."""
+        return self.world.now - self._registered_at if self._registered_at is not None else 0.0
+
+    def waiting_for_s(self) -> float:
+        """How long ago it entered the rendezvous."""
+        return self.world.now - self._waiting_at
 
     def rank_in(self, generation: int) -> int:
         """Its rank in this generation; -1 where it was no member."""
         return self._ranks.get(generation, -1)
+
+    def is_of_another_job(self) -> bool:
+        """Whether it belongs to a job whose journal was wiped, or never belonged to this one."""
+        return self.oddity is not Oddity.NONE or self.agent.job not in ("", self.world.witness.job)
 
     def is_in_group(self) -> bool:
         """Whether its sockets to the group's other members are whole."""
@@ -227,16 +266,21 @@ class Worker:
         ready = self.agent.step(event, self._now)
         for watch in self.world.watch_agent:
             watch(self)
-        for message in ready.sends:
-            if self._connection is not None:
-                self.world.network.up(self._connection, message)
+        if self._connection is not None:
+            for message in ready.sends:
+                self.world.network.up(self._connection, self._worded(message))
         for notice in ready.notices:
             self._obey(notice)
         if ready.wake_at is not None and self.is_alive:
-            at = max(ready.wake_at - self._clock_offset, self.world.now) + CLOCK_STEP_S
+            at = max((ready.wake_at - self._clock_offset) / self.rate, self.world.now) + CLOCK_STEP_S
             if self._tick_at is None or at < self._tick_at:
                 self._tick_at = at
                 self.world.at(at, self._tick, at)
+
+    def _worded(self, message: FromWorker) -> FromWorker:
+        if self.oddity is Oddity.PROTOCOL and isinstance(message, Register):
+            return replace(message, protocol=PROTOCOL + 1)
+        return message
 
     def _tick(self, at: float) -> None:
         if at == self._tick_at:
@@ -246,21 +290,29 @@ class Worker:
 
     def _obey(self, notice: Notice) -> None:
         self.world.note("is told", self, notice)
-        for watch in self.world.watch_notice:
+        for watch in self.world.when_noticed.get(type(notice), ()):
             watch(self, notice)
         match notice:
+            case SchedulerBack():
+                self._registered_at = self.world.now
+            case SchedulerAway():
+                self._registered_at = None
             case Seated():
+                self._registered_at = self.world.now
                 if self.stage is Stage.STARTING:
                     self.world.after(self.world.rng.uniform(0.05, self.world.mix.prepares_s), self._enter)
             case BreakGroup():
                 if self.is_in_group():
                     self._leave_group()
             case Began(started):
+                if self.stage is Stage.ENDING:
+                    return  # its main thread has something else in hand
                 self.stage = Stage.FORMING
                 self.generation, self.rank = started.generation, started.rank
                 self._ranks[started.generation] = started.rank
                 self.step, self.restored = started.restore.step if started.restore else 0, started.restore
-                self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
+                if not self._addresses_early:
+                    self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
             case Mapped(generation, blobs):
                 if self.stage is Stage.FORMING and generation == self.generation:
                     self.world.groups.arrive(self, tuple(blob.decode() for blob in blobs))
@@ -288,9 +340,10 @@ class Worker:
     def _enter(self) -> None:
         if self._held(self._enter) or self.stage not in (Stage.STARTING, Stage.LEAVING_GROUP):
             return
-        self.stage = Stage.RENDEZVOUS
-        points = self.world.checkpoints_of(self.node).held()
-        self._agent_step(Entered(points, self.world.mix.has_own_parts, NUMERICS))
+        self.stage, self._waiting_at = Stage.RENDEZVOUS, self.world.now
+        points = self.world.checkpoints_of(self.agent.job, self.node).held()
+        blob = self.session.encode() if self._addresses_early else b""
+        self._agent_step(Entered(points, self.world.mix.has_own_parts, NUMERICS, blob))
 
     def _leave_group(self) -> None:
         """Out of the collective; what is being saved is finished or dropped before the rendezvous is entered."""
@@ -335,7 +388,7 @@ class Worker:
     def _saved(self, point: Point) -> None:
         if self._held(self._saved, point):
             return
-        self.world.checkpoints_of(self.node).save(point)
+        self.world.checkpoints_of(self.agent.job, self.node).save(point)
         self.world.note("saved", self, point)
         if self.stage is Stage.SAVING and point == Point(self.step, self.generation):
             self.stage = Stage.DONE

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.core.agent_events import Notice
+from runtime.core.agent import AgentCore
 from runtime.core.ledger import Policy
-from runtime.core.messages import EndKind, FromScheduler
+from runtime.core.messages import EndKind
 from runtime.core.ready import Ready
 from runtime.core.records import Record
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
-from tests.simulation.disk import Checkpoints
-from tests.simulation.faults import Faults, Mix
+from tests.simulation.checkpoints import Checkpoints
+from tests.simulation.faults import Faults, Planned, draw_schedule
 from tests.simulation.group import Group, Groups
+from tests.simulation.mix import Mix
 from tests.simulation.network import Network
 from tests.simulation.operator import Operator
 from tests.simulation.scheduler_host import SchedulerHost
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 400_000
 MOST_AT_ONE_MOMENT = 5_000
+
+JOB_NAME = "train.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +52,53 @@ class Outcome:
 
 
 class World:
-    """One run. Everything that happens is an action on the agenda; ties are broken by order of planning."""
+    """One run. Everything that happens is an action on the agenda; ties are broken by order of planning.
+
+    Args:
+        seed: draws everything.
+        changes: of the drawn mix, what is wanted otherwise.
+        leave_out: numbers of planned faults that do not happen; what the minimiser varies.
+        core_type, agent_type: what a mutant replaces.
+        checkers: all, unless told otherwise.
+        traced: keep what happens, to be read afterwards; costs time, changes nothing.
+    """
 
     def __init__(
         self,
         seed: int,
         *,
         changes: Mapping[str, Any] | None = None,
+        leave_out: Collection[int] = (),
         core_type: type[SchedulerCore] = SchedulerCore,
-        checkers: list[type[Checker]] | None = None,
-        whole_trace: bool = False,
+        agent_type: type[AgentCore] = AgentCore,
+        checkers: Sequence[type[Checker]] | None = None,
+        traced: bool = False,
     ) -> None:
         from tests.simulation.checkers import ALL
 
         self.seed = seed
         self.rng = random.Random(seed)
-        self.mix = replace(Mix.draw(self.rng), **(changes or {}))  # what a test wants otherwise than drawn
-        self.core_type = core_type
+        self.mix = replace(Mix.draw(self.rng), **(changes or {}))
+        self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
+        self.core_type, self.agent_type = core_type, agent_type
         self.policy = Policy(
             self.mix.world_size,
-            "train.py",
+            JOB_NAME,
             (("WORKER_NUM", str(self.mix.world_size)),),
             cool_down_s=self.mix.cool_down_s,
             topo_timeout_s=self.mix.topo_timeout_s,
+            rebuild=self.mix.rebuilds,
         )
         self.now = 0.0
         self.is_calm = False
         self.events = 0
-        self.trace = Trace(whole=whole_trace)
-        self.note: Callable[..., None] = self._note
+        self.wipes = 0
+        self.trace = Trace()
+        self.note: Callable[..., None] = self._note if traced else _note_nothing
         self.happened: Counter[str] = Counter()
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
-        self._disks: dict[str, Checkpoints] = {}
+        self._disks: dict[tuple[str, str], Checkpoints] = {}
         self.workers: list[Worker] = []  # alive
         self.started: list[Worker] = []  # ever
         self.watch_loaded: list[Callable[[SchedulerCore], None]] = []
@@ -89,19 +106,26 @@ class World:
         self.watch_decided: list[Callable[[Event | None, Ready], None]] = []
         self.watch_echo: list[Callable[[Event, Ready], None]] = []
         self.watch_durable: list[Callable[[list[Record]], None]] = []
-        self.watch_said: list[Callable[[str, FromScheduler], None]] = []
         self.watch_agent: list[Callable[[Worker], None]] = []
-        self.watch_notice: list[Callable[[Worker, Notice], None]] = []
         self.watch_trained: list[Callable[[Group], None]] = []
         self.watch_calm: list[Callable[[], None]] = []
+        # What happens seldom is watched by its type: a record or an answer is decided, said, or told to a process.
+        self.when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = defaultdict(list)
+        self.when_answered: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
+        self.when_said: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
+        self.when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = defaultdict(list)
         self.host = SchedulerHost(self)
         self.network = Network(self, self.mix)
         self.groups = Groups(self)
         self.witness = Witness(self)
         self.checkers = [checker(self) for checker in (ALL if checkers is None else checkers)]
         self.operator = Operator(self)
-        self.faults = Faults(self)
+        self.faults = Faults(self, [planned for planned in self.schedule if planned.number not in leave_out])
         self.after(self.mix.chaos_s, self._calm_down)
+
+    def random_of(self, what: str) -> random.Random:
+        """Chance of its own, so that what happens elsewhere does not move it."""
+        return random.Random(f"{self.seed}/{what}")
 
     # ---- time
 
@@ -112,7 +136,8 @@ class World:
 
     def after(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan an action, from now."""
-        self.at(self.now + delay_s, action, *arguments)
+        self._planned += 1
+        heapq.heappush(self._agenda, (self.now + delay_s, self._planned, action, arguments))
 
     def run(self) -> Outcome:
         """To the job's end; raises :class:`Violation`, also for a core that breaks down."""
@@ -122,15 +147,16 @@ class World:
             raise
         except Exception as error:
             raise Violation("crash", f"{type(error).__name__}: {error}") from error
-        state = self.host.journal.load(compact=False)
-        return Outcome(self.seed, self.events, self.now, state.generation_number, state.term, self.happened)
+        witness = self.witness
+        return Outcome(self.seed, self.events, self.now, witness.generations, witness.terms, self.happened)
 
     def _run(self) -> None:
-        agenda, at_this_moment = self._agenda, 0
+        agenda, at_this_moment, pop = self._agenda, 0, heapq.heappop
         while not self.is_over():
-            when, _, action, arguments = heapq.heappop(agenda)
-            at_this_moment = at_this_moment + 1 if when == self.now else 0
-            self.now = when
+            when, _, action, arguments = pop(agenda)
+            if when > self.now:
+                self.now, at_this_moment = when, 0
+            at_this_moment += 1
             self.events += 1
             action(*arguments)
             if at_this_moment > MOST_AT_ONE_MOMENT or self.events > MOST_EVENTS:
@@ -138,11 +164,12 @@ class World:
 
     def is_over(self) -> bool:
         """The job is finished and every process has ended."""
-        return self.host.ended is EndKind.FINISHED and self.host.core is None and not self.workers
+        return not self.workers and self.host.core is None and self.host.ended is EndKind.FINISHED
 
     def _calm_down(self) -> None:
         self.note("calm", "faults stop")
         self.is_calm = True
+        self.host.path.disk.put_out_fuse()
         self.network.calm_down()
         self.operator.calm_down()
         for watch in self.watch_calm:
@@ -150,15 +177,27 @@ class World:
 
     # ---- what there is
 
-    def checkpoints_of(self, node: str) -> Checkpoints:
-        """The node's disk; it survives its processes."""
-        if node not in self._disks:
-            self._disks[node] = Checkpoints(self.mix.keep)
-        return self._disks[node]
+    def decided(self, event: Event | None, ready: Ready) -> None:
+        """The core has taken an event (none: its start) into account; nothing of it is durable or said yet."""
+        self.witness.decided(event, ready)
+        for watch in self.watch_decided:
+            watch(event, ready)
+        for record in ready.records:
+            for watch_record in self.when_recorded.get(type(record), ()):
+                watch_record(event, record)
+        for send in ready.sends:
+            for watch_answer in self.when_answered.get(type(send.message), ()):
+                watch_answer(send.session, send.message)
 
-    def start_worker(self, node: str) -> Worker:
+    def checkpoints_of(self, job: str, node: str) -> Checkpoints:
+        """The job's folder on the node's disk; it survives its processes."""
+        if (job, node) not in self._disks:
+            self._disks[job, node] = Checkpoints(self.mix.keep)
+        return self._disks[job, node]
+
+    def start_worker(self, node: str, **how: Any) -> Worker:
         """A new process of this node."""
-        worker = Worker(self, node, len(self.started) + 1)
+        worker = Worker(self, node, len(self.started) + 1, **how)
         self.note("worker", worker, "is started")
         self.workers.append(worker)
         self.started.append(worker)
@@ -167,6 +206,15 @@ class World:
     def worker_gone(self, worker: Worker) -> None:
         """The process is no more."""
         self.workers.remove(worker)
+
+    def wipe_recovery_path(self) -> None:
+        """Somebody deletes the journal while no scheduler runs: what comes next is another job."""
+        self.note("fault", "the recovery path is wiped")
+        self.wipes += 1
+        self.host.path.wipe()
+        self.witness.begin_job()
+        for checker in self.checkers:
+            checker.begin_job()
 
     def scheduler_left(self) -> None:
         """The scheduler's process ended by itself."""
@@ -180,3 +228,7 @@ class World:
     def count(self, kind: str) -> None:
         """One more of these happened."""
         self.happened[kind] += 1
+
+
+def _note_nothing(kind: str, *what: Any) -> None:
+    """Most runs pass, and nobody reads them; one that fails is run again, traced."""

@@ -24,7 +24,12 @@ class InterruptedHere(BaseException):
 @dataclass(frozen=True)
 class Call:
     name: str
-    target: str  # the last part of the path
+    path: Path
+
+    @property
+    def target(self) -> str:
+        """The last part of the path."""
+        return self.path.name
 
     def __str__(self) -> str:
         return f"{self.name} {self.target}"
@@ -39,6 +44,7 @@ class Disk:
     only: tuple[str, ...] = CALLS
     half_writes: bool = False
     every_one_after: bool = False
+    after_each: Callable[[Call], None] | None = None  # told of every call that succeeded
     calls: list[Call] = field(default_factory=list)
     matching: int = 0
 
@@ -83,13 +89,13 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
         original = originals[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            path = opened.get(args[0]) if isinstance(args[0], int) else Path(os.path.abspath(args[0]))  # noqa: PTH100
+            path = _path_of(args[0], kwargs.get("dir_fd", kwargs.get("src_dir_fd")), opened)
             if path is None or not path.is_relative_to(below) or (name == "open" and not _may_change(args)):
                 result = original(*args, **kwargs)
                 if name == "open" and path is not None:
                     opened[result] = path
                 return result
-            made = Call(name, path.name)
+            made = Call(name, path)
             if disk.note(made):
                 if name == "write" and disk.half_writes:
                     original(args[0], memoryview(args[1])[: len(args[1]) // 2])
@@ -98,6 +104,8 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
             result = original(*args, **kwargs)
             if name == "open":
                 opened[result] = path
+            if disk.after_each is not None:
+                disk.after_each(made)
             return result
 
         return call
@@ -114,6 +122,14 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
 def names_in(folder: Path) -> list[str]:
     """What lies in a folder, sorted."""
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def _path_of(named: Any, folder: int | None, opened: dict[int, Path]) -> Path | None:
+    """The path that a call's first argument means; none for a descriptor that was opened elsewhere."""
+    if isinstance(named, int):
+        return opened.get(named)
+    within = opened.get(folder, Path.cwd()) if folder is not None else Path.cwd()
+    return Path(os.path.normpath(within / named))
 
 
 def _may_change(open_arguments: tuple[Any, ...]) -> bool:

@@ -1,36 +1,63 @@
-"""Watchers of the invariants of DESIGN section 9, one small file per group; none takes part in what it watches.
+"""Watchers of the invariants of DESIGN section 9, one small file for each; none takes part in what it watches.
 
-Each keeps its own books from what it sees (``Witness`` holds those that several need), in true time, and raises
-:class:`Violation` with the invariant's name. It never asks the code under test what should have happened.
+Each keeps its own books from what it sees (``Witness`` and ``Line`` hold those that several need), in true time or, for
+what the scheduler measures, by the clock of its machine, and raises :class:`Violation` with the invariant's name. It
+never asks the code under test what should have happened.
 """
 
 from __future__ import annotations
 
 from tests.simulation.checkers.base import Checker
-from tests.simulation.checkers.fencing import Fencing
-from tests.simulation.checkers.finish import Finish
-from tests.simulation.checkers.generations import Generations
-from tests.simulation.checkers.journal import Journal
-from tests.simulation.checkers.leases import Leases
-from tests.simulation.checkers.liveness import Liveness
-from tests.simulation.checkers.restore import Restore
-from tests.simulation.checkers.rounds import Rounds
-from tests.simulation.checkers.seats import Seats
-from tests.simulation.checkers.speech import Speech
-from tests.simulation.checkers.waits import Waits
+from tests.simulation.checkers.l1_together import Together
+from tests.simulation.checkers.l2_let_in import LetIn
+from tests.simulation.checkers.l3_progress import Progress
+from tests.simulation.checkers.l4_no_dead_rounds import NoDeadRounds
+from tests.simulation.checkers.l5_end import TheEnd
+from tests.simulation.checkers.s01_one_holder import OneHolder
+from tests.simulation.checkers.s02_fixed_slots import FixedSlots
+from tests.simulation.checkers.s03_cool_down import CoolDown
+from tests.simulation.checkers.s04_journal import Journal
+from tests.simulation.checkers.s05_incarnations import Incarnations
+from tests.simulation.checkers.s06_fencing import Fencing
+from tests.simulation.checkers.s07_save_then_speak import SaveThenSpeak
+from tests.simulation.checkers.s08_one_view import OneView
+from tests.simulation.checkers.s09_restore_point import RestorePoint
+from tests.simulation.checkers.s10_kept_line import KeptLine
+from tests.simulation.checkers.s11_no_way_back import NoWayBack
+from tests.simulation.checkers.s12_round_ids import RoundIds
+from tests.simulation.checkers.s13_one_writer import OneWriter
+from tests.simulation.checkers.s14_world_size import WorldSize
+from tests.simulation.checkers.s15_other_jobs import OtherJobs
+from tests.simulation.checkers.s16_bounds import Bounds
+from tests.simulation.checkers.s17_no_extra_transition import NoExtraTransition
+from tests.simulation.checkers.s18_own_pauses import OwnPauses
+from tests.simulation.checkers.s19_finish import Finish
 
-ALL: list[type[Checker]] = [
+ALL: tuple[type[Checker], ...] = (
+    OneHolder,
+    FixedSlots,
+    CoolDown,
     Journal,
-    Seats,
-    Waits,
-    Leases,
+    Incarnations,
     Fencing,
-    Speech,
-    Generations,
-    Rounds,
-    Restore,
+    SaveThenSpeak,
+    OneView,
+    KeptLine,  # before S9, which a point of an abandoned line breaks too
+    RestorePoint,
+    NoWayBack,
+    RoundIds,
+    OneWriter,
+    WorldSize,
+    OtherJobs,
+    Bounds,
+    NoExtraTransition,
+    OwnPauses,
     Finish,
-    Liveness,
-]
+    Together,
+    LetIn,
+    Progress,
+    NoDeadRounds,
+    TheEnd,
+)
 
 __all__ = ["ALL", "Checker"]

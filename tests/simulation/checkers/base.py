@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from tests.simulation.trace import Violation
 
@@ -13,17 +13,22 @@ EPSILON_S = 1e-3
 
 
 class Checker:
-    """Subclasses append their methods to the world's ``watch_…`` lists."""
+    """Subclasses take their places to watch from in ``watch`` and empty their books in ``begin_job``."""
+
+    name: ClassVar[str]  # of the invariant, in DESIGN section 9
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.begin_job()
         self.watch()
+
+    def begin_job(self) -> None:
+        """The journal is empty: nothing of what was known before holds for the job that comes."""
 
     def watch(self) -> None:
         """Take the places to watch from."""
         raise NotImplementedError
 
-    @staticmethod
-    def violated(name: str, text: str) -> NoReturn:
-        """The invariant of this name does not hold."""
-        raise Violation(name, text)
+    def violated(self, text: str) -> NoReturn:
+        """The invariant does not hold."""
+        raise Violation(self.name, text)

@@ -1,20 +1,22 @@
 """The books several checkers need: who holds which seat, when it was last heard, and what the scheduler can know of it.
 
-Kept from the events handed to the core and from its records, in the world's true time, apart from the core's own books.
-A scheduler that dies forgets what was not durable, and so does the witness: what was accepted in the same group commit
-as a record that never reached the disk counts as never accepted (DESIGN S3: *durably* admitted).
+Kept from the events handed to the core and from its records, apart from the core's own books; times are those of the
+scheduler's machine, counted from the run's beginning. A scheduler that dies forgets what was not durable, and so does
+the witness: what was accepted in the same group commit as a record that never reached the disk counts as never accepted
+(DESIGN S3: *durably* admitted).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import Leave, Register
+from runtime.core.messages import Join, Leave, Register
 from runtime.core.ready import Ready
 from runtime.core.records import (
+    GenerationCommitted,
+    JobCreated,
     JobFinished,
     JobInterrupted,
     Record,
@@ -26,6 +28,7 @@ from runtime.core.records import (
     TermStarted,
 )
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from tests.simulation.checkers.line import Line
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Holder:
-    """One admitted incarnation. Times are the world's."""
+    """One admitted incarnation."""
 
     node: str
     session: str
@@ -46,11 +49,29 @@ class Holder:
     is_lost: bool = False
     has_left: bool = False
     is_gone: bool = False  # it said so, or it was seen dead
+    away_since: float | None = None  # the first close since its last accepted message, whether or not it was ever heard
 
     @property
     def quiet_since(self) -> float:
         """The last accepted message or observed close, whichever is later."""
         return self.accepted_at if self.closed_at is None else max(self.accepted_at, self.closed_at)
+
+    def copy(self) -> Holder:
+        """What is known of it now."""
+        return Holder(
+            self.node,
+            self.session,
+            self.incarnation,
+            self.slot,
+            self.accepted_at,
+            self.closed_at,
+            self.known_since,
+            self.is_heard,
+            self.is_lost,
+            self.has_left,
+            self.is_gone,
+            self.away_since,
+        )
 
 
 class Witness:
@@ -58,35 +79,48 @@ class Witness:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.terms = self.generations = 0  # of all jobs of the run
+        self.line = Line()
+        self.begin_job()
+        world.watch_loaded.append(self._loaded)
+        world.watch_durable.append(self._durable)
+
+    def begin_job(self) -> None:
+        """Nobody holds anything."""
+        self.job = ""
         self.holders: dict[str, Holder] = {}
-        self.replaced: list[tuple[Holder | None, SeatGranted]] = []  # by the last step: who held it, who holds it
+        self.by_session: dict[str, Holder] = {}  # the present ones
+        self.granted: list[tuple[Holder | None, SeatGranted]] = []  # by the last step: who held it, who holds it
+        self.lost: list[SeatLost] = []  # by the last step
+        self.retired: list[Holder] = []  # by the last step, as they were
         self.loaded_at = 0.0
         self.stalled_at = 0.0  # when the scheduler last said that it stood still
         self.is_ending = False
-        self._settled: dict[str, Holder] = {}
+        self._before: dict[str, Holder] = {}  # the batch that is not durable yet
         self._unsynced = 0
-        world.watch_loaded.append(self._loaded)
-        world.watch_decided.append(self._decided)
-        world.watch_durable.append(self._durable)
+        self.line.begin_job()
 
     def accepts(self, event: Event) -> Holder | None:
         """The holder whose live word this event is; None where it is nobody's, or a dead or replaced process's."""
         if not isinstance(event, Received):
             return None
         message = event.message
-        node = message.node if isinstance(message, Register) else message.sender.node
-        holder = self.holders.get(node)
-        if holder is None or holder.slot is None or holder.has_left or holder.is_gone:
-            return None
         if isinstance(message, Register):
-            return holder if message.session == holder.session and not self.is_ending else None
-        sender = message.sender
-        same = (sender.session, sender.incarnation) == (holder.session, holder.incarnation)
-        return holder if same and sender.job == "job" else None
+            holder = self.by_session.get(message.session)
+            is_its = holder is not None and holder.node == message.node and not self.is_ending
+            is_its = is_its and message.job in ("", self.job)
+        else:
+            sender = message.sender
+            holder = self.by_session.get(sender.session)
+            is_its = holder is not None and (sender.node, sender.incarnation) == (holder.node, holder.incarnation)
+            is_its = is_its and sender.job == self.job
+        if holder is None or not is_its or holder.slot is None or holder.has_left or holder.is_gone:
+            return None
+        return holder
 
     def holder_of_session(self, session: str) -> Holder | None:
         """The present holder with this session."""
-        return next((holder for holder in self.holders.values() if holder.session == session), None)
+        return self.by_session.get(session)
 
     def quiet_known_since(self, holder: Holder) -> float:
         """From when on this life of the scheduler can know that the holder was quiet."""
@@ -98,86 +132,89 @@ class Witness:
 
     def _loaded(self, core: SchedulerCore) -> None:
         """A new life knows what is on disk."""
-        self.loaded_at = self.stalled_at = self.world.now
+        self.loaded_at = self.stalled_at = self.world.host.clock
         self.is_ending = False
-        self._unsynced = 0
-        self.holders = {node: replace(holder, is_heard=False, is_gone=False) for node, holder in self._settled.items()}
+        self.job = core.state.job
+        if self._unsynced:
+            self._unsynced = 0
+            self.holders = self._before
+            self.by_session = {holder.session: holder for holder in self.holders.values()}
+        for holder in self.holders.values():
+            holder.is_heard = holder.is_gone = False
+            holder.away_since = None
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
-        now = self.world.now
-        touched = self._note(event, now) if event is not None else None
-        self.replaced = [*self._applied(ready.records, now)] if ready.records else []
+    def decided(self, event: Event | None, ready: Ready) -> None:
+        """Take a step of the core into account, before any checker does."""
+        now = self.world.host.clock
+        if not ready.records:
+            if event is not None:
+                self._note(event, now)
+            return
+        if not self._unsynced:
+            self._before = {node: holder.copy() for node, holder in self.holders.items()}
         self._unsynced += len(ready.records)
-        if not self._unsynced and touched is not None:
-            self._settled[touched.node] = copy(touched)
+        if event is not None:
+            self._note(event, now)
+        self.lost, self.retired = [], []
+        self.granted = [*self._applied(ready.records, now)]
 
-    def _note(self, event: Event, now: float) -> Holder | None:
-        """Take the event into account; whom it concerns."""
-        if isinstance(event, Stalled):
-            self.stalled_at = now
-            return None
-        if isinstance(event, Closed):
+    def _note(self, event: Event, now: float) -> None:
+        if isinstance(event, Received):
+            holder = self.accepts(event)
+            if holder is not None:
+                holder.accepted_at, holder.closed_at, holder.away_since = now, None, None
+                holder.is_heard, holder.known_since = True, None
+                holder.is_gone = isinstance(event.message, Leave)
+                if isinstance(event.message, Join):
+                    self.line.brought(event.message)
+        elif isinstance(event, Closed):
             holder = self.holder_of_session(event.session)
-            if holder is None or holder.slot is None or holder.has_left:
-                return None
-            holder.is_gone = holder.is_gone or event.gone
-            if holder.is_heard and holder.closed_at is None:
-                holder.closed_at = now
-            return holder
-        holder = self.accepts(event)
-        if holder is not None:
-            holder.accepted_at, holder.closed_at = now, None
-            holder.is_heard, holder.known_since = True, None
-            assert isinstance(event, Received)
-            holder.is_gone = isinstance(event.message, Leave)
-        return holder
+            if holder is not None and holder.slot is not None and not holder.has_left:
+                holder.is_gone = holder.is_gone or event.gone
+                holder.away_since = now if holder.away_since is None else holder.away_since
+                if holder.is_heard and holder.closed_at is None:
+                    holder.closed_at = now
+        elif isinstance(event, Stalled):
+            self.stalled_at = now
 
     def _applied(self, records: list[Record], now: float) -> Iterator[tuple[Holder | None, SeatGranted]]:
+        boots = self.world.host.boots
         for record in records:
             match record:
+                case JobCreated():
+                    self.job = record.job
                 case SeatGranted():
-                    yield self.holders.get(record.node), record
-                    self.holders[record.node] = Holder(
-                        record.node, record.session, record.incarnation, record.slot, now, is_heard=True
-                    )
+                    before = self.holders.get(record.node)
+                    if before is not None:
+                        self.by_session.pop(before.session, None)
+                    yield before, record
+                    holder = Holder(record.node, record.session, record.incarnation, record.slot, now, is_heard=True)
+                    self.holders[record.node] = self.by_session[record.session] = holder
                 case SeatLost():
                     holder = self.holders[record.node]
+                    if not holder.is_lost:
+                        self.lost.append(record)
                     holder.is_lost = True
-                    holder.known_since = (self.world.host.boots, self.quiet_known_since(holder))
+                    holder.known_since = (boots, self.quiet_known_since(holder))
                 case SeatResumed():
                     self.holders[record.node].is_lost = False
                 case SeatLeft():
                     self.holders[record.node].has_left = True
                 case SeatRetired():
+                    self.retired.append(self.holders[record.node].copy())
                     self.holders[record.node].slot = None
                 case TermStarted():
                     for holder in self.holders.values():
-                        if holder.known_since is None or holder.known_since[0] != self.world.host.boots:
-                            holder.known_since = (self.world.host.boots, self.loaded_at)
+                        if holder.known_since is None or holder.known_since[0] != boots:
+                            holder.known_since = (boots, self.loaded_at)
                 case JobInterrupted() | JobFinished():
                     self.is_ending = True
 
     def _durable(self, records: list[Record]) -> None:
-        self._unsynced -= len(records)
-        if self._unsynced <= 0:
-            self._unsynced = 0
-            self._settle()
-        else:  # the scheduler died in its fsync: of this batch only the records on disk have happened
-            self._take_prefix(records)
-
-    def _settle(self) -> None:
-        self._settled = {node: copy(holder) for node, holder in self.holders.items()}
-
-    def _take_prefix(self, records: list[Record]) -> None:
-        staged, self.holders = self.holders, {node: copy(holder) for node, holder in self._settled.items()}
-        for _ in self._applied(records, self.world.now):
-            pass
+        self._unsynced = 0
         for record in records:
-            if isinstance(record, SeatResumed):
-                holder, heard = self.holders[record.node], staged[record.node]
-                holder.accepted_at, holder.closed_at, holder.known_since = heard.accepted_at, heard.closed_at, None
-            elif isinstance(record, SeatLost):
-                since = record.since + self.world.host.booted_at
-                holder = self.holders[record.node]
-                holder.accepted_at, holder.known_since = since, (self.world.host.boots, since)
-        self._settle()
+            if isinstance(record, GenerationCommitted):
+                self.generations += 1
+                self.line.committed.append(record)
+            elif isinstance(record, TermStarted):
+                self.terms += 1

@@ -18,15 +18,20 @@ from runtime.core.state import JobState
 from tests.simulation.checkers.base import Checker
 
 
-class Speech(Checker):
+class SaveThenSpeak(Checker):
     """Compares every message with the journal at the moment it leaves."""
 
-    def watch(self) -> None:
+    name = "S7"
+
+    def begin_job(self) -> None:
         self._disk = JobState()
         self._seats: set[tuple[str, int, int]] = set()  # every (session, slot, incarnation) that is on disk
         self._generations: dict[int, GenerationCommitted] = {}
+
+    def watch(self) -> None:
         self.world.watch_durable.append(self._durable)
-        self.world.watch_said.append(self._said)
+        for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
+            self.world.when_said[kind].append(self._said)
 
     def _durable(self, records: list[Record]) -> None:
         for record in records:
@@ -38,7 +43,7 @@ class Speech(Checker):
 
     def _said(self, session: str, message: FromScheduler) -> None:
         if not self._is_backed(session, message):
-            self.violated("S7", f"{message} is said to {session}, and the journal does not hold it: {self._disk}")
+            self.violated(f"{message} is said to {session}, and the journal does not hold it: {self._disk}")
 
     def _is_backed(self, session: str, message: FromScheduler) -> bool:
         disk = self._disk
@@ -66,4 +71,4 @@ class Speech(Checker):
                 ended = disk.finished if message.kind is EndKind.FINISHED else bool(disk.interruptions)
                 return disk.term == message.term and ended
             case _:
-                return True
+                raise AssertionError(f"{type(message).__name__} is not watched")

@@ -1,49 +1,32 @@
-"""Broken cores, one fault each, and the checker that must name it: a simulation that cannot fail proves nothing.
+"""Cores with one decision replaced.
 
-A mutant is the real core with one decision replaced, so it breaks, and says so, when that decision moves elsewhere.
+A mutant is the real core otherwise, so it breaks, and says so, when that decision moves elsewhere.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from runtime.core.messages import FromWorker, Heartbeat, Join, Refusal, Register, RoundId
+from runtime.core.messages import (
+    FromWorker,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    Refusal,
+    Register,
+    RoundId,
+)
 from runtime.core.point import Point
 from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, Record, SeatGranted, TrainingFinished
+from runtime.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
 from runtime.core.restore import Joined, Restore, choose
 from runtime.core.scheduler import Event, SchedulerCore, Stalled
 from runtime.core.state import Seat
-from tests.simulation.trace import Violation
-from tests.simulation.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One broken core."""
-
-    name: str
-    caught_by: frozenset[str]  # the invariants one of which must be the first to fail
-    within_seeds: int
-    core_type: type[SchedulerCore]
-    patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → what stands there instead
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the drawn mix, where its fault shows seldom
-
-    def hunt(self, start: int, seeds: int) -> tuple[int, Violation] | None:
-        """The first of these seeds in which a checker notices, and what it says."""
-        with ExitStack() as stack:
-            for target, broken in self.patches.items():
-                stack.enter_context(mock.patch(target, broken))
-            for seed in range(start, start + seeds):
-                try:
-                    World(seed, core_type=self.core_type, changes=self.changes).run()
-                except Violation as violation:
-                    return seed, violation
-        return None
+from tests.simulation.mutants.mutant import Mutant
 
 
 class SpeaksFirst(SchedulerCore):
@@ -252,20 +235,110 @@ class ForgetsWhoWaits(SchedulerCore):
         self._leases.cool_down_left_s = lambda seat: max(left_s(seat), 0.5 if seat.lost else 0.0)  # type: ignore[method-assign]
 
 
+class TakesOneTooMany(SchedulerCore):
+    """Where the house is full, one more seat is put up."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        admission = self._admission
+        admission._take_over = lambda message, holders: admission._grant(  # type: ignore[method-assign]
+            message, self.policy.world_size
+        )
+
+
+class WelcomesStrangers(SchedulerCore):
+    """Job name, settings and job are not compared."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._admission._is_stranger = lambda message: None  # type: ignore[method-assign]
+
+
+class PilesUpDeadlines(SchedulerCore):
+    """Every message adds a deadline."""
+
+    def _receive(self, session: str, message: FromWorker) -> None:
+        super()._receive(session, message)
+        for seat in self._ledger.state.seats.values():
+            heapq.heappush(self._leases._deadlines, (self._ledger.now + 60.0, seat.node, seat.incarnation))
+
+
+class NamesWrongSources(SchedulerCore):
+    """Who lacks the point is sent to the next rank, whatever that one holds."""
+
+    def _finish_step(self) -> Ready:
+        ready = super()._finish_step()
+        ready.sends = [
+            replace(send, message=replace(send.message, source=(send.message.rank + 1) % send.message.world_size))
+            if isinstance(send.message, GenerationStarted)
+            else send
+            for send in ready.sends
+        ]
+        return ready
+
+
+class ForgetsItsRank(SchedulerCore):
+    """A member is told the rank after its own."""
+
+    def _finish_step(self) -> Ready:
+        ready = super()._finish_step()
+        ready.sends = [
+            replace(send, message=replace(send.message, rank=(send.message.rank + 1) % send.message.world_size))
+            if isinstance(send.message, GenerationStarted)
+            else send
+            for send in ready.sends
+        ]
+        return ready
+
+
+class CountsTheCoolDownFromTheLoss(SchedulerCore):
+    """Whoever was silent for a lease has waited as long, says this core."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        left_s = self._leases.cool_down_left_s
+        self._leases.cool_down_left_s = lambda seat: max(  # type: ignore[method-assign]
+            0.0, left_s(seat) - self.policy.node_timeout_s
+        )
+
+
+class RestartsEveryWait(SchedulerCore):
+    """A scheduler start begins every cool-down anew, though the journal proves how much of it is over."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for seat in self.state.seats.values():
+            seat.quiet_since = None
+
+
+def _same_term(record: Record) -> Record:
+    return replace(record, term=max(1, record.term - 1)) if isinstance(record, TermStarted) else record
+
+
+class TellsGenerationsToNobodyTwice(SchedulerCore):
+    """A member that missed the start of its generation is never told again."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._rendezvous.start = lambda seat: None  # type: ignore[method-assign]
+
+
 ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100, "cool_down_s": 0.0}
 LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 
-MUTANTS = [
+ZOMBIES = {"cool_down_s": 1.0, "rates_hz": {"worker stopped": 0.3, "duplicate started": 0.3}}
+
+MUTANTS: tuple[Mutant, ...] = (
     Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
     Mutant("generation not persisted", frozenset({"S4", "S7"}), 10, _write_with(_unwritten_generation)),
     Mutant("no cool-down", frozenset({"S3"}), 50, NoCoolDown),
-    Mutant("a refusal extends the wait", frozenset({"S3"}), 100, RefusalExtends),
+    Mutant("cool-down counted from the refusal", frozenset({"S3"}), 100, RefusalExtends),
     Mutant("a cool-down never ends", frozenset({"L1", "L2", "S3"}), 50, ForgetsWhoWaits),
     Mutant("incarnation not checked", frozenset({"S6"}), 100, TakesAnyIncarnation),
     Mutant("incarnation not raised", frozenset({"S5"}), 50, _write_with(_same_incarnation)),
     Mutant("the dead revived", frozenset({"S6", "S17"}), 100, RevivesTheDead),
-    Mutant("zombies not told", frozenset({"L1", "L5"}), 200, TellsNoZombie),
+    Mutant("zombies not told", frozenset({"L1", "L5"}), 300, TellsNoZombie, changes=ZOMBIES),
     Mutant("ranks move", frozenset({"S1", "S2"}), 50, MovesRanks),
     Mutant("round ids reused after a restart", frozenset({"S12"}), 50, CountsRoundsAnew),
     Mutant("a round's invitation is said once", frozenset({"L1"}), 200, InvitesOnce),
@@ -290,4 +363,13 @@ MUTANTS = [
         changes=ROLLBACKS,
     ),
     Mutant("finished with the first", frozenset({"S19"}), 50, FinishesWithTheFirst),
-]
+    Mutant("sources that do not hold the point", frozenset({"S9"}), 100, NamesWrongSources),
+    Mutant("a rank told to the wrong node", frozenset({"S14", "S8"}), 20, ForgetsItsRank),
+    Mutant("one seat too many", frozenset({"S14"}), 300, TakesOneTooMany),
+    Mutant("strangers welcome", frozenset({"S15"}), 100, WelcomesStrangers),
+    Mutant("deadlines pile up", frozenset({"S16"}), 20, PilesUpDeadlines),
+    Mutant("cool-down shorter by a lease", frozenset({"S3"}), 100, CountsTheCoolDownFromTheLoss),
+    Mutant("a restart begins every wait anew", frozenset({"S3", "S4"}), 100, RestartsEveryWait),
+    Mutant("term not raised", frozenset({"S4"}), 50, _write_with(_same_term)),
+    Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
+)

@@ -1,4 +1,4 @@
-"""S6 and S17: the words of a superseded process, and the same words twice, change nothing."""
+"""S6: a message of a superseded incarnation changes nothing, not even a lease."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.simulation.checkers.base import Checker
 class Fencing(Checker):
     """Compares the scheduler before and after every message that must change nothing."""
 
+    name = "S6"
+
     def watch(self) -> None:
         self._before_it: tuple[dict[str, Presence | None], str] | None = None
         self.world.watch_event.append(self._before)
         self.world.watch_decided.append(self._decided)
-        self.world.watch_echo.append(self._echo)
 
     def _is_superseded(self, event: Event) -> bool:
         if not isinstance(event, Received):
@@ -43,10 +44,6 @@ class Fencing(Checker):
             return
         before, self._before_it = self._before_it, None
         if ready.records:
-            self.violated("S6", f"{event} of a process without a seat made {ready.records}")
+            self.violated(f"{event} of a process without a seat made {ready.records}")
         if before != self._snapshot():
-            self.violated("S6", f"{event} of a process without a seat: {before} became {self._snapshot()}")
-
-    def _echo(self, event: Event, ready: Ready) -> None:
-        if ready.records:
-            self.violated("S17", f"{event}, heard a second time, made {ready.records}")
+            self.violated(f"{event} of a process without a seat: {before} became {self._snapshot()}")

@@ -1,4 +1,8 @@
-"""S17 for rounds: a generation is broken only for a cause, and words that come twice, late or out of order are none."""
+"""S17: duplicating or reordering any message adds no further transition.
+
+The same words twice in a row make no record and open no round; and a generation is broken only for a cause, so words
+that come twice, late or out of order are none.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,38 @@ from runtime.core.ready import Ready
 from runtime.core.records import GenerationCommitted
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
-from tests.simulation.worker import Worker
 
 OPENED = re.compile(r"round \d+\.\d+ opened: ")
 
 
-class Rounds(Checker):
-    """Looks at the members' processes whenever a round opens over a committed generation."""
+class NoExtraTransition(Checker):
+    """Looks at what an echo does, and at the members' processes whenever a round opens over a generation."""
+
+    name = "S17"
 
     def watch(self) -> None:
         self.world.watch_decided.append(self._decided)
+        self.world.watch_echo.append(self._echo)
+
+    def _echo(self, event: Event, ready: Ready) -> None:
+        opened = [note.text for note in ready.notes if OPENED.match(note.text)]
+        if ready.records or opened:
+            self.violated(f"{event}, heard a second time, made {ready.records} {opened}")
 
     def _decided(self, event: Event | None, ready: Ready) -> None:
+        if not ready.notes:
+            return
         core = self.world.host.core
         for note in ready.notes:
             if OPENED.match(note.text) and core is not None and core.state.generation is not None:
                 committed = core.state.generation
                 if all(self._goes_on(node, incarnation, committed) for node, incarnation in committed.members):
-                    self.violated("S17", f"{note.text}, at {event}, and every member of {committed} can go on")
+                    self.violated(f"{note.text}, at {event}, and every member of {committed} can go on")
 
     def _goes_on(self, node: str, incarnation: int, committed: GenerationCommitted) -> bool:
         """Whether this member is alive, holds its seat, and has not left the generation's group."""
         holder = self.world.witness.holders[node]
         if holder.incarnation != incarnation or holder.is_lost or holder.has_left or holder.slot is None:
             return False
-        worker: Worker | None = next((one for one in self.world.workers if one.session == holder.session), None)
+        worker = next((one for one in self.world.workers if one.session == holder.session), None)
         return worker is not None and worker.generation == committed.generation and worker.is_in_group()

@@ -1,4 +1,7 @@
-"""S4: terms and generations only rise, and what is on disk always replays to what the scheduler believes."""
+"""S4: terms and generations only rise, and what is on disk always replays to what the scheduler believes.
+
+Which records a crash may leave is judged where they are read (``RecoveryPath``), under the same name.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ from tests.simulation.checkers.base import Checker
 class Journal(Checker):
     """Replays every record as it becomes durable."""
 
-    def watch(self) -> None:
+    name = "S4"
+
+    def begin_job(self) -> None:
         self._state = JobState()
         self._term = self._generation = 0
+
+    def watch(self) -> None:
         self.world.watch_durable.append(self._durable)
         self.world.watch_loaded.append(self._loaded)
 
@@ -21,17 +28,17 @@ class Journal(Checker):
         for record in records:
             if isinstance(record, TermStarted):
                 if record.term <= self._term:
-                    self.violated("S4", f"term {record.term} after term {self._term}")
+                    self.violated(f"term {record.term} after term {self._term}")
                 self._term = record.term
             elif isinstance(record, GenerationCommitted):
                 if record.generation <= self._generation:
-                    self.violated("S4", f"generation {record.generation} after generation {self._generation}")
+                    self.violated(f"generation {record.generation} after generation {self._generation}")
                 self._generation = record.generation
             self._state.apply(record)
         core = self.world.host.core
-        if core is not None and not self.world.host.is_writing and core.state != self._state:
-            self.violated("S4", f"the journal says {self._state}, the scheduler believes {core.state}")
+        if core is not None and core.state != self._state:
+            self.violated(f"the journal says {self._state}, the scheduler believes {core.state}")
 
     def _loaded(self, core: SchedulerCore) -> None:
         if core.state != self._state:
-            self.violated("S4", f"the journal said {self._state}, a new scheduler reads {core.state}")
+            self.violated(f"the journal said {self._state}, a new scheduler reads {core.state}")

@@ -1,0 +1,50 @@
+"""The bounds of L1–L5: what may lawfully be waited for once faults have stopped, added up.
+
+A lease and a cool-down that begin when the faults stop, both again where the job itself had just been ended and its
+processes start anew, and the slowest process's preparations; all by the slowest clock there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+HEARTBEAT_INTERVAL_S = 1.0
+SOME_MESSAGES_S = 0.5
+END_GRACE_S = 10.0
+SLACK_S = 20.0
+
+
+def slowest(world: World) -> float:
+    """True seconds in one second of the slowest clock."""
+    return 1.0 / (1.0 - world.mix.clock_spread)
+
+
+def together_s(world: World) -> float:
+    """From the last fault to the first step of everybody."""
+    policy, mix = world.policy, world.mix
+    once = policy.cool_down_s + 3 * policy.node_timeout_s
+    return slowest(world) * (2 * once + END_GRACE_S) + 2 * mix.prepares_s + SLACK_S
+
+
+def advanced_s(world: World) -> float:
+    """From everybody's first step to a durable point that is newer than the one they started from."""
+    mix = world.mix
+    return (mix.save_every + 1) * mix.step_s + 2 * mix.saves_s + SLACK_S
+
+
+def finished_s(world: World) -> float:
+    """From everybody's first step to the last process's end, or else from TOPO_TIMEOUT after the job's."""
+    policy, mix = world.policy, world.mix
+    waits = 2 * policy.topo_timeout_s + policy.cool_down_s + 5 * policy.node_timeout_s
+    return mix.target_step * mix.step_s + mix.saves_s + slowest(world) * waits + SLACK_S
+
+
+def people(world: World) -> str:
+    """Where everybody is, for a violation's text."""
+    return "; ".join(
+        f"{worker} {worker.stage.value}, agent {worker.agent.activity.name}, generation {worker.generation}"
+        for worker in world.workers
+    )

@@ -1,0 +1,54 @@
+"""L2: every refused node that is no duplicate is in within ``retry_after_s`` + one interval of a living scheduler."""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import ToldToWait
+from runtime.core.messages import Refusal, Refused
+from tests.simulation.checkers.base import Checker
+from tests.simulation.checkers.deadlines import HEARTBEAT_INTERVAL_S, SOME_MESSAGES_S
+from tests.simulation.mix import Naming
+from tests.simulation.worker import Worker
+
+Basis = tuple[str, float]  # who holds the seat or held it last, and since when that one is quiet
+
+
+class LetIn(Checker):
+    """Plans one appointment for everybody who hears in quiet that a cool-down is not over."""
+
+    name = "L2"
+
+    def watch(self) -> None:
+        self._basis: dict[str, Basis] = {}  # session → what its last refusal was computed from
+        self.world.when_answered[Refused].append(self._refused)
+        self.world.when_noticed[ToldToWait].append(self._told)
+
+    def _refused(self, session: str, message: Refused) -> None:
+        self._basis.pop(session, None)
+        if self.world.is_calm and message.refusal is Refusal.COOLING_DOWN:
+            self._basis[session] = self._holder_of(session.split("#")[0])
+
+    def _told(self, worker: Worker, notice: ToldToWait) -> None:
+        basis = self._basis.get(worker.session)
+        if basis is not None:
+            # The worker waits by its own clock, the seat is free by the scheduler's; it may ask too early, and again.
+            slowest = max(1.0 / worker.rate, 1.0 / self.world.host.rate)
+            appointment = (notice.retry_after_s + HEARTBEAT_INTERVAL_S) * slowest + SOME_MESSAGES_S
+            self.world.after(appointment, self._must_be_in, worker, self.world.host.life, basis)
+
+    def _must_be_in(self, worker: Worker, life: int, basis: Basis) -> None:
+        core = self.world.host.core
+        if not worker.is_alive or core is None or life != self.world.host.life or worker.agent.seated:
+            return
+        if self._holder_of(worker.node) != basis:
+            return  # a rival was quicker, or the last one was heard once more
+        if core.phase() != "ending" and not self._somebody_else_has_it(worker):
+            self.violated(f"{worker} was told to wait, has waited, and has no seat: {core.phase()}")
+
+    def _holder_of(self, node: str) -> Basis:
+        holder = self.world.witness.holders.get(node)
+        return (holder.session, holder.quiet_since) if holder is not None else ("", 0.0)
+
+    def _somebody_else_has_it(self, worker: Worker) -> bool:
+        """A rival for the seat: another process of the node, or where any name will do, whoever asked first."""
+        rivals = any(one.node == worker.node and one is not worker for one in self.world.workers)
+        return rivals or self.world.mix.naming is Naming.FRESH

@@ -1,0 +1,55 @@
+"""The books of S8, S9 and S10: who brought which points into which round, and which points the job has kept.
+
+The line is walked back through the generations as they were committed; the records' own ``line`` is not looked at.
+"""
+
+from __future__ import annotations
+
+from runtime.core.messages import Join, RoundId
+from runtime.core.point import Point
+from runtime.core.records import GenerationCommitted
+
+
+class Line:
+    """One job's generations, and what their members held when they were formed."""
+
+    def __init__(self) -> None:
+        self.begin_job()
+
+    def begin_job(self) -> None:
+        """Nothing is committed."""
+        self.committed: list[GenerationCommitted] = []  # durably; generation g at g - 1
+        self._brought: dict[tuple[RoundId, str, int], Join] = {}
+
+    def brought(self, join: Join) -> None:
+        """A member has joined."""
+        self._brought[join.round, join.sender.node, join.sender.incarnation] = join
+
+    def join_of(self, round_: RoundId, node: str, incarnation: int) -> Join | None:
+        """What this member brought into this round."""
+        return self._brought.get((round_, node, incarnation))
+
+    def joins_of(self, record: GenerationCommitted) -> list[Join | None]:
+        """What each rank brought."""
+        return [self.join_of(record.round, node, incarnation) for node, incarnation in record.members]
+
+    def kept(self) -> dict[int, int | None]:
+        """Generation → its last step that was kept (None: all), of the line that the newest generation continues."""
+        kept: dict[int, int | None] = {}
+        last_step: int | None = None
+        generation = len(self.committed)
+        while generation > 0:
+            kept[generation] = last_step
+            start = self.committed[generation - 1].restore
+            if start is None:
+                break
+            generation, last_step = start.generation, start.step
+        return kept
+
+
+def is_kept(point: Point, kept: dict[int, int | None]) -> bool:
+    """Whether the point lies on that line."""
+    if point.generation not in kept:
+        return False
+    last_step = kept[point.generation]
+    return last_step is None or point.step <= last_step

@@ -1,0 +1,40 @@
+"""S2: a node's slot never changes until it is durably retired; at fixed size neither does its rank."""
+
+from __future__ import annotations
+
+from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired
+from runtime.core.scheduler import Event, SchedulerCore
+from tests.simulation.checkers.base import Checker
+
+
+class FixedSlots(Checker):
+    """Remembers each node's slot until it is retired."""
+
+    name = "S2"
+
+    def begin_job(self) -> None:
+        self._slots: dict[str, int] = {}
+
+    def watch(self) -> None:
+        self.world.watch_loaded.append(self._loaded)
+        self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SeatRetired].append(self._retired)
+        self.world.when_recorded[GenerationCommitted].append(self._committed)
+
+    def _loaded(self, core: SchedulerCore) -> None:
+        """What was granted and never durable was never told; the next life may decide otherwise."""
+        holders = self.world.witness.holders.values()
+        self._slots = {holder.node: holder.slot for holder in holders if holder.slot is not None}
+
+    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+        if self._slots.setdefault(record.node, record.slot) != record.slot:
+            self.violated(f"{record}, but the node had slot {self._slots[record.node]}")
+
+    def _retired(self, event: Event | None, record: SeatRetired) -> None:
+        if self._slots.pop(record.node, None) != record.slot:
+            self.violated(f"{record}, but the node did not have this slot")
+
+    def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
+        for rank, (node, _) in enumerate(record.members):
+            if self._slots.get(node) != rank:
+                self.violated(f"{record}: rank {rank} is {node}, whose slot is {self._slots.get(node)}")

@@ -1,0 +1,53 @@
+"""S3: nobody is seated before the cool-down is over, and a refusal says exactly how long and makes no wait longer."""
+
+from __future__ import annotations
+
+from runtime.core.messages import Refusal, Refused
+from runtime.core.records import SeatGranted, SeatRetired
+from runtime.core.scheduler import Event
+from tests.simulation.checkers.base import EPSILON_S, Checker
+from tests.simulation.checkers.witness import Holder
+
+SHORTEST_S = 0.05
+
+
+class CoolDown(Checker):
+    """Computes from its own books how long each seat, and each refused process, has to wait."""
+
+    name = "S3"
+
+    def watch(self) -> None:
+        self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SeatRetired].append(self._retired)
+        self.world.when_answered[Refused].append(self._refused)
+
+    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+        for old, granted in self.world.witness.granted:
+            if granted is record and old is not None and old.slot is not None:
+                self._must_be_free(old, record)
+
+    def _retired(self, event: Event | None, record: SeatRetired) -> None:
+        for old in self.world.witness.retired:
+            if old.node == record.node:
+                self._must_be_free(old, record)
+
+    def _must_be_free(self, old: Holder, record: SeatGranted | SeatRetired) -> None:
+        quiet_s = self.world.host.clock - old.quiet_since
+        if not old.has_left and quiet_s < self.world.policy.cool_down_s - EPSILON_S:
+            self.violated(f"{record}, {quiet_s:.3f} s after {old} was last heard")
+
+    def _refused(self, session: str, message: Refused) -> None:
+        if message.refusal not in (Refusal.ALIVE, Refusal.COOLING_DOWN):
+            return
+        witness, policy, now = self.world.witness, self.world.policy, self.world.host.clock
+        holder = witness.holders.get(session.split("#")[0])
+        if holder is None or holder.slot is None:
+            return  # a stranger waits for somebody's seat: whose, is for the core to choose
+        cool_down = max(0.0, witness.quiet_known_since(holder) + policy.cool_down_s - now)
+        renewed = max(holder.accepted_at, witness.loaded_at, witness.stalled_at)
+        lease = 0.0 if holder.is_lost else max(0.0, renewed + policy.node_timeout_s - now)
+        longest = max(cool_down, lease, SHORTEST_S)
+        if not cool_down - EPSILON_S <= message.retry_after_s <= longest + EPSILON_S:
+            self.violated(
+                f"{session} is told {message.retry_after_s:.3f} s, it is {cool_down:.3f} to {longest:.3f} s: {message}"
+            )

@@ -1,0 +1,104 @@
+"""S16: queues, history and journal stay within stated bounds.
+
+The bounds: who waits, at most one entry a process that asked; deadlines, one for every message that a seat can send
+within a lease (entries of one seat merge when no message came between them) and one for every grant and close since
+they were last judged; an open round, one entry a seat; records of seats, one a node that was ever seated; the journal,
+what the shell compacts at; the folder, one journal and as many torn ends as are kept.
+"""
+
+from __future__ import annotations
+
+from runtime.core.messages import Admitted, GenerationStarted, RoundOpened
+from runtime.core.ready import Ready
+from runtime.core.records import SeatGranted, SeatResumed
+from runtime.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
+from runtime.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
+from runtime.store.journal import MAX_TORN_FILES
+from tests.simulation.checkers.base import Checker
+
+DEADLINES_A_SEAT = 24  # a heartbeat a second for five seconds, and what duplicates, echoes and joins come to
+
+
+class Bounds(Checker):
+    """Measures what the core and the folder hold, whenever deadlines were judged or a start has read the journal."""
+
+    name = "S16"
+
+    def begin_job(self) -> None:
+        self._nodes: set[str] = set()  # ever seated
+        self._pushed = 0
+
+    def watch(self) -> None:
+        self.world.watch_loaded.append(self._loaded)
+        self.world.watch_decided.append(self._decided)
+        self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SeatResumed].append(self._resumed)
+        for kind in (Admitted, RoundOpened, GenerationStarted):
+            self.world.when_said[kind].append(self._said)
+
+    def _loaded(self, core: SchedulerCore) -> None:
+        self._pushed = 0
+        names = self.world.host.path.disk.names()
+        torn = [name for name in names if name.startswith("journal.torn-")]
+        if len(torn) > MAX_TORN_FILES or len(names) > len(torn) + 1:
+            self.violated(f"after a start the folder holds {names}")
+
+    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+        self._nodes.add(record.node)
+        self._pushed += 1
+
+    def _resumed(self, event: Event | None, record: SeatResumed) -> None:
+        self._pushed += 1
+
+    def _decided(self, event: Event | None, ready: Ready) -> None:
+        if isinstance(event, Closed):
+            self._pushed += 1
+        elif isinstance(event, Tick):
+            self._measure()
+            self._pushed = 0
+
+    def _measure(self) -> None:
+        core = self.world.host.core
+        assert core is not None
+        state, world_size = core.state, self.world.policy.world_size
+        sizes = _sizes(core)
+        asked = len(self.world.started) + self.world.happened["message forged"]
+        most = {
+            "pending": asked,
+            "refused": asked,
+            "deadlines": DEADLINES_A_SEAT * len(state.seats) + self._pushed,
+            "joined": world_size,
+            "blobs": world_size,
+            "done": world_size,
+            "fenced": MAX_FENCED,
+            "seats": len(self._nodes),
+            "slots": world_size,
+            "interruptions": KEPT_INTERRUPTIONS,
+            "line": KEPT_CUTS,
+        }
+        for what, size in sizes.items():
+            if size > most[what]:
+                self.violated(f"{what}: {size}, at most {most[what]} are expected")
+
+    def _said(self, session: str, message: object) -> None:
+        path = self.world.host.path
+        if path.size_bytes > path.most_bytes:
+            self.violated(f"the journal has {path.size_bytes} bytes, it should be compacted at {path.most_bytes}")
+
+
+def _sizes(core: SchedulerCore) -> dict[str, int]:
+    """How much the core keeps of everything that grows."""
+    state, round_ = core.state, core._rendezvous.round
+    return {
+        "pending": len(core._admission.pending),
+        "refused": len(core._admission.refused),
+        "deadlines": len(core._leases._deadlines),
+        "joined": len(round_.joined) if round_ is not None else 0,
+        "blobs": len(core._rendezvous._blobs),
+        "done": len(core._done),
+        "fenced": len(core._fenced),
+        "seats": len(state.seats),
+        "slots": len(state.by_slot),
+        "interruptions": len(state.interruptions),
+        "line": len(state.generation.line) if state.generation else 0,
+    }

@@ -1,0 +1,52 @@
+"""S19: training is finished when every member's last commit is durable, and nobody returns before that is written."""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import Over
+from runtime.core.point import Point
+from runtime.core.records import JobFinished, Record, TrainingFinished
+from runtime.core.scheduler import Event, SchedulerCore
+from tests.simulation.checkers.base import Checker
+from tests.simulation.worker import Worker
+
+
+class Finish(Checker):
+    """Looks at the members' disks when the scheduler says that all is done."""
+
+    name = "S19"
+
+    def begin_job(self) -> None:
+        self._final: Point | None = None
+        self._is_final = False  # as this life of the scheduler believes
+
+    def watch(self) -> None:
+        self.world.watch_loaded.append(self._loaded)
+        self.world.watch_durable.append(self._durable)
+        self.world.when_recorded[TrainingFinished].append(self._finished)
+        self.world.when_recorded[JobFinished].append(self._job_finished)
+        self.world.when_noticed[Over].append(self._over)
+
+    def _loaded(self, core: SchedulerCore) -> None:
+        self._is_final = self._final is not None
+
+    def _durable(self, records: list[Record]) -> None:
+        for record in records:
+            if isinstance(record, TrainingFinished):
+                if self._final not in (None, record.point):
+                    self.violated(f"finished twice: at {self._final} and at {record.point}")
+                self._final = record.point
+
+    def _finished(self, event: Event | None, record: TrainingFinished) -> None:
+        self._is_final = True
+        witness = self.world.witness
+        for node, _ in witness.line.committed[-1].members:
+            if not self.world.checkpoints_of(witness.job, node).was_saved(record.point):
+                self.violated(f"{record}, but {node} has never saved it")
+
+    def _job_finished(self, event: Event | None, record: JobFinished) -> None:
+        if self.world.witness.line.committed and not self._is_final:
+            self.violated("JobFinished, and what was trained is not finished")
+
+    def _over(self, worker: Worker, notice: Over) -> None:
+        if worker.agent.job == self.world.witness.job and notice.point != self._final:
+            self.violated(f"{worker} returns at {notice.point}; finished is {self._final}")

@@ -1,0 +1,125 @@
+"""What a run's world is like: sizes, timings and probabilities, drawn from the seed, other ones for every run.
+
+A run with every fault at once finds less than many runs with a few each (swarm testing: Groce et al., ISSTA 2012), so
+each kind is switched off in more than half of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass
+
+
+class Naming(enum.Enum):
+    """What NODE_ID the operator gives."""
+
+    SLOTS = "digits"
+    NAMES = "names"
+    FRESH = "a new name at every start"
+
+
+# How often each kind of fault usually happens in a run that has it, in seconds.
+USUALLY_EVERY_S = {
+    "worker killed": 7.0,
+    "several killed at once": 20.0,
+    "scheduler killed": 10.0,
+    "everything killed": 45.0,
+    "scheduler crash-loops": 30.0,
+    "power lost": 25.0,
+    "second scheduler started": 20.0,
+    "recovery path wiped": 40.0,
+    "worker stopped": 7.0,
+    "scheduler stopped": 10.0,
+    "connection broken": 4.0,
+    "partition": 12.0,
+    "duplicate started": 15.0,
+    "stranger started": 15.0,
+    "message forged": 5.0,
+    "exception raised": 15.0,
+    "worker terminated": 20.0,
+    "stop asked for": 45.0,
+    "disk lost": 20.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One run's world. Durations in seconds of true time."""
+
+    world_size: int
+    naming: Naming
+    cool_down_s: float
+    topo_timeout_s: float
+    chaos_s: float
+    quiet_start_s: float  # before the first fault of a process
+    target_step: int
+    save_every: int
+    step_s: float
+    saves_s: float
+    prepares_s: float
+    keep: int
+    has_own_parts: bool
+    breaks_sockets: bool  # whoever leaves a collective tells its neighbours so
+    addresses_early: float  # the part of the processes that bring their address into the round
+    is_ordered: bool
+    has_stragglers: bool
+    p_drop: float
+    p_duplicate: float
+    p_slow: float
+    slow_s: float
+    fsync_s: float
+    p_torn: float  # how often a process dies at its disk or between two words
+    has_disk_errors: bool
+    compact_bytes: int
+    rebuilds: bool  # whether a lost journal may be made anew from the workers; the books of JobRebuilt are to come
+    p_echo: float
+    scheduler_rate: float  # seconds of its clock in one true second
+    clock_spread: float  # how far the workers' clocks are off, as a part of one
+    sweep_s: float  # how often the operator looks
+    rates_hz: dict[str, float]  # fault → events per second
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Mix:
+        """A mix for this seed."""
+        quiet = rng.random() < 0.4  # connections as good as TCP's: then the processes are what fails
+        scale = rng.choice((0.3, 1.0, 1.0, 2.0))
+        chaos_s, step_s = rng.choice((10.0, 25.0, 25.0, 60.0, 110.0)) * rng.uniform(0.7, 1.3), rng.choice((0.3, 1.0))
+        clock_spread = rng.choice((0.0, 0.0, 1e-4, 0.05, 0.3))
+        return cls(
+            world_size=rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)),
+            naming=rng.choice((Naming.SLOTS, Naming.SLOTS, Naming.NAMES, Naming.FRESH)),
+            cool_down_s=rng.choice((0.0, 1.0, 1.0, 5.0, 30.0)),
+            topo_timeout_s=rng.choice((60.0, 150.0)),
+            chaos_s=chaos_s,
+            quiet_start_s=rng.choice((0.0, 0.0, 8.0)),
+            target_step=3 + int(chaos_s * rng.choice((0.1, 0.4, 0.7)) / step_s),
+            save_every=rng.choice((1, 3, 5, 10)),
+            step_s=step_s,
+            saves_s=rng.choice((0.01, 0.3, 3.0)),
+            prepares_s=rng.choice((0.1, 1.0, 8.0)),
+            keep=rng.choice((2, 3, 100)),
+            has_own_parts=rng.random() < 0.3,
+            breaks_sockets=rng.random() < 0.5,
+            addresses_early=rng.choice((0.0, 0.5, 1.0)),
+            is_ordered=quiet or rng.random() < 0.5,
+            has_stragglers=not quiet and rng.random() < 0.5,
+            p_drop=0.0 if quiet else rng.choice((0.0, 0.02, 0.2)),
+            p_duplicate=0.0 if quiet else rng.choice((0.0, 0.05, 0.3)),
+            p_slow=0.0 if quiet else rng.choice((0.0, 0.0, 0.02, 0.1)),
+            slow_s=rng.choice((2.0, 10.0, 60.0)),
+            fsync_s=rng.choice((0.0, 0.0, 0.01, 0.3, 3.0)),
+            p_torn=rng.choice((0.0, 0.02, 0.1)),
+            has_disk_errors=rng.random() < 0.5,
+            compact_bytes=rng.choice((500, 4_000, 1 << 22)),
+            rebuilds=False,
+            p_echo=rng.choice((0.0, 0.05)),
+            scheduler_rate=1.0 + rng.uniform(-clock_spread, clock_spread),
+            clock_spread=clock_spread,
+            sweep_s=rng.choice((2.0, 5.0, 20.0)),
+            rates_hz={
+                kind: scale * rng.choice((1.0, 0.3)) / usually_every_s
+                for kind, usually_every_s in USUALLY_EVERY_S.items()
+                if rng.random() < 0.35
+            },
+        )

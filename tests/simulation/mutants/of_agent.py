@@ -1,0 +1,150 @@
+"""Agents with one decision replaced: a worker that believes too much, says too little, or does not let go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from runtime.core.agent import AgentCore
+from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
+from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
+from runtime.core.point import Point
+from tests.simulation.mutants.mutant import Mutant
+
+
+class BelievesStaleWords(AgentCore):
+    """Neither the term nor the incarnation of a message is compared."""
+
+    def _is_for_me(self, term: int, incarnation: int) -> bool:
+        return self.seated
+
+
+class TakesAnyGeneration(AgentCore):
+    """A generation begins whenever it is told, also an old one, and one of a round that was not joined."""
+
+    def _generation_started(self, message: GenerationStarted) -> None:
+        self.generation, self._joined = 0, message.round
+        super()._generation_started(message)
+
+
+class RegistersOnce(AgentCore):
+    """After a broken connection it goes on as if nothing had happened."""
+
+    def _dispatch(self, event: Any) -> None:
+        if isinstance(event, Connected) and self.seated:
+            self._connected = self._registered = True
+        else:
+            super()._dispatch(event)
+
+
+class HeartbeatsSayLittle(AgentCore):
+    """A heartbeat does not say where the sender is."""
+
+    def step(self, event: Any, now: float) -> AgentReady:
+        ready = super().step(event, now)
+        ready.sends = [
+            replace(send, activity=Activity.TRAINING) if isinstance(send, Heartbeat) else send for send in ready.sends
+        ]
+        return ready
+
+
+class HoldsOnToItsGroup(AgentCore):
+    """The process is not told to leave its group when a round opens."""
+
+    def step(self, event: Any, now: float) -> AgentReady:
+        ready = super().step(event, now)
+        ready.notices = [notice for notice in ready.notices if not isinstance(notice, BreakGroup)]
+        return ready
+
+
+class DeafToFencing(AgentCore):
+    """A process whose seat was given away stays."""
+
+    def _hear(self, message: Any) -> None:
+        if not isinstance(message, Fenced):
+            super()._hear(message)
+
+
+class JoinsFromWithinItsGroup(AgentCore):
+    """It joins the round at once with what it entered with, while its process still trains."""
+
+    def _generation_started(self, message: GenerationStarted) -> None:
+        entered = self._entered
+        super()._generation_started(message)
+        self._last_entered = entered or getattr(self, "_last_entered", None)
+
+    def _round_opened(self, message: RoundOpened) -> None:
+        super()._round_opened(message)
+        if self._entered is None and getattr(self, "_last_entered", None) is not None and self._registered:
+            self._entered = self._last_entered
+            self._join()
+
+
+class DoneBeforeItIs(AgentCore):
+    """It says that its last commit is durable as soon as its group stands."""
+
+    def _dispatch(self, event: Any) -> None:
+        super()._dispatch(event)
+        if isinstance(event, Trains) and self.activity is Activity.TRAINING:
+            self._become(Activity.DONE)
+
+
+class ReturnsAlone(AgentCore):
+    """``elastic.run`` returns when this rank is through."""
+
+    def _dispatch(self, event: Any) -> None:
+        super()._dispatch(event)
+        if isinstance(event, Completed) and self.activity is Activity.DONE:
+            self._ready.notices.append(Over(Point(event.step, event.generation)))
+
+
+class WaitsTooLong(AgentCore):
+    """It asks for its seat again after twice the time it was told, and some."""
+
+    def _refused(self, message: Refused) -> None:
+        super()._refused(message)
+        self._ask_at += message.retry_after_s + 5.0
+
+
+class StaysInItsRound(AgentCore):
+    """Having joined a round, it joins no other before its generation has begun."""
+
+    def _round_opened(self, message: RoundOpened) -> None:
+        if self.activity is not Activity.WAITING or self._joined is None or self._joined.term == message.round.term:
+            super()._round_opened(message)
+
+
+class PublishesOnce(AgentCore):
+    """Its address is said once: if that is lost, so is the group."""
+
+    def _publish(self) -> None:
+        super()._publish()
+        self._blob = None
+
+
+ZOMBIES = {"cool_down_s": 1.0, "rates_hz": {"worker stopped": 0.3, "duplicate started": 0.3}}
+NEWS = {"p_drop": 0.2}
+STALE = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "p_duplicate": 0.3}
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("agent: stale message accepted", frozenset({"S11", "S8", "S1"}), 300, agent_type=BelievesStaleWords),
+    Mutant(
+        "agent: any generation begun",
+        frozenset({"S8", "S11"}),
+        300,
+        agent_type=TakesAnyGeneration,
+        changes=STALE,
+    ),
+    Mutant("agent: registers once", frozenset({"L1", "L4", "L5", "S18"}), 100, agent_type=RegistersOnce),
+    Mutant("agent: heartbeats say little", frozenset({"L1", "L5"}), 50, agent_type=HeartbeatsSayLittle),
+    Mutant("agent: group not left", frozenset({"L1", "S11"}), 100, agent_type=HoldsOnToItsGroup),
+    Mutant("agent: deaf to fencing", frozenset({"L1", "L5"}), 300, agent_type=DeafToFencing, changes=ZOMBIES),
+    Mutant(
+        "agent: joins while it trains", frozenset({"S8", "S9", "S11", "L1"}), 100, agent_type=JoinsFromWithinItsGroup
+    ),
+    Mutant("agent: done before it is", frozenset({"S19"}), 50, agent_type=DoneBeforeItIs),
+    Mutant("agent: returns alone", frozenset({"S19"}), 20, agent_type=ReturnsAlone),
+    Mutant("agent: waits too long", frozenset({"L2"}), 300, agent_type=WaitsTooLong),
+    Mutant("agent: stays in a dead scheduler's round", frozenset({"L1", "L4"}), 300, agent_type=StaysInItsRound),
+    Mutant("agent: address said once", frozenset({"L1"}), 300, agent_type=PublishesOnce, changes=NEWS),
+)

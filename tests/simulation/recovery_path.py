@@ -1,0 +1,125 @@
+"""RECOVERY_PATH in the simulation: the real journal over the simulated disk, and the lock beside it.
+
+The lock is modelled (the kernel's: it ends with its holder), the journal is ``runtime.store.journal`` itself. The one
+idea: this side remembers which bytes the journal must hold, so whatever a crash leaves is compared with what may be
+left: everything whose append returned, and of the append in progress all or nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+
+from runtime.core.records import SCHEMA, Record, TrainingFinished
+from runtime.errors import JournalDamagedError, ProtocolError
+from runtime.store.journal import Journal
+from tests.simulation.disk import Disk
+from tests.simulation.trace import Violation
+
+unpack = lru_cache(maxsize=4096)(SCHEMA.unpack)  # a pure function of bytes, and every life reads the same ones
+
+
+class RecoveryPath:
+    """The folder that outlives schedulers."""
+
+    def __init__(self, rng: random.Random, compact_bytes: int) -> None:
+        self.disk = Disk(rng)
+        self.lock_holder: int | None = None  # the process's number
+        self.writer: int | None = None  # the process whose calls reach the disk now
+        self.torn_tails = 0
+        self.compactions = 0
+        self._rng = rng
+        self._compact_bytes = compact_bytes
+        self._journal: Journal | None = None
+        self._sure: list[bytes] = []  # appends that returned, or the last snapshot and what came after it
+        self._perhaps: list[bytes] = []  # of an append that did not return
+        self._perhaps_instead: list[bytes] | None = None  # a snapshot that did not return
+
+    @property
+    def size_bytes(self) -> int:
+        """The journal's size; 0 where no process has it open."""
+        return self._journal.size_bytes if self._journal is not None else 0
+
+    @property
+    def most_bytes(self) -> int:
+        """The size at which the shell compacts."""
+        assert self._journal is not None
+        return max(self._compact_bytes, 4 * self._journal.compacted_bytes)
+
+    def is_finished(self) -> bool:
+        """Whether the end of the training is on the disk for sure."""
+        return any(isinstance(unpack(payload), TrainingFinished) for payload in self._sure)
+
+    # ---- the lock
+
+    def take_lock(self, process: int) -> bool:
+        """Whether this process may write from now on."""
+        if self.lock_holder is None:
+            self.lock_holder = process
+        return self.lock_holder == process
+
+    def process_died(self, process: int) -> None:
+        """The kernel lets its lock go."""
+        if self.lock_holder == process:
+            self.lock_holder = None
+        if self.writer == process:
+            self._journal = None
+
+    # ---- the journal
+
+    def open(self, process: int) -> tuple[list[Record], list[Record]]:
+        """What a scheduler start reads: all records, and those of them that the dead one did not know to be durable."""
+        self.writer = process
+        try:
+            with self.disk.mounted():
+                self._journal, payloads = Journal.open(self.disk.folder)  # type: ignore[arg-type]
+        except JournalDamagedError as error:
+            raise Violation("S4", f"a crash left a journal that cannot be read: {error}") from None
+        self.torn_tails += self._journal.torn_tail is not None
+        survived = self._survived(payloads)
+        self._sure, self._perhaps, self._perhaps_instead = list(payloads), [], None
+        return [unpack(payload) for payload in payloads], [unpack(payload) for payload in survived]
+
+    def _survived(self, payloads: Sequence[bytes]) -> Sequence[bytes]:
+        if payloads in (self._sure, self._perhaps_instead):
+            return []
+        if payloads == self._sure + self._perhaps:
+            return self._perhaps
+        read, sure, perhaps = ([_shown(one) for one in some] for some in (payloads, self._sure, self._perhaps))
+        raise Violation("S4", f"the journal holds {read}; written were {sure} and perhaps {perhaps}")
+
+    def append(self, process: int, records: Sequence[Record]) -> None:
+        """Returns when the records are durable; otherwise the process is dead or told that the disk refuses."""
+        assert self._journal is not None
+        self.writer = process
+        self._perhaps = [SCHEMA.pack(record) for record in records]
+        with self.disk.mounted():
+            self._journal.append(self._perhaps)
+        self._sure += self._perhaps
+        self._perhaps = []
+
+    def is_large(self) -> bool:
+        """Whether the shell's rule says that it is time to compact."""
+        return self.size_bytes > self.most_bytes
+
+    def compact(self, snapshot: Sequence[Record]) -> None:
+        """Replace the journal by a snapshot of the state."""
+        assert self._journal is not None
+        self._perhaps_instead = [SCHEMA.pack(record) for record in snapshot]
+        with self.disk.mounted():
+            self._journal.compact(self._perhaps_instead)
+        self._sure, self._perhaps_instead = self._perhaps_instead, None
+        self.compactions += 1
+
+    def wipe(self) -> None:
+        """Somebody deletes the folder while no scheduler runs."""
+        self.disk.wipe()
+        self._sure, self._perhaps, self._perhaps_instead = [], [], None
+
+
+def _shown(payload: bytes) -> str:
+    try:
+        return str(unpack(payload))
+    except ProtocolError as error:
+        return f"{payload!r} ({error})"
