@@ -39,6 +39,7 @@ __all__ = [
     "publish",
     "read",
     "require_secret",
+    "secret_environment",
 ]
 
 PREFIX = "MS_"
@@ -70,6 +71,7 @@ class Settings:
     sched_bind: str | None
     node_id: str | None
     enable_recovery: bool
+    rebuild: bool
     recovery_path: Path
     register_cooldown_s: float
     heartbeat_interval_s: float
@@ -288,11 +290,11 @@ def _is_literal(address: str) -> bool:
 
 
 def _listening_problem(found: str) -> str:
-    built = _BY_NAME["CLUSTER_SECRET"].capability.built
     return (
         f"{found}: anyone who reaches a scheduler beyond loopback could join or end its job; expected CLUSTER_SECRET "
-        f"or CLUSTER_SECRET_FILE{'' if built else ' (not built yet in this release)'}, or CLUSTER_INSECURE=1 on a "
-        "network you trust. Mend: export CLUSTER_INSECURE=1, or export SCHED_HOST=127.0.0.1 and unset SCHED_BIND"
+        "or CLUSTER_SECRET_FILE, or CLUSTER_INSECURE=1 on a network you trust. Mend: export CLUSTER_SECRET_FILE=<a "
+        "file with the same secret for every process>, or export CLUSTER_INSECURE=1, or export SCHED_HOST=127.0.0.1 "
+        "and unset SCHED_BIND"
     )
 
 
@@ -310,6 +312,12 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
 def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The part of ``environ`` that a restart of the job needs, as found: no secret, nothing of one process alone."""
     return {name: text for name, text in environ.items() if any(fnmatchcase(name, kept) for kept in KEPT_NAMES)}
+
+
+def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of ``environ`` that holds secrets by value, as found: for a process's own reading, never to be kept."""
+    names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
+    return {name: environ[name] for name in names if environ.get(name)}
 
 
 def publish(

@@ -24,6 +24,7 @@
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
     ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
+    ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
 
@@ -55,6 +56,7 @@ __all__ = [
     "SameBitsError",
     "SchedulerLeftError",
     "SchedulerUnreachableError",
+    "SecretError",
     "SettingsError",
     "StoreError",
     "StuckError",
@@ -170,6 +172,12 @@ class SchedulerLeftError(SameBitsError):
     """The scheduler was asked to end (SIGTERM); the job goes on, and another scheduler may take it up."""
 
     exit_code = 84
+
+
+class SecretError(SameBitsError):
+    """The scheduler has another CLUSTER_SECRET than this process, or only one of the two has any."""
+
+    exit_code = 85
 
 
 class StuckError(SameBitsError):

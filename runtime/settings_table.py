@@ -63,7 +63,7 @@ def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text
     def parse(text: str) -> int:
         parse_first(text)
         # int() alone takes 1_000 and any script's digits, and raises on thousands of them.
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) or not low <= int(text) <= high:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) or not low <= int(text.strip()) <= high:
             raise WrongValueError()
         return int(text.strip())
 
@@ -162,7 +162,7 @@ _PORT = _whole(1, 65535, _explain_service_link)
 _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
-_SECRET = Kind("a secret text", "密钥文本", str)
+_SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
 
@@ -186,11 +186,7 @@ _ELASTIC = Capability(
     "a world that shrinks and grows", built=False, meanwhile="the world has WORKER_NUM workers, or waits for them"
 )
 _SPARES = Capability("spares", built=False, meanwhile="a killed worker is started again with `bash scripts/recover.sh`")
-_AUTHENTICATION = Capability(
-    "authentication",
-    built=False,
-    meanwhile="stay on loopback, or export CLUSTER_INSECURE=1 on a network you trust",
-)
+_AUTHENTICATION = Capability("authentication")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +253,12 @@ VARIABLES: tuple[Variable, ...] = (
         "`1`: killed processes can come back to the same bits. `0`: a death ends the job with its cause.",
         "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",
         shown_default=("0 (`run.sh` exports 1 unless set)", "0（未设置时 `run.sh` 导出 1）"), scope=Scope.JOB,
+    ),
+    Variable(
+        "REBUILD", "rebuild", _SWITCH, "1", _RECOVERY,
+        "`1`: a scheduler that finds RECOVERY_PATH empty takes up the job that most living workers report.",
+        "`1`：RECOVERY_PATH 为空时，scheduler 依据多数存活 worker 的一致报告重建作业。",
+        shown_default=("1 (`run.sh` exports 0)", "1（`run.sh` 导出 0）"), scope=Scope.PROCESS,
     ),
     Variable(
         "RECOVERY_PATH", "recovery_path", _FOLDER, "./recovery", _RECOVERY,
@@ -335,14 +337,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,
-        "Secret of the cluster: authentication and encryption; wins over CLUSTER_SECRET_FILE.",
-        "集群密钥：认证与加密；优先于 CLUSTER_SECRET_FILE。",
+        "The cluster's secret: authenticates and encrypts, the same for every process; wins over CLUSTER_SECRET_FILE.",
+        "集群密钥：认证与加密，各进程须相同；优先于 CLUSTER_SECRET_FILE。",
         secret=True,
     ),
     Variable(
         "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
-        "File that holds the secret.",
-        "存放密钥的文件。",
+        "File that holds the secret, for `recover.sh` to find it again.",
+        "存放密钥的文件，`recover.sh` 可据此找回密钥。",
     ),
     Variable(
         "CLUSTER_INSECURE", "cluster_insecure", _SWITCH, "0", _INSECURE,

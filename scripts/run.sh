@@ -71,7 +71,7 @@ for ((i = 0; i < workers; i++)); do
     export ROLE=worker NODE_ID=$i
     start "worker_$i" "$python" "$script" "$@"
 done
-export ROLE=scheduler
+export ROLE=scheduler REBUILD=0  # what begins here is a new job
 unset NODE_ID
 start scheduler "$python" -P -m runtime scheduler
 unlock

@@ -2,24 +2,45 @@
 
 ``IMMEDIATE`` keeps nothing queued for a connection that does not stand: what is said while the scheduler is away is
 dropped, and the agent says everything that still matters when the connection is back.
+
+A handshake that fails says little: whoever has another secret, or none, sees its connection closed. So when the other
+end has closed it ``ASK_AFTER`` times in a row it is asked for its greeting, and only a scheduler that greets us is
+judged by it. Where the two ends speak of different mechanisms ZeroMQ gives up for good, and is told to try again.
 """
 
 from __future__ import annotations
 
+import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from runtime.core import messages
 from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
+from runtime.net.codec import decode
+from runtime.net.curve import ClusterKeys
+from runtime.net.greeting import mechanism_at
 from runtime.net.waker import Waker
 
 MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
+MAX_INCOMING_ITEMS = 1 << 17  # its members: MAX_WORKER_NUM goes to a hundred thousand
 RECONNECT_MS = 100
+RETRY_S = 1.0  # after a handshake that ZeroMQ does not try again
+ASK_AFTER = 3
+ASK_TIMEOUT_S = 1.0
+_EVENT = struct.Struct("=HI")
+_FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | _FINAL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +51,13 @@ class Up:
 @dataclass(frozen=True, slots=True)
 class Down:
     """The connection is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutOut:
+    """Whoever listens there closes our connection in the handshake; said once, until a handshake has succeeded."""
+
+    text: str  # what may differ, and what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +75,18 @@ class Client:
         port: its TCP port.
         identity: this connection's name at the scheduler: the session, ASCII.
         silence_s: after this long without ZeroMQ's own heartbeat the connection counts as closed.
+        keys: the cluster's keys; None speaks without authentication and encryption.
     """
 
-    def __init__(self, host: str, port: int, identity: str, silence_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, identity: str, silence_s: float, *, keys: ClusterKeys | None = None
+    ) -> None:
+        self._host, self._port, self._has_secret = host, port, keys is not None
+        self._handshake_s = max(1.0, silence_s)
+        self._connected_at = 0.0
+        self._failures = 0  # in a row
+        self._said = False
+        self._retry_at: float | None = None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, identity.encode("ascii"))
@@ -59,20 +96,27 @@ class Client:
             zmq.IMMEDIATE: 1,
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RECONNECT_IVL: RECONNECT_MS,
-            zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
+            zmq.HANDSHAKE_IVL: int(self._handshake_s * 1000),
             zmq.HEARTBEAT_IVL: max(1, int(silence_s * 1000 / 3)),
             zmq.HEARTBEAT_TIMEOUT: int(silence_s * 1000),
         }.items():
             self._socket.setsockopt(option, value)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        if keys is not None:
+            self._socket.curve_serverkey = keys.scheduler.public
+            self._socket.curve_publickey, self._socket.curve_secretkey = keys.worker.public, keys.worker.secret
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._poller = zmq.Poller()
         self._waker = Waker()
         for source in (self._socket, self._monitor, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
-        self._socket.connect(endpoint(host, port))
+        self._endpoint = endpoint(host, port)
+        self._socket.connect(self._endpoint)
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something has come in, ``wake`` was called, or the time is over."""
+        if self._retry_at is not None:
+            left_s = max(0.0, self._retry_at - time.monotonic())
+            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         ready = self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
         if any(source == self._waker.descriptor for source, _ in ready):
             self._waker.rest()
@@ -81,23 +125,70 @@ class Client:
         """Make ``wait`` return; callable from any thread."""
         self._waker.wake()
 
-    def drain(self) -> Iterator[Up | Down | Got]:
+    def drain(self) -> Iterator[Up | Down | ShutOut | Got]:
         """What has come in by now, in order: connection events, then messages."""
         while True:
             try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 break
-            yield Up() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Down()
+            yield from self._take(event)
+        if self._retry_at is not None and self._retry_at <= time.monotonic():
+            self._retry_at = None
+            self._socket.disconnect(self._endpoint)  # else it counts as connected, and nothing is done
+            self._socket.connect(self._endpoint)
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                yield Got(messages.SCHEMA.unpack(frames[-1], MAX_INCOMING_BYTES))
+                yield Got(decode(frames[-1], MAX_INCOMING_BYTES, MAX_INCOMING_ITEMS))
             except ProtocolError:
                 continue  # not our protocol: as if nothing had been said, and patience runs on
+
+    def _take(self, event: int) -> Iterator[Up | Down | ShutOut]:
+        if event == zmq.EVENT_CONNECTED:
+            self._connected_at = time.monotonic()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._failures, self._said = 0, False
+            yield Up()
+        elif event == zmq.EVENT_DISCONNECTED:
+            yield Down()
+        else:
+            yield from self._handshake_failed(is_final=bool(event & _FINAL))
+
+    def _handshake_failed(self, *, is_final: bool) -> Iterator[ShutOut]:
+        if is_final:  # the end of this connection for ZeroMQ, which a scheduler started anew may mend
+            self._retry_at = time.monotonic() + RETRY_S
+        elif time.monotonic() - self._connected_at > self._handshake_s / 2:
+            return  # nobody closed it: whoever listens there is stopped, or busy
+        self._failures += 1
+        if not self._said and (is_final or self._failures % ASK_AFTER == 0):
+            ours = "CURVE" if self._has_secret else "NULL"
+            text = self._explain(mechanism_at(self._host, self._port, ours, ASK_TIMEOUT_S))
+            if text is not None:
+                self._said = True
+                yield ShutOut(text)
+
+    def _explain(self, mechanism: str | None) -> str | None:
+        there = f"the scheduler at {self._host}, port {self._port} (SCHED_HOST, SCHED_PORT)"
+        if mechanism == "CURVE" and self._has_secret:
+            return (
+                f"{there} refuses this process's secret. Mend: compare CLUSTER_SECRET (or the file that "
+                "CLUSTER_SECRET_FILE names) here and in the scheduler's environment: they must be the same"
+            )
+        if mechanism == "CURVE":
+            return (
+                f"{there} asks for a secret, and this process has none. Mend: export CLUSTER_SECRET, or "
+                "CLUSTER_SECRET_FILE=<the file with it>, as the scheduler has it"
+            )
+        if mechanism == "NULL" and self._has_secret:
+            return (
+                f"{there} was started without a secret, and this process has one. Mend: start the scheduler with the "
+                "same CLUSTER_SECRET or CLUSTER_SECRET_FILE, or unset both here"
+            )
+        return None
 
     def send(self, message: object) -> None:
         """Send, or drop where the connection does not stand."""

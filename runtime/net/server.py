@@ -1,29 +1,43 @@
-"""The scheduler's socket: one ROUTER that is drained whole, and the monitor that tells whose connection closed.
+"""The scheduler's socket: one ROUTER that is drained in turns, and the door that tells whose connection closed.
 
 A peer is known by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor;
 messages carry the descriptor they came over (``SRCFD``), so the event names the session. Events are read first and
 acted on after the socket is drained, because what a peer sent before it died lies in the queue by then.
+
+What a peer can cost is bounded by the constants below, whatever it sends: its connection holds at most
+``MAX_INCOMING_QUEUE`` × ``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent; ROUTER takes from all
+connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, so in each drain everybody else has been
+heard, too. What is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection.
 """
 
 from __future__ import annotations
 
+import re
 import resource
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from runtime.core import messages
 from runtime.errors import ListenError, ProtocolError
 from runtime.net.address import endpoint, port_holder
+from runtime.net.codec import OtherProtocolError, decode
+from runtime.net.curve import ClusterKeys
+from runtime.net.gate import Gate, Rejected, Rejection
 from runtime.net.waker import Waker
 
+__all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
+
 MAX_INCOMING_BYTES = 1 << 20
-MAX_OUTGOING_QUEUE = 1000
+MAX_INCOMING_QUEUE = 32
+MAX_OUTGOING_QUEUE = 100
+PEER_TURNS = 64  # messages of one peer in one drain: more than an honest one has to say after a pause of a minute
 DRAIN_LIMIT = 8192
 MAX_SOCKETS = 65535
+_PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +50,12 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """Bytes that are no message."""
+    """Bytes that are no message; ``peer`` is "" where it has no name that it could be answered by."""
 
     peer: str
     problem: str
+    address: str = ""
+    other_protocol: bool = False  # a worker of another version, which can be told so
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +65,7 @@ class Lost:
     peer: str
 
 
-Incoming = Arrived | Garbled | Lost
+Incoming = Arrived | Garbled | Lost | Rejected
 
 
 class Server:
@@ -58,11 +74,23 @@ class Server:
     Args:
         addresses: local addresses, IPv4 and IPv6.
         port: TCP port.
-        silence_s: after this long without ZeroMQ's own heartbeat a connection counts as closed.
+        silence_s: after this long without ZeroMQ's own heartbeat a connection counts as closed; a handshake must be
+            done in this time, too.
+        keys: the cluster's keys; None speaks without authentication and encryption.
+        most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
     """
 
-    def __init__(self, addresses: Sequence[str], port: int, silence_s: float) -> None:
-        _raise_descriptor_limit()
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        silence_s: float,
+        *,
+        keys: ClusterKeys | None = None,
+        most_connections: int = MAX_SOCKETS,
+    ) -> None:
+        # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
+        self.max_connections = min(most_connections, _raise_descriptor_limit() * 3 // 4)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -71,16 +99,18 @@ class Server:
             zmq.IPV6: 1,
             zmq.ROUTER_HANDOVER: 1,
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
+            zmq.RCVHWM: MAX_INCOMING_QUEUE,
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
             zmq.BACKLOG: 4096,
+            zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
             zmq.HEARTBEAT_IVL: max(1, int(silence_s * 1000 / 3)),
             zmq.HEARTBEAT_TIMEOUT: int(silence_s * 1000),
         }.items():
             self._socket.setsockopt(option, value)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._gate = Gate(self._socket, keys, self.max_connections, (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES)
         self._poller = zmq.Poller()
         self._waker = Waker()
-        for source in (self._socket, self._monitor, self._waker.descriptor):
+        for source in (self._socket, *self._gate.sources, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
         self._peer_of: dict[int, str] = {}
         self._descriptor_of: dict[str, int] = {}
@@ -119,22 +149,32 @@ class Server:
         self._waker.wake()
 
     def drain(self) -> Iterator[Incoming]:
-        """What has come in by now, at most ``DRAIN_LIMIT`` messages; closed connections last."""
-        closed = self._closed_descriptors()
+        """What has come in by now, as far as the bounds allow; first who was turned away, last who has closed."""
+        ended, rejected = self._gate.take()
+        yield from rejected
         # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event.
-        owners: dict[int, list[str]] = {descriptor: [] for descriptor in closed}
+        owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
         for descriptor in owners:
             if (owner := self._peer_of.pop(descriptor, None)) is not None:
                 owners[descriptor].append(owner)
+        turns: Counter[int] = Counter()
         for _ in range(DRAIN_LIMIT):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            yield self._read(frames, owners)
-        for descriptor in closed:
-            if owners[descriptor]:
-                yield from self._close(owners[descriptor].pop(0), descriptor, still_used=bool(owners[descriptor]))
+            descriptor = int(frames[-1].get(zmq.SRCFD))
+            yield self._read(frames, descriptor, owners)
+            turns[descriptor] += 1
+            if turns[descriptor] == PEER_TURNS:
+                break  # the others have had theirs; what is left is here at the next drain
+        self._gate.heard(turns)
+        for end in ended:
+            left = owners[end.descriptor]
+            if left:
+                yield from self._close(left.pop(0), end.descriptor, still_used=bool(left))
+            elif not end.is_counted:
+                yield Rejected(end.address, Rejection.SILENT)
 
     def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[Lost]:
         if not still_used:
@@ -143,30 +183,33 @@ class Server:
             del self._descriptor_of[peer]
             yield Lost(peer)
 
-    def _closed_descriptors(self) -> list[int]:
-        closed: list[int] = []
-        while True:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return closed
-            closed.append(int(event["value"]))
-
-    def _read(self, frames: list[zmq.Frame], owners: dict[int, list[str]]) -> Incoming:
-        peer = bytes(frames[0].buffer).decode("ascii", errors="replace")
-        last = frames[-1]
-        descriptor = int(last.get(zmq.SRCFD))
-        if self._descriptor_of.get(peer) != descriptor:
-            self._descriptor_of[peer] = descriptor
+    def _read(self, frames: list[zmq.Frame], descriptor: int, owners: dict[int, list[str]]) -> Incoming:
+        name, address = bytes(frames[0].buffer), self._gate.address_of(descriptor)
+        if not _PEER.fullmatch(name):
+            return Garbled("", f"its name is {name[:40]!r}, a session is expected", address)
+        peer = name.decode("ascii")
+        before = self._peer_of.get(descriptor)
+        if before is not None and before != peer and self._descriptor_of.get(before) == descriptor:
+            del self._descriptor_of[before]  # a late word had put it there again after its connection closed
+        self._peer_of[descriptor] = peer
+        self._descriptor_of[peer] = descriptor
         if descriptor in owners and owners[descriptor][-1:] != [peer]:
             owners[descriptor].append(peer)
-        self._peer_of[descriptor] = peer
         if len(frames) != 2:
-            return Garbled(peer, f"{len(frames) - 1} frames where one message is expected")
+            return Garbled(peer, f"{len(frames) - 1} frames where one message is expected", address)
         try:
-            return Arrived(peer, messages.SCHEMA.unpack(last.buffer, MAX_INCOMING_BYTES))
+            return Arrived(peer, decode(frames[1].buffer, MAX_INCOMING_BYTES))
         except ProtocolError as error:
-            return Garbled(peer, str(error))
+            return Garbled(peer, str(error), address, other_protocol=isinstance(error, OtherProtocolError))
+
+    @property
+    def connections(self) -> int:
+        """How many connections stand, also those that are no peer's yet."""
+        return self._gate.connections
+
+    def address_of(self, peer: str) -> str:
+        """Where the peer's connection comes from: an IP address."""
+        return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
     def send(self, peer: str, message: object) -> None:
         """Send, or drop where the peer is gone: it is told again when it comes back."""
@@ -177,14 +220,15 @@ class Server:
 
     def close(self) -> None:
         """Close after what was sent is out, at most a second later."""
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._gate.close()
         self._socket.close()
         self._context.term()
         self._waker.close()
 
 
-def _raise_descriptor_limit() -> None:
+def _raise_descriptor_limit() -> int:
+    """Allow as many descriptors as this user may have; returns how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else 1 << 20

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import Settings
-from runtime.errors import ListenError, SettingsError
+from runtime.errors import ListenError, SecretError, SettingsError
 from runtime.net.address import check_free, local_addresses
 from runtime.ops import kept_start
 from runtime.ops.scheduler_link import ask_once
@@ -113,8 +113,11 @@ def folder(name: str, path: Path) -> Finding:
 def port(settings: Settings) -> Finding:
     """Whether a scheduler could listen, or a job's does."""
     name = f"SCHED_PORT={settings.sched_port}"
-    if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
-        return Finding(name, "a job's scheduler answers there")
+    try:
+        if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
+            return Finding(name, "a job's scheduler answers there")
+    except SecretError as error:
+        return Finding(name, str(error), "as it says")
     try:
         check_free(local_addresses(settings.sched_bind or settings.sched_host), settings.sched_port)
     except ListenError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runtime import config
 from runtime.config import Role, Settings
-from runtime.errors import StoreError, UsageError
+from runtime.errors import SettingsError, StoreError, UsageError
 from runtime.store import durable
 
 START_FILE = "start.json"
@@ -33,21 +33,25 @@ class KeptStart:
     script: str
     args: tuple[str, ...]
     environment: Mapping[str, str]
+    needs_secret: bool = False
+    """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
 
-    def settings(self) -> Settings:
-        """The scheduler's settings, with folders made absolute.
+    def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
+        """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
 
         Raises:
             SettingsError: this version does not take them.
         """
-        settings, _ = config.read({**self.environment, "ROLE": Role.SCHEDULER.value})
-        return settings_in(self.folder, settings)
+        settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
+        return replace(settings_in(self.folder, settings), role=Role.SCHEDULER)
 
 
 def settings_in(folder: Path, settings: Settings) -> Settings:
-    """The same settings with folders that do not depend on the current one."""
+    """The same settings with paths that do not depend on the current folder."""
+    secret_file = settings.cluster_secret_file
     return replace(
         settings,
+        cluster_secret_file=folder / secret_file if secret_file is not None else None,
         recovery_path=folder / settings.recovery_path,
         checkpoint_path=folder / settings.checkpoint_path,
         log_dir=folder / settings.log_dir,
@@ -63,6 +67,7 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         "script": start.script,
         "args": list(start.args),
         "environment": dict(start.environment),
+        "needs_secret": start.needs_secret,
     }
     durable.make_directory(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
@@ -91,6 +96,7 @@ def read(log_dir: Path) -> KeptStart | None:
             raise ValueError(f"version {content['version']}, this release reads version {_VERSION}")
         environment = {str(name): str(value) for name, value in content["environment"].items()}
         args = tuple(str(arg) for arg in content["args"])
+        needs_secret = bool(content.get("needs_secret", False))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
@@ -98,7 +104,34 @@ def read(log_dir: Path) -> KeptStart | None:
             "the job again with `bash scripts/run.sh` and its script"
         ) from None
     folder, interpreter, script = words
-    return KeptStart(Path(folder), interpreter, script, args, environment)
+    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret)
+
+
+def secrets_for(start: KeptStart, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of ``environ`` that give the job's secret again; empty where the start needs none.
+
+    Either the secret itself, or the path of a file with it; never what a job without a secret must not be given.
+    """
+    if not start.needs_secret:
+        return {}
+    names = [f"{prefix}CLUSTER_SECRET_FILE" for prefix in ("", config.PREFIX)]
+    files = {name: str(Path.cwd() / environ[name]) for name in names if environ.get(name)}
+    return config.secret_environment(environ) or files
+
+
+def require_secrets(start: KeptStart, secrets: Mapping[str, str]) -> None:
+    """Ask for the secret of a job that was given one by value.
+
+    Raises:
+        SettingsError: today's environment has none.
+    """
+    if start.needs_secret and not secrets:
+        raise SettingsError(
+            [
+                "this job was started with CLUSTER_SECRET, which is kept nowhere: export CLUSTER_SECRET as it was, or "
+                "CLUSTER_SECRET_FILE=<a file with it>, and call this again"
+            ]
+        )
 
 
 def log_dir_here(present: Mapping[str, str]) -> Path:
@@ -142,14 +175,18 @@ def settings_here() -> Settings:
     log_dir = log_dir_here(present)
     kept = read(log_dir)
     if kept is None:
-        return settings_in(Path.cwd(), config.read(present, role_required=False)[0])
+        found = {**present, **config.secret_environment()}
+        return settings_in(Path.cwd(), config.read(found, role_required=False)[0])
     absolute = kept.settings()
     folders = {
         "RECOVERY_PATH": str(absolute.recovery_path),
         "CHECKPOINT_PATH": str(absolute.checkpoint_path),
         "LOG_DIR": str(absolute.log_dir),
     }
+    if absolute.cluster_secret_file is not None:
+        folders["CLUSTER_SECRET_FILE"] = str(absolute.cluster_secret_file)
     older = {**kept.environment, **folders}
     for name in present:  # a prefixed name of today is not to be hidden by a plain one that was kept
         older.pop(name.removeprefix(config.PREFIX), None)
-    return settings_in(Path.cwd(), config.read({**older, **present}, role_required=False)[0])
+    found = {**older, **present, **config.secret_environment()}
+    return settings_in(Path.cwd(), config.read(found, role_required=False)[0])

@@ -19,6 +19,7 @@ from runtime import config
 from runtime.config import Settings
 from runtime.errors import ListenError, LockedError, StoreError
 from runtime.net.address import check_free, local_addresses
+from runtime.net.curve import secret_words
 from runtime.ops import kept_start, scripts, starting
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
@@ -50,8 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     settings, warnings = config.read()
     for warning in warnings:
         _say(warning)
-    start = KeptStart(Path.cwd(), options.interpreter, command[0], tuple(command[1:]), config.kept_environment())
+    start = KeptStart(
+        folder=Path.cwd(),
+        interpreter=options.interpreter,
+        script=command[0],
+        args=tuple(command[1:]),
+        environment=config.kept_environment(),
+        needs_secret=settings.cluster_secret is not None,
+    )
     settings = kept_start.settings_in(start.folder, settings)
+    secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     prepare(settings, start, fresh=options.fresh)
     print(settings.worker_num, settings.log_dir, sep="\n")
     return 0

@@ -2,7 +2,8 @@
 
 Asking the scheduler, reading journal and pid files, and ending what is in the way live here; what follows from it is
 ``recovering``'s. The one idea: everything a process of the job is started with comes from the kept start, nothing from
-today's environment, so that the answer is shell text for a shell that knows nothing.
+today's environment, so that the answer is shell text for a shell that knows nothing. But for a secret that was given
+by value: that is kept nowhere, so the shell must have it, and it is never printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, spoken
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
-from runtime.ops.scheduler_link import ask_once
+from runtime.ops.scheduler_link import ask_once, is_listening
 from runtime.store.lock import read_holder
 from runtime.store.process_identity import ProcessIdentity, host_id
 
@@ -40,14 +41,20 @@ def main(arguments: Sequence[str]) -> int:
     if options.log_dir:
         print(log_dir)
         return 0
-    settings = kept.settings()
+    present, hidden = config.kept_environment(), config.secret_environment()
+    secrets = kept_start.secrets_for(kept, {**present, **hidden})
+    settings = kept.settings(secrets)
+    if is_listening(settings):
+        kept_start.require_secrets(kept, secrets)
     recovery = plan_recovery(look(settings))
+    if recovery.start:
+        kept_start.require_secrets(kept, secrets)
     for line in recovery.lines:
         _say(line)
     for lost in recovery.end:
         _say(f"ending {spoken(lost.name)} ({lost.identity}), which {lost.why}")
         end(lost.identity, TERM_GRACE_S)
-    sys.stdout.write(shell_text(kept, recovery, config.kept_environment()))
+    sys.stdout.write(shell_text(kept, recovery, {**present, **hidden}, secrets))
     return 0
 
 
@@ -80,19 +87,24 @@ def look(settings: Settings) -> Remains:
     )
 
 
-def shell_text(kept: KeptStart, recovery: Recovery, present: Mapping[str, str]) -> str:
+def shell_text(
+    kept: KeptStart, recovery: Recovery, present: Mapping[str, str], secrets: Mapping[str, str] | None = None
+) -> str:
     """For a shell to evaluate: the job's folder and environment, and what to start in them.
 
-    ``present`` is what the shell's environment says of the names that are kept: whatever the job was not started with
-    is taken out.
+    ``present`` is what the shell's environment says of the names that are kept or hold a secret: whatever the job was
+    not started with is taken out. Of ``secrets`` a file's path is printed; a value stays where the shell has it.
     """
     if recovery.over:
         return "exit 0\n"
-    surplus = [name for name in present if name not in kept.environment]
+    secrets = secrets or {}
+    surplus = [name for name in present if name not in kept.environment and name not in secrets]
     lines = [f"cd {shlex.quote(str(kept.folder))}"]
     if surplus:
         lines.append(f"unset {' '.join(surplus)}")
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.environment.items()]
+    by_value = config.secret_environment(secrets)
+    exports = {**kept.environment, **{name: path for name, path in secrets.items() if name not in by_value}}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
     lines += [
         f"interpreter={shlex.quote(kept.interpreter)}",
         f"script={shlex.quote(kept.script)}",

@@ -16,7 +16,9 @@ import uuid
 from dataclasses import dataclass
 
 from runtime.config import Settings
-from runtime.net.client import Client, Down, Got, Up
+from runtime.errors import SecretError
+from runtime.net.client import Client, Down, Got, ShutOut, Up
+from runtime.net.curve import cluster_keys
 from runtime.ops.job_view import JobView
 from runtime.service import status
 
@@ -37,13 +39,19 @@ Told = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
-    """Follows whatever scheduler answers, also through its restarts. One thread calls these methods."""
+    """Follows whatever scheduler answers, also through its restarts. One thread calls these methods.
+
+    Raises:
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._client = _client(settings)
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
+        self._shut_out: str | None = None
+        self._was_linked = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="samebits-follower", daemon=True)
         self._thread.start()
@@ -53,11 +61,17 @@ class SchedulerLink:
         return self._readable
 
     def take(self) -> list[Told]:
-        """What has come in since the last call, in order."""
+        """What has come in since the last call, in order.
+
+        Raises:
+            SecretError: the scheduler has another secret than this process, from the beginning.
+        """
         try:
             os.read(self._readable, 4096)
         except BlockingIOError:
             return []
+        if self._shut_out is not None:
+            raise SecretError(self._shut_out)
         told = []
         while self._told:
             told.append(self._told.popleft())
@@ -82,10 +96,13 @@ class SchedulerLink:
             for incoming in self._client.drain():
                 match incoming:
                     case Up():
+                        self._was_linked = True
                         self._client.send(status.question(follow=True))
                         self._tell(Linked())
                     case Down():
                         self._tell(Unlinked())
+                    case ShutOut(why):
+                        self._told_shut_out(why)
                     case Got(message):
                         text = status.snapshot_in(message)
                         if text is not None:
@@ -95,8 +112,17 @@ class SchedulerLink:
                 self._stop_by = None
             self._client.wait(None)
 
+    def _told_shut_out(self, text: str) -> None:
+        """Whoever was linked before knew the secret: then it is the scheduler that is another one now."""
+        if not self._was_linked:
+            self._shut_out = text
+            self._ring()
+
     def _tell(self, told: Told) -> None:
         self._told.append(told)
+        self._ring()
+
+    def _ring(self) -> None:
         try:
             os.write(self._writable, b"t")
         except BlockingIOError:
@@ -104,7 +130,12 @@ class SchedulerLink:
 
 
 def ask_once(settings: Settings, timeout_s: float) -> str | None:
-    """One snapshot's text, with every worker in it; none where no scheduler listens, or none answers in time."""
+    """One snapshot's text, with every worker in it; none where no scheduler listens, or none answers in time.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
     if not is_listening(settings):
         return None
     client = _client(settings)
@@ -116,6 +147,8 @@ def ask_once(settings: Settings, timeout_s: float) -> str | None:
                 match incoming:
                     case Up():
                         client.send(status.question(follow=False))
+                    case ShutOut(why):
+                        raise SecretError(why)
                     case Got(message) if (text := status.snapshot_in(message)) is not None:
                         return text
         return None
@@ -133,4 +166,6 @@ def is_listening(settings: Settings) -> bool:
 
 
 def _client(settings: Settings) -> Client:
-    return Client(settings.sched_host, settings.sched_port, f"follower-{uuid.uuid4().hex}", settings.node_timeout_s)
+    keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+    name = f"follower-{uuid.uuid4().hex}"
+    return Client(settings.sched_host, settings.sched_port, name, settings.node_timeout_s, keys=keys)

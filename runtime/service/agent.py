@@ -59,8 +59,10 @@ from runtime.errors import (
     RefusedError,
     SameBitsError,
     SchedulerUnreachableError,
+    SecretError,
 )
-from runtime.net.client import Client, Down, Got, Up
+from runtime.net.client import Client, Down, Got, ShutOut, Up
+from runtime.net.curve import cluster_keys
 from runtime.service import clock, voice
 from runtime.service.host import this_process
 
@@ -131,7 +133,9 @@ class Agent:
         self._said = ""
         self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
-        self._client = Client(settings.sched_host, settings.sched_port, self.session, settings.node_timeout_s)
+        keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+        host, port = settings.sched_host, settings.sched_port
+        self._client = Client(host, port, self.session, settings.node_timeout_s, keys=keys)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     # ---- what the main thread calls
@@ -295,6 +299,8 @@ class Agent:
                     events.append(Connected())
                 case Down():
                     events.append(Disconnected())
+                case ShutOut(text):
+                    self._shut_out(text)
                 case Got(message):
                     events.append(Heard(message))
         while self._events:
@@ -355,6 +361,13 @@ class Agent:
         # Needs no GIL: behind the grace, for a main thread that holds it in C code.
         faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True, file=STDERR)
         self._interrupt(str(error))
+
+    def _shut_out(self, text: str) -> None:
+        """No secret in common. A process that ever had a seat knew it: then it is the scheduler that must be mended."""
+        if self._admitted is None:
+            self._must_end(SecretError(text))
+        else:
+            voice.warn(f"{text}; this worker keeps its seat and tries again")
 
     def _told_to_wait(self, told: ToldToWait) -> None:
         now = clock.now_s()

@@ -16,9 +16,9 @@ from pathlib import Path
 from runtime.config import Settings, fixed_settings, require_secret
 from runtime.core import records
 from runtime.core.ledger import Policy
-from runtime.core.messages import PROTOCOL, EndKind, Register, Status, StatusQuery, StopJob
+from runtime.core.messages import EndKind
 from runtime.core.ready import Ended, Level, Note, Ready, Send
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.scheduler import Closed, Event, SchedulerCore, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import (
     ForeignFolderError,
@@ -29,16 +29,20 @@ from runtime.errors import (
     SchedulerLeftError,
 )
 from runtime.net.address import local_addresses
-from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
+from runtime.net.curve import cluster_keys
+from runtime.net.server import Incoming, Lost, Server
 from runtime.service import clock, voice
-from runtime.service.status import snapshot
+from runtime.service.followers import MAX_FOLLOWERS, Followers
+from runtime.service.reception import Reception
+from runtime.service.strangers import Strangers
+from runtime.store import journal_format
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity, host_id
 
 COMPACT_BYTES = 4 << 20
-MAX_FOLLOWERS = 64
-FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often; every other change at once
+CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
+CONNECTIONS_OTHER = 1000  # tools, and room for strangers
 
 
 @dataclass(slots=True)
@@ -62,9 +66,13 @@ class SchedulerService:
 
     Args:
         settings: role scheduler.
-        on_job: told the job's id and name once they are durable, before the first word to anybody.
+        on_job: told the job's id and name once somebody has a seat in it, durably, and before anybody is told.
+
+    Attributes:
+        strangers: what was refused, counted by kind.
 
     Raises (from ``serve``):
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is needed to listen there.
         LockedError: another scheduler writes in RECOVERY_PATH.
         JournalDamagedError: the journal cannot be read.
         ListenError: the address cannot be listened on.
@@ -76,9 +84,9 @@ class SchedulerService:
         self._stop_by: list[str] = []
         self._abandoned = False
         self._server: Server | None = None
-        self._followers: dict[str, tuple[str, float]] = {}  # peer → last snapshot's phase, when it was sent
+        self._followers = Followers()
+        self.strangers = Strangers()
         self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
-        self._garbled: dict[str, int] = {}
 
     def stop(self, by: str) -> None:
         """Ask for a graceful end; callable from any thread and from a signal handler."""
@@ -97,13 +105,21 @@ class SchedulerService:
         settings = self._settings
         path = settings.recovery_path.resolve()
         addresses = listen_addresses(settings)
+        keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         with DirectoryLock(path, f"scheduler on port {settings.sched_port}"):
-            server = self._server = Server(addresses, settings.sched_port, settings.node_timeout_s)
+            server = self._server = Server(
+                addresses,
+                settings.sched_port,
+                settings.node_timeout_s,
+                keys=keys,
+                most_connections=most_connections(settings),
+            )
             journal: Journal | None = None
             try:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
-                voice.say(f"listening on {shown}, port {settings.sched_port}; recovery path {path}")
+                protected = "; encrypted, only for who has the secret" if keys is not None else ""
+                voice.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
                 return self._loop(server, journal, core)
             finally:
                 self._server = None
@@ -118,7 +134,7 @@ class SchedulerService:
     def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
         settings = self._settings
         journal, payloads = Journal.open(path) if settings.enable_recovery else (None, [])
-        state = JobState.replay(records.SCHEMA.unpack(payload) for payload in payloads)
+        state = JobState.replay(records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads)
         if journal is not None and journal.torn_tail is not None:
             voice.warn(str(journal.torn_tail))
         if state.finished:
@@ -138,6 +154,7 @@ class SchedulerService:
     # ---- the loop
 
     def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
+        reception = Reception(server, self._followers, self.strangers)
         this_pass = _Pass()
         this_pass.add(core.start())
         self._announce(core)
@@ -146,8 +163,6 @@ class SchedulerService:
         ready = core.step(Tick(), clock.now_s())
         this_pass.add(ready)
         self._carry_out(server, journal, core, this_pass)
-        if self._on_job is not None:
-            self._on_job(core.state.job, core.state.name)
         wake_at, decided_at = ready.wake_at, clock.now_s()
         while True:
             pause_s = self._pause_s(wake_at, clock.now_s())
@@ -161,13 +176,14 @@ class SchedulerService:
                 now - decided_at - pause_s
             )  # a slow disk or a SIGSTOP while it wrote counts like one while it slept
             this_pass = _Pass()
-            events = [*self._events(server, core), *self._seen_dead(server, dead)]
+            events = [*self._events(server, core, reception), *self._seen_dead(server, dead)]
             if late_s > self._settings.heartbeat_interval_s:
                 this_pass.add(core.step(Stalled(late_s), now))
             for event in events:
-                this_pass.add(core.step(event, now))
+                this_pass.add(self._decide(reception, core, event, now))
             ready = core.step(Tick(), now)
             this_pass.add(ready)
+            this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)
             self._carry_out(server, journal, core, this_pass)
             wake_at, decided_at = ready.wake_at, now
             if this_pass.ended is not None:
@@ -177,46 +193,29 @@ class SchedulerService:
         pause = self._settings.heartbeat_interval_s
         if wake_at is not None:
             pause = min(pause, max(0.0, wake_at - now))
-        if self._followers:
-            pause = min(pause, FOLLOW_INTERVAL_S)
-        return pause
+        followers_s = self._followers.pause_s(now)
+        return pause if followers_s is None else min(pause, followers_s)
 
-    def _events(self, server: Server, core: SchedulerCore) -> Iterable[Event]:
+    def _decide(self, reception: Reception, core: SchedulerCore, event: Event, now: float) -> Ready:
+        ready = core.step(event, now)
+        ready.notes = reception.worth_saying(event, ready, now)
+        return ready
+
+    def _events(self, server: Server, core: SchedulerCore, reception: Reception) -> Iterable[Event]:
         while self._stop_by:
             yield StopRequested(self._stop_by.pop())
         for incoming in server.drain():
-            event = self._event_of(server, core, incoming)
+            event = self._event_of(server, core, reception, incoming)
             if event is not None:
                 yield event
 
-    def _event_of(self, server: Server, core: SchedulerCore, incoming: Incoming) -> Event | None:
+    def _event_of(self, server: Server, core: SchedulerCore, reception: Reception, incoming: Incoming) -> Event | None:
         match incoming:
             case Lost(peer):
-                self._followers.pop(peer, None)
-                self._garbled.pop(peer, None)
+                self._followers.forget(peer)
                 return Closed(peer, gone=self._is_gone(server, core, peer))
-            case Garbled(peer, problem):
-                self._count_garbled(peer, problem)
-                return None
-            case Arrived(peer, StatusQuery(follow)):
-                self._answer_status(server, core, peer, follow=follow)
-                return None
-            case Arrived(_, StopJob(by)):
-                return StopRequested(by)
-            case Arrived(peer, message):
-                session = message.session if isinstance(message, Register) else getattr(message, "sender", None)
-                if session is None:
-                    self._count_garbled(peer, f"{type(message).__name__} is not a worker's message")
-                    return None
-                if (session if isinstance(session, str) else session.session) != peer:
-                    self._count_garbled(peer, "it speaks for another session")
-                    return None
-                return Received(peer, message)
-
-    def _count_garbled(self, peer: str, problem: str) -> None:
-        self._garbled[peer] = self._garbled.get(peer, 0) + 1
-        if self._garbled[peer] == 1 and len(self._garbled) <= MAX_FOLLOWERS:
-            voice.warn(f"ignored what {peer!r:.40} sent (protocol {PROTOCOL} expected): {problem}")
+            case _:
+                return reception.event_of(incoming)
 
     def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
         """Save, then speak."""
@@ -224,11 +223,14 @@ class SchedulerService:
             journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
             if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
                 journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
+        if self._on_job is not None and core.state.seats:  # before that it may still become another job's, rebuilt
+            on_job, self._on_job = self._on_job, None
+            on_job(core.state.job, core.state.name)
         for send in this_pass.sends:
             server.send(send.session, send.message)
         for note in this_pass.notes:
             (voice.warn if note.level is Level.WARNING else voice.say)(note.text)
-        self._push_status(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
+        self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
 
     def _announce(self, core: SchedulerCore) -> None:
         state, settings = core.state, self._settings
@@ -283,24 +285,11 @@ class SchedulerService:
             dead.append(Closed(self._gone.pop(descriptor), gone=True))
         return dead
 
-    # ---- followers
 
-    def _answer_status(self, server: Server, core: SchedulerCore, peer: str, *, follow: bool) -> None:
-        server.send(peer, Status(snapshot(core, whole=True)))
-        if follow and len(self._followers) < MAX_FOLLOWERS:
-            self._followers[peer] = ("", clock.now_s())
-
-    def _push_status(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
-        if not self._followers:
-            return
-        now, text = clock.now_s(), ""
-        for peer, (last, at) in self._followers.items():
-            if not changed and now - at < FOLLOW_INTERVAL_S:
-                continue
-            text = text or snapshot(core, whole=False)
-            if text != last:
-                server.send(peer, Status(text))
-            self._followers[peer] = (text, now)
+def most_connections(settings: Settings) -> int:
+    """How many connections may stand at a time, whoever opens them."""
+    workers = settings.max_worker_num + settings.spare_num
+    return CONNECTIONS_A_WORKER * workers + MAX_FOLLOWERS + CONNECTIONS_OTHER
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -314,6 +303,7 @@ def policy_of(settings: Settings) -> Policy:
         node_timeout_s=settings.node_timeout_s,
         reconnect_grace_s=settings.reconnect_grace_s,
         topo_timeout_s=settings.topo_timeout_s,
+        rebuild=settings.rebuild,
     )
 
 

@@ -151,7 +151,7 @@ def close_copies(endpoints: Endpoints, peer_port: int) -> int:
     Nothing is shut down, for the connections are the parent's. Returns how many copies there were.
     """
     closed = 0
-    for name in os.listdir(_OPEN_FILES):
+    for name in [entry.name for entry in _OPEN_FILES.iterdir()]:
         copy = _socket_of(int(name))
         if copy is None:
             continue

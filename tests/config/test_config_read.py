@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_design() -> None:
         sched_bind=None,
         node_id="0",
         enable_recovery=False,
+        rebuild=True,
         recovery_path=Path("./recovery"),
         register_cooldown_s=30.0,
         heartbeat_interval_s=1.0,
@@ -84,6 +85,7 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("NODE_ID", "节点7", "node_id", "节点7"),
     ("ENABLE_RECOVERY", "0", "enable_recovery", False),
     ("ENABLE_RECOVERY", "1", "enable_recovery", True),
+    ("REBUILD", "0", "rebuild", False),
     ("RECOVERY_PATH", "/jobs/a b/recovery", "recovery_path", Path("/jobs/a b/recovery")),
     ("REGISTER_COOLDOWN", "0", "register_cooldown_s", 0.0),
     ("REGISTER_COOLDOWN", "1e3", "register_cooldown_s", 1000.0),
@@ -100,6 +102,8 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("JOB_NAME", "my job", "job_name", "my job"),
     ("DEVICE", " CPU", "device", "cpu"),
     ("DEVICE", "npu", "device", "npu"),
+    ("CLUSTER_SECRET", "correct horse battery", "cluster_secret", "correct horse battery"),
+    ("CLUSTER_SECRET_FILE", "/run/secret", "cluster_secret_file", Path("/run/secret")),
     ("CLUSTER_INSECURE", "1", "cluster_insecure", True),
 ]
 
@@ -201,7 +205,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("START_GRACE", "30", ("not built yet", "unset START_GRACE")),
     ("MAX_WORKER_NUM", "8", ("not built yet", "or WORKER_NUM", "unset MAX_WORKER_NUM")),
     ("MIN_WORKER_NUM", "2", ("not built yet", "or WORKER_NUM", "unset MIN_WORKER_NUM")),
-    ("CLUSTER_SECRET_FILE", "/run/secret", ("not built yet", "authentication", "CLUSTER_INSECURE=1")),
+    ("CLUSTER_SECRET_FILE", "~/secret", ("only a shell expands", 'export CLUSTER_SECRET_FILE="$HOME/..."')),
 ]
 
 
@@ -250,7 +254,7 @@ def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
             "MAX_WORKER_NUM": "2",
             "START_GRACE": "5",
             "SPARE_NUM": "2",
-            "CLUSTER_SECRET": "hunter2",
+            "CLUSTER_SECRET_FILE": "~/secret",
         }
     )
     assert [problem.split("=")[0] for problem in problems] == [
@@ -261,7 +265,7 @@ def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
         "REGISTER_COOLDOWN",
         "START_GRACE",
         "SPARE_NUM",
-        "CLUSTER_SECRET",
+        "CLUSTER_SECRET_FILE",
         "HEARTBEAT_INTERVAL",
         "MIN_WORKER_NUM",
     ]

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runtime import config
-from runtime.config import is_loopback, read, require_secret
+from runtime.config import is_loopback, kept_environment, read, require_secret, secret_environment
 from runtime.errors import SettingsError
+from runtime.net.curve import LEAST_SECRET_BYTES
 from runtime.settings_table import VARIABLES
 
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 SECRET = "correct-horse-battery-staple"
-
-
-@pytest.fixture
-def authentication_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = tuple(
-        dataclasses.replace(variable, capability=dataclasses.replace(variable.capability, built=True))
-        for variable in VARIABLES
-    )
-    monkeypatch.setattr(config, "VARIABLES", built)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", "localhost", "LocalHost."])
@@ -43,7 +33,6 @@ def test_a_scheduler_beyond_loopback_is_refused_with_all_three_ways_out(name: st
     assert problem.startswith(f"{name}={address}: ")
     for way_out in ("CLUSTER_SECRET ", "CLUSTER_SECRET_FILE", "export CLUSTER_INSECURE=1"):
         assert way_out in problem
-    assert "not built yet" in problem
     assert read({**SCHEDULER, name: address, "CLUSTER_INSECURE": "1"})[0].cluster_insecure
 
 
@@ -71,28 +60,30 @@ def test_what_a_name_resolves_to_is_judged_by_whoever_binds() -> None:
 
 
 @pytest.mark.parametrize("given_as", [{"CLUSTER_SECRET": SECRET}, {"CLUSTER_SECRET_FILE": "/run/secret"}])
-@pytest.mark.usefixtures("authentication_built")
-def test_once_authentication_is_built_a_secret_opens_the_door(given_as: dict[str, str]) -> None:
+def test_a_secret_opens_the_door(given_as: dict[str, str]) -> None:
     settings, _ = read({**SCHEDULER, "SCHED_HOST": "10.0.0.1", **given_as})
     require_secret(["10.0.0.1"], settings)
 
 
-def test_a_secret_that_is_refused_is_not_shown_and_not_taken_for_a_missing_one() -> None:
-    for name in ("CLUSTER_SECRET", "MS_CLUSTER_SECRET"):
-        with pytest.raises(SettingsError) as caught:
-            read({**SCHEDULER, "SCHED_HOST": "10.0.0.1", name: SECRET})
-        (problem,) = caught.value.problems
-        assert problem.startswith(f"{name}=(hidden): not built yet")
-        assert SECRET not in str(caught.value) + repr(caught.value)
-
-
-@pytest.mark.usefixtures("authentication_built")
 def test_a_secret_is_in_no_repr_and_no_warning() -> None:
     settings, warnings = read({**WORKER, "CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET + "2"})
     assert settings.cluster_secret == SECRET
     assert SECRET not in f"{settings} {settings!r} {warnings}"
     (warning,) = warnings
     assert "CLUSTER_SECRET=(hidden) is used; MS_CLUSTER_SECRET=(hidden) differs" in warning
+
+
+def test_secrets_are_found_for_a_process_and_never_kept_for_another() -> None:
+    environ = {"CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET, "CLUSTER_SECRET_FILE": "/run/secret", "ROLE": "x"}
+    assert secret_environment(environ) == {"CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET}
+    assert secret_environment({"CLUSTER_SECRET": ""}) == {}
+    assert kept_environment(environ) == {"CLUSTER_SECRET_FILE": "/run/secret"}
+
+
+def test_the_table_says_how_long_a_secret_must_be() -> None:
+    rows = [row for row in config.environment_table().splitlines() if row.startswith("| `CLUSTER_SECRET` |")]
+    assert len(rows) == 1
+    assert f"{LEAST_SECRET_BYTES} bytes" in rows[0]
 
 
 SURPRISING = ["0", "1", "-1", "4", "99999", "nan", "1e400", "30s", "tcp://10.0.0.1:8118", "[::1]", "::", "%", "{name}"]
@@ -131,6 +122,6 @@ def test_any_environment_gives_settings_or_a_settings_error_and_never_the_secret
         assert given_settings.role is not None or not role_required
         assert given_settings.min_worker_num <= given_settings.worker_num <= given_settings.max_worker_num
         assert 2 * given_settings.heartbeat_interval_s <= given_settings.node_timeout_s <= given_settings.topo_timeout_s
-        assert not secrets, "what is not built must be refused"
+        assert given_settings.cluster_secret in (None, environ.get("CLUSTER_SECRET"), environ.get("MS_CLUSTER_SECRET"))
     assert SECRET not in said
     assert environ == before

@@ -52,8 +52,6 @@ def test_what_this_release_refuses() -> None:
         "MAX_WORKER_NUM",
         "START_GRACE",
         "SPARE_NUM",
-        "CLUSTER_SECRET",
-        "CLUSTER_SECRET_FILE",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -12,49 +12,9 @@ import zmq
 from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.errors import ListenError
 from runtime.net.address import endpoint, local_addresses, port_holder
-from runtime.net.client import Client, Down, Got, Up
-from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
-
-PATIENCE_S = 10.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(step: Callable[[], list[object]], wanted: Callable[[object], bool]) -> list[object]:
-    """Everything that ``step`` gives until one of it is wanted, within a bounded wait."""
-    seen: list[object] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        seen += step()
-        if any(wanted(item) for item in seen):
-            return seen
-    raise AssertionError(f"not seen within {PATIENCE_S} s; seen: {seen}")
-
-
-class Ends:
-    def __init__(self, address: str = "127.0.0.1") -> None:
-        self.port = free_port()
-        self.address = address
-        self.server = Server([address], self.port, silence_s=5.0)
-        self.clients: list[Client] = []
-
-    def client(self, identity: str) -> Client:
-        client = Client(self.address, self.port, identity, silence_s=5.0)
-        self.clients.append(client)
-        return client
-
-    def heard(self) -> list[Incoming]:
-        self.server.wait(0.1)
-        return list(self.server.drain())
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        self.server.close()
+from runtime.net.client import Down, Got, Up
+from runtime.net.server import Arrived, Garbled, Lost, Server
+from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
 
 
 @pytest.fixture
@@ -64,31 +24,17 @@ def ends() -> Iterator[Ends]:
     ends.close()
 
 
-def got_by(client: Client) -> Callable[[], list[object]]:
-    def step() -> list[object]:
-        client.wait(0.1)
-        return list(client.drain())
-
-    return step
-
-
-def connected(ends: Ends, identity: str) -> Client:
-    client = ends.client(identity)
-    until(got_by(client), lambda item: isinstance(item, Up))
-    return client
-
-
 def test_a_message_arrives_with_the_identity_of_its_connection_and_the_answer_finds_its_way(ends: Ends) -> None:
-    client = connected(ends, "session-a")
+    client = ends.connected("session-a")
     client.send(StopJob("the test"))
     seen = until(ends.heard, lambda item: isinstance(item, Arrived))
     assert seen == [Arrived("session-a", StopJob("the test"))]
     ends.server.send("session-a", Pending("session-a", 1, 2, 4))
-    assert Got(Pending("session-a", 1, 2, 4)) in until(got_by(client), lambda item: isinstance(item, Got))
+    assert Got(Pending("session-a", 1, 2, 4)) in until(ends.got(client), lambda item: isinstance(item, Got))
 
 
 def test_a_closed_connection_is_told_after_what_came_over_it(ends: Ends) -> None:
-    client = connected(ends, "session-a")
+    client = ends.connected("session-a")
     client.send(StatusQuery(follow=False))
     client.close()
     ends.clients.remove(client)
@@ -97,7 +43,7 @@ def test_a_closed_connection_is_told_after_what_came_over_it(ends: Ends) -> None
 
 
 def test_a_peer_that_never_spoke_is_nobody(ends: Ends) -> None:
-    silent, speaking = connected(ends, "silent"), connected(ends, "speaking")
+    silent, speaking = ends.connected("silent"), ends.connected("speaking")
     speaking.send(StatusQuery(follow=False))
     silent.close()
     speaking.close()
@@ -107,11 +53,11 @@ def test_a_peer_that_never_spoke_is_nobody(ends: Ends) -> None:
 
 
 def test_the_client_is_told_that_the_server_is_gone_and_that_another_one_is_there(ends: Ends) -> None:
-    client = connected(ends, "session-a")
+    client = ends.connected("session-a")
     ends.server.close()
-    until(got_by(client), lambda item: isinstance(item, Down))
+    until(lambda: listened(client), lambda item: isinstance(item, Down))
     ends.server = Server(["127.0.0.1"], ends.port, silence_s=5.0)
-    until(got_by(client), lambda item: isinstance(item, Up))
+    until(ends.got(client), lambda item: isinstance(item, Up))
     client.send(StatusQuery(follow=True))
     until(ends.heard, lambda item: item == Arrived("session-a", StatusQuery(follow=True)))
 
@@ -148,9 +94,9 @@ def test_ipv6_works_like_ipv4() -> None:
         except OSError:
             assert local_addresses("localhost")  # this machine has no IPv6: then only IPv4 may be resolved to
             return
-    ends = Ends("::1")
+    ends = Ends(address="::1")
     try:
-        client = connected(ends, "six")
+        client = ends.connected("six")
         client.send(StatusQuery(follow=False))
         until(ends.heard, lambda item: item == Arrived("six", StatusQuery(follow=False)))
     finally:

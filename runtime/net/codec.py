@@ -1,0 +1,58 @@
+"""Bytes to messages, with bounds: what a peer sent is parsed only as far as a message of ours can reach.
+
+The bounds on bytes, list lengths and versions live here; what a message looks like is ``core.messages``' schema. The
+one idea: a list's length is claimed before its items come, so it is bounded before anything is made of it: msgpack
+would else reserve what five bytes claim, and again for each list in that list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from runtime.core import messages
+from runtime.core.messages import PROTOCOL
+from runtime.errors import ProtocolError
+
+MAX_ITEMS = 4096
+"""Longest list that a worker sends: the restore points that it holds, or its settings."""
+_REGISTER_TAG = 1
+
+
+class OtherProtocolError(ProtocolError):
+    """A Register of another protocol version, whatever else is in it: its sender can be told."""
+
+
+def decode(packed: bytes | memoryview, max_bytes: int, max_items: int = MAX_ITEMS) -> Any:
+    """The message in these bytes.
+
+    Raises:
+        OtherProtocolError: it is a Register of another version.
+        ProtocolError: it is no message; nothing was built.
+    """
+    if len(packed) > max_bytes:
+        raise ProtocolError(f"{len(packed)} bytes, at most {max_bytes} are accepted")
+    try:
+        plain = msgpack.unpackb(
+            packed, raw=False, strict_map_key=True, max_array_len=max_items, max_map_len=0, max_ext_len=0
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
+    try:
+        return messages.SCHEMA.from_plain(plain)
+    except ProtocolError:
+        speaks = _protocol_of(plain)
+        if speaks in (None, PROTOCOL):
+            raise
+        raise OtherProtocolError(
+            f"this scheduler speaks protocol {PROTOCOL}, the worker speaks {speaks}: "
+            "install the same samebits on all hosts"
+        ) from None
+
+
+def _protocol_of(plain: Any) -> int | None:
+    """The version in a Register, which is its first field in every version."""
+    if isinstance(plain, list) and len(plain) > 1 and type(plain[0]) is int and plain[0] == _REGISTER_TAG:
+        return plain[1] if type(plain[1]) is int and abs(plain[1]) < 2**31 else None
+    return None

@@ -1,0 +1,249 @@
+"""The door of the scheduler's socket: who connects, from where, who is turned away, and whose connection closed.
+
+Here live ZeroMQ's connection events (``zmq_socket_monitor(3)``), the answer to its question whether a key may enter
+(ZAP, RFC 27), and the bound on connections; never a message. The one idea: whatever ends before it has become a peer
+is counted here with its address and leaves nothing behind.
+
+A descriptor's events come in order from the one I/O thread, and a failed handshake is followed at once by the
+DISCONNECTED event of its descriptor; so the address that was looked up when it was accepted names the failure.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils import z85
+
+from runtime.net.curve import ClusterKeys
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"samebits"
+MAX_EVENTS = 4096
+"""How many events one look at the door takes in: twice what ZeroMQ queues before its I/O thread waits for us."""
+UNKNOWN = "an address unknown"
+SWOLLEN_CHECK_S = 1.0
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
+
+_EVENT = struct.Struct("=HI")
+_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+_MECHANISM_MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+
+
+class Rejection(enum.Enum):
+    """Why a connection did not become a peer."""
+
+    SECRET = "another secret"
+    MECHANISM = "a secret on one side only"
+    HANDSHAKE = "no handshake"
+    SILENT = "not a word"
+    TOO_MANY = "too many connections"
+    ENDLESS = "a message without end"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A connection that ended before anybody spoke over it."""
+
+    address: str
+    why: Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A connection's end; ``is_counted`` where it was reported as rejected already."""
+
+    descriptor: int
+    address: str
+    is_counted: bool
+
+
+class Gate:
+    """Watches one listening socket; not thread-safe.
+
+    Args:
+        listening: the socket, before it is bound.
+        keys: the cluster's keys; None lets everybody in who can connect.
+        max_connections: how many may stand at a time, finished handshake or not; the next is closed at once.
+        max_unheard_bytes: how much may arrive over a connection while no message of it is complete: ZeroMQ bounds
+            the frame and the queue, but not the frames of one message.
+    """
+
+    def __init__(
+        self,
+        listening: zmq.Socket[bytes],
+        keys: ClusterKeys | None,
+        max_connections: int,
+        max_unheard_bytes: int,
+    ) -> None:
+        self._socket = listening
+        self._max_connections = max_connections
+        self._max_unheard_bytes = max_unheard_bytes
+        self._heard: set[int] = set()  # descriptors over which a message came since the last check
+        self._unheard_from: dict[int, int] = {}  # descriptor → bytes received when it was first silent
+        self._check_at = 0.0
+        self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
+        self._turned_away: set[int] = set()
+        self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED names
+        self._zap: zmq.Socket[bytes] | None = None
+        self._expected = b""
+        if keys is not None:
+            self._zap = listening.context.socket(zmq.REP)
+            self._zap.linger = 0
+            self._zap.bind(ZAP_ENDPOINT)
+            self._expected = keys.worker.public
+            listening.curve_server = True
+            listening.curve_secretkey = keys.scheduler.secret
+            listening.zap_domain = ZAP_DOMAIN
+            listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody answers: nobody enters
+        self._monitor = listening.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES)
+
+    @property
+    def sources(self) -> list[zmq.Socket[bytes]]:
+        """What becomes readable when somebody is at the door."""
+        return [self._monitor] if self._zap is None else [self._monitor, self._zap]
+
+    @property
+    def connections(self) -> int:
+        """How many connections stand, as far as events were taken in."""
+        return len(self._address_of)
+
+    def address_of(self, descriptor: int) -> str:
+        """Where the connection comes from: an IP address."""
+        return self._address_of.get(descriptor, UNKNOWN)
+
+    def take(self) -> tuple[list[Ended], list[Rejected]]:
+        """What has happened by now: the connections that ended, in order, and who was turned away."""
+        self._answer_zap()
+        ended: list[Ended] = []
+        rejected: list[Rejected] = []
+        for event, value in self._events():
+            if event == zmq.EVENT_ACCEPTED:
+                self._address_of[value] = _peer_address(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                address = self._address_of.pop(value, UNKNOWN)
+                failure, self._failure = self._failure, None
+                was_turned_away = value in self._turned_away
+                self._turned_away.discard(value)
+                if failure is not None and not was_turned_away:
+                    rejected.append(Rejected(address, failure))
+                self._unheard_from.pop(value, None)
+                ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
+            else:
+                self._failure = _why(event, value)
+        rejected += self._turn_away()
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + SWOLLEN_CHECK_S
+            rejected += self._end_swollen()
+        return ended, rejected
+
+    def heard(self, descriptors: Iterable[int]) -> None:
+        """Whole messages have come over these connections."""
+        self._heard.update(descriptors)
+
+    def close(self) -> None:
+        """Stop watching. Events are read first: with its queue full the I/O thread waits, and holds what this needs."""
+        for _ in self._events():
+            continue
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        if self._zap is not None:
+            self._zap.close(linger=0)
+
+    def _events(self) -> Iterator[tuple[int, int]]:
+        for _ in range(MAX_EVENTS):
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield _EVENT.unpack(frames[0])
+
+    def _answer_zap(self) -> None:
+        """May this key enter? Version, request, domain, address, identity, mechanism, key (RFC 27)."""
+        if self._zap is None:
+            return
+        for _ in range(MAX_EVENTS):
+            try:
+                request = self._zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            key = z85.encode(request[6]) if len(request) == 7 and request[5] == b"CURVE" else b""
+            status = [b"200", b"OK"] if key == self._expected else [b"400", b"another key"]
+            self._zap.send_multipart([b"1.0", request[1], *status, b"", b""])
+
+    def _turn_away(self) -> Iterator[Rejected]:
+        """Close the newest connections beyond the bound; they vanish from the books when ZeroMQ has noticed."""
+        surplus = len(self._address_of) - len(self._turned_away) - self._max_connections
+        if surplus <= 0:
+            return
+        newest = [descriptor for descriptor in reversed(self._address_of) if descriptor not in self._turned_away]
+        for descriptor in newest[:surplus]:
+            self._turned_away.add(descriptor)
+            _shut_down(descriptor)
+            yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
+
+    def _end_swollen(self) -> Iterator[Rejected]:
+        """Close connections over which much has come and no end of a message."""
+        heard, self._heard = self._heard, set()
+        for descriptor in self._address_of.keys() - self._turned_away:
+            if descriptor in heard:
+                self._unheard_from.pop(descriptor, None)
+                continue
+            received = _bytes_received(descriptor)
+            if received - self._unheard_from.setdefault(descriptor, received) > self._max_unheard_bytes:
+                self._turned_away.add(descriptor)
+                _shut_down(descriptor)
+                yield Rejected(self._address_of[descriptor], Rejection.ENDLESS)
+
+
+def _why(event: int, value: int) -> Rejection:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value == _CRYPTOGRAPHIC:
+        return Rejection.SECRET
+    return Rejection.MECHANISM if value == _MECHANISM_MISMATCH else Rejection.HANDSHAKE
+
+
+def _peer_address(descriptor: int) -> str:
+    """Asked while the connection stands; one that is gone already has none to tell."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return UNKNOWN
+    try:
+        return str(connection.getpeername()[0]).removeprefix("::ffff:")
+    except OSError:
+        return UNKNOWN
+    finally:
+        connection.detach()
+
+
+def _bytes_received(descriptor: int) -> int:
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return 0  # closed meanwhile
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        return int(_BYTES_RECEIVED.unpack(info)[0]) if len(info) == _BYTES_RECEIVED.size else 0
+    except OSError:
+        return 0  # closed meanwhile
+    finally:
+        connection.detach()
+
+
+def _shut_down(descriptor: int) -> None:
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return  # closed meanwhile
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # closed meanwhile
+    finally:
+        connection.detach()

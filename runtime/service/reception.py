@@ -1,0 +1,102 @@
+"""What comes in at the scheduler's socket, made into what its core is told; strangers get no further than this.
+
+Here live the checks that need no knowledge of the job: is it a message, may a process of ours say it, does its sender
+speak for itself; and the answers that need no decision. Who holds a seat, and what follows, is the core's. The one
+idea: everything that reaches the core has passed ``event_of``, whatever was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.core.messages import (
+    Heartbeat,
+    Join,
+    LastWords,
+    Leave,
+    Publish,
+    Refusal,
+    Refused,
+    Register,
+    StatusQuery,
+    StopJob,
+)
+from runtime.core.ready import Note, Ready
+from runtime.core.scheduler import Event, Received, StopRequested
+from runtime.net.server import Arrived, Garbled, Rejected
+from runtime.service.followers import Followers
+from runtime.service.strangers import Strangers, implausible
+
+
+class Line(Protocol):
+    """The part of a server that is needed here."""
+
+    def send(self, peer: str, message: object) -> None:
+        """Send, or drop where the peer is gone."""
+
+    def address_of(self, peer: str) -> str:
+        """Where the peer's connection comes from."""
+
+
+class Reception:
+    """Sorts what arrives over one line.
+
+    Args:
+        line: the server.
+        followers: told who asks for snapshots.
+        strangers: told who is turned away, and why.
+    """
+
+    def __init__(self, line: Line, followers: Followers, strangers: Strangers) -> None:
+        self._line = line
+        self._followers = followers
+        self._strangers = strangers
+
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | None:
+        """What the core is told of it; None where that is nothing."""
+        match incoming:
+            case Rejected(address, why):
+                self._strangers.rejected(address, why)
+                return None
+            case Garbled():
+                self._garbled(incoming)
+                return None
+            case Arrived(peer, StatusQuery(follow)):
+                self._followers.ask(peer, follow=follow)
+                return None
+            case Arrived(peer, message):
+                event = _event_in(peer, message)
+                if isinstance(event, str):
+                    self._strangers.garbled(self._line.address_of(peer), event)
+                    return None
+                return event
+
+    def _garbled(self, garbled: Garbled) -> None:
+        self._strangers.garbled(garbled.address, garbled.problem)
+        if garbled.other_protocol:
+            self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
+
+    def worth_saying(self, event: Event, ready: Ready, now: float) -> list[Note]:
+        """The notes on what the core made of an event; fewer where many registrations are refused."""
+        is_register = isinstance(event, Received) and isinstance(event.message, Register)
+        if not is_register or ready.records or not ready.notes:
+            return ready.notes
+        assert isinstance(event, Received)
+        return self._strangers.refused(self._line.address_of(event.session), ready.notes, now)
+
+
+def _event_in(peer: str, message: object) -> Received | StopRequested | str:
+    """What a message asks of the core; a text says why it asks nothing."""
+    problem = implausible(message)
+    if problem is not None:
+        return problem
+    match message:
+        case StopJob(by):
+            return StopRequested(by)
+        case Register():
+            session = message.session
+        case Heartbeat() | Join() | Publish() | LastWords() | Leave():
+            session = message.sender.session
+        case _:
+            return f"{type(message).__name__} is not a worker's message"
+    return Received(peer, message) if session == peer else "it speaks for another session"

@@ -1,0 +1,188 @@
+"""What strangers may cost a scheduler: every bound on what they say, and the few lines that are said about them.
+
+A stranger is whoever holds no seat: a port scanner, a worker with another secret, a flood. Here live the counting, the
+rate of the lines, and the limits of a message's fields; what a well-formed message leads to is the core's. The one
+idea: whatever strangers do is counted in a table of fixed size and said at most once in ``LINE_INTERVAL_S`` a kind, so
+that neither memory nor log grows with them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.core.messages import Credential, Pairs, Register, StopJob
+from runtime.core.ready import Level, Note
+from runtime.net.server import Rejection
+
+LINE_INTERVAL_S = 30.0
+GATHER_S = 0.5  # whoever is refused tries again at once: the first line waits so long, to tell how many and from where
+MAX_ADDRESSES = 64
+"""Addresses told apart in one line's counting; memory is at most len(Offence) × this many short texts."""
+NAMED_ADDRESSES = 3
+UNSAID = 64
+"""So many in ``LINE_INTERVAL_S`` are everyday life: whoever only asks whether a port is open says nothing more."""
+REFUSALS_SAID = 64
+"""Refused registrations that are said one by one in ``LINE_INTERVAL_S``: a host's worth of waiting workers."""
+
+MAX_NODE_CHARS = 128  # as NODE_ID
+MAX_NAME_CHARS = 200  # as JOB_NAME
+MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
+MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
+MAX_PAIRS = 64
+MAX_PID = 1 << 22  # Linux's own bound (proc(5), pid_max)
+
+
+class Offence(enum.Enum):
+    """What a stranger did; the value goes after "refused N"."""
+
+    SECRET = "connections with another secret"
+    MECHANISM = "connections with a secret on one side only"
+    HANDSHAKE = "connections that ended in the handshake (not a samebits process, or no secret, or cut off)"
+    SILENT = "connections that closed without a word, or over which too long a message came"
+    TOO_MANY = "connections beyond the most that may stand"
+    ENDLESS = "connections with a message without end"
+    GARBLED = "messages"
+    REGISTRATION = "more registrations"
+
+
+_MENDS = {
+    Offence.SECRET: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
+    Offence.MECHANISM: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
+}
+_OFFENCE_OF = {
+    Rejection.SECRET: Offence.SECRET,
+    Rejection.MECHANISM: Offence.MECHANISM,
+    Rejection.HANDSHAKE: Offence.HANDSHAKE,
+    Rejection.SILENT: Offence.SILENT,
+    Rejection.ENDLESS: Offence.ENDLESS,
+    Rejection.TOO_MANY: Offence.TOO_MANY,
+}
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One kind of offence since its last line."""
+
+    count: int = 0
+    by_address: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+    since: float | None = None  # when it was first looked at
+    quiet_until: float = float("-inf")
+
+
+class Strangers:
+    """Counts offences and words the lines about them; ``totals`` since the start, by kind."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[Offence] = Counter()
+        self._tallies = {offence: _Tally() for offence in Offence}
+        self._refusals_said = 0
+        self._refusals_from = float("-inf")
+
+    def rejected(self, address: str, why: Rejection) -> None:
+        """A connection that did not become a peer."""
+        self._count(_OFFENCE_OF[why], address)
+
+    def garbled(self, address: str, problem: str) -> None:
+        """Something that was said and is no worker's message."""
+        self._count(Offence.GARBLED, address, problem)
+
+    def refused(self, address: str, notes: Sequence[Note], now: float) -> list[Note]:
+        """What is said of one refused registration: its notes, or nothing where many were said just before."""
+        if now - self._refusals_from >= LINE_INTERVAL_S:
+            self._refusals_from, self._refusals_said = now, 0
+        self._refusals_said += 1
+        if self._refusals_said <= REFUSALS_SAID:
+            return list(notes)
+        self._count(Offence.REGISTRATION, address, notes[0].text if notes else "")
+        return []
+
+    def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
+        """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
+        said = []
+        for offence, tally in self._tallies.items():
+            if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
+                said.append(Note(Level.WARNING, self._line(offence, tally, now)))
+        return said
+
+    def _is_due(self, offence: Offence, tally: _Tally, now: float, is_last: bool) -> bool:
+        tally.since = now if tally.since is None else tally.since
+        if offence not in (Offence.HANDSHAKE, Offence.SILENT) or tally.count > UNSAID:
+            return is_last or now - tally.since >= GATHER_S
+        if now - tally.since >= LINE_INTERVAL_S:
+            self._tallies[offence] = _Tally(quiet_until=tally.quiet_until)
+        return False
+
+    def _count(self, offence: Offence, address: str, example: str = "") -> None:
+        self.totals[offence] += 1
+        tally = self._tallies[offence]
+        tally.count += 1
+        tally.example = tally.example or example[:200]
+        if address in tally.by_address or len(tally.by_address) < MAX_ADDRESSES:
+            tally.by_address[address] += 1
+
+    def _line(self, offence: Offence, tally: _Tally, now: float) -> str:
+        named = tally.by_address.most_common(NAMED_ADDRESSES)
+        where = ", ".join(f"{count} from {address}" for address, count in named)
+        rest = tally.count - sum(count for _, count in named)
+        text = f"refused {tally.count} {offence.value}: {where}{f', {rest} from elsewhere' if rest else ''}"
+        text += f" (for example: {tally.example})" if tally.example else ""
+        text += _MENDS.get(offence, "")
+        if tally.quiet_until > float("-inf"):
+            text += f"; said at most every {LINE_INTERVAL_S:g} s"
+        self._tallies[offence] = _Tally(quiet_until=now + LINE_INTERVAL_S)
+        return text
+
+
+# ---- the limits of what a message may say
+
+
+def implausible(message: object) -> str | None:
+    """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
+    match message:
+        case Register():
+            return _implausible_register(message)
+        case StopJob(by):
+            return None if _is_text(by, MAX_NAME_CHARS) else "StopJob.by is too long or not printable"
+        case _:
+            sender = getattr(message, "sender", None)
+            if isinstance(sender, Credential) and not _is_plausible_sender(sender):
+                return f"{type(message).__name__}.sender is too long or not printable"
+            return None
+
+
+def _implausible_register(message: Register) -> str | None:
+    process = message.process
+    texts = (
+        ("job", message.job, MAX_ID_CHARS),
+        ("job_name", message.job_name, MAX_NAME_CHARS),
+        ("node", message.node, MAX_NODE_CHARS),
+        ("session", message.session, MAX_ID_CHARS),
+        ("process.host", process.host, MAX_HOST_CHARS),
+        ("process.device", process.device, MAX_ID_CHARS),
+    )
+    for name, text, most in texts:
+        if not _is_text(text, most):
+            return f"Register.{name} is not printable, or has {len(text)} characters where at most {most} are accepted"
+    if not message.node or " " in message.node or "/" in message.node:
+        return "Register.node is no NODE_ID"
+    if not 0 < process.pid <= MAX_PID or process.started_at < 0:
+        return f"Register.process: pid {process.pid}, started at {process.started_at}, is no process"
+    if message.incarnation < 0:
+        return f"Register.incarnation is {message.incarnation}"
+    return None if _are_pairs(message.settings) else "Register.settings are too many, too long or not printable"
+
+
+def _is_plausible_sender(sender: Credential) -> bool:
+    return _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
+
+
+def _are_pairs(pairs: Pairs) -> bool:
+    return len(pairs) <= MAX_PAIRS and all(_is_text(text, MAX_NAME_CHARS) for pair in pairs for text in pair)
+
+
+def _is_text(text: str, most: int) -> bool:
+    return len(text) <= most and (text.isprintable() or not text)

@@ -1,0 +1,65 @@
+"""What attackers hold: raw ZeroMQ and TCP sockets that say whatever they like, however often, to a port of loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from runtime.core import messages
+from runtime.core.messages import PROTOCOL, Pairs, Process, Register
+from runtime.net.address import endpoint
+
+
+@contextmanager
+def dealers(port: int, names: list[bytes | None]) -> Iterator[list[zmq.Socket[bytes]]]:
+    """Connections under these names; None lets ZeroMQ choose one, which is no text."""
+    with zmq.Context() as context:
+        sockets = []
+        for name in names:
+            dealer = context.socket(zmq.DEALER)
+            dealer.linger = 0
+            dealer.sndhwm = 100_000
+            if name is not None:
+                dealer.setsockopt(zmq.ROUTING_ID, name)
+            dealer.connect(endpoint("127.0.0.1", port))
+            sockets.append(dealer)
+        try:
+            yield sockets
+        finally:
+            for dealer in sockets:
+                dealer.close(linger=0)
+
+
+@contextmanager
+def half_open(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """TCP connections over which nothing is said."""
+    connections = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(count)]
+    try:
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def hangs_up(connection: socket.socket, patience_s: float) -> bool:
+    """Whether the other end closes within the time."""
+    connection.settimeout(patience_s)
+    try:
+        while connection.recv(4096):
+            continue
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def registration(
+    node: str, session: str, settings: Pairs, *, protocol: int = PROTOCOL, incarnation: int = 0, job: str = ""
+) -> bytes:
+    """A Register that is right in all that can be known from outside."""
+    process = Process("elsewhere", 4242, 1, "cpu")
+    return messages.SCHEMA.pack(Register(protocol, job, "", node, session, incarnation, process, settings))

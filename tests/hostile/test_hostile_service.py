@@ -1,0 +1,331 @@
+"""A job in progress on real sockets while its scheduler is attacked: that is refused, counted, and never noticed.
+
+Memory is measured where it would grow: the tables kept of peers, connections and those who wait, and the queues' own
+limits. Time is measured by the job itself: a worker that was not heard for NODE_TIMEOUT would be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import zmq
+
+from runtime import config
+from runtime.core import messages, records
+from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, Status, StatusQuery
+from runtime.core.point import Point
+from runtime.core.ready import Ended
+from runtime.core.records import GenerationCommitted, SeatLost
+from runtime.errors import SecretError
+from runtime.net.curve import derive_keys
+from runtime.net.server import MAX_INCOMING_BYTES, Server
+from runtime.service import scheduler as scheduler_module
+from runtime.service import strangers
+from runtime.service.agent import Agent
+from runtime.service.strangers import Offence
+from runtime.store import journal as journals
+from tests.hostile.attackers import dealers, half_open, hangs_up, registration
+from tests.net.wires import Tap
+from tests.service.house import PATIENCE_S, House
+
+WORKERS = 2
+SECRET = "correct-horse-battery-staple"
+
+
+class Attacked:
+    """A house of two workers that train in generation 1, and the proof that they were left in peace."""
+
+    def __init__(self, path: Path, **environ: str) -> None:
+        self.house = House(path, WORKERS, NODE_TIMEOUT="3", HEARTBEAT_INTERVAL="0.2", **environ)
+        self.fixed = config.fixed_settings(self.house.settings("scheduler"))
+        self.port = int(self.house.environ["SCHED_PORT"])
+        self.served: Future[Ended] = self.house.scheduler()
+        self.agents = self.house.seated("0", "1")
+        self.broken: list[str] = []
+        for agent in self.agents:
+            agent.on_break = self.broken.append
+        self.house.mapped(self.agents, self.house.generation(*self.agents))
+
+    @property
+    def server(self) -> Server:
+        assert self.house.service is not None
+        assert self.house.service._server is not None
+        return self.house.service._server
+
+    def count(self, offence: Offence) -> int:
+        assert self.house.service is not None
+        return self.house.service.strangers.totals[offence]
+
+    def wait(self, wanted: Callable[[], bool], patience_s: float = 30.0) -> None:
+        """Poll what only the scheduler's thread changes."""
+        deadline = time.monotonic() + patience_s
+        while not wanted():
+            assert time.monotonic() < deadline, "not within the time"
+            assert not self.served.done(), self.served.result()
+            threading.Event().wait(0.01)
+
+    def finish(self) -> None:
+        """The job was never disturbed: it ends in its first generation, and its journal knows of no loss."""
+        with ThreadPoolExecutor(WORKERS) as pool:
+            finals = list(pool.map(lambda agent: agent.complete(1, 40), self.agents, timeout=PATIENCE_S))
+        assert finals == [Point(40, 1)] * WORKERS
+        for agent in self.agents:
+            agent.leave(on_purpose=True, text="status 0")
+        self.served.result(PATIENCE_S)
+        assert self.broken == []
+        contents = journals.read_journal(self.house.path / "recovery")
+        assert contents is not None
+        kinds = [type(records.SCHEMA.unpack(payload)) for payload in contents.payloads]
+        assert kinds.count(GenerationCommitted) == 1
+        assert SeatLost not in kinds
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Iterator[Attacked]:
+    attacked = Attacked(tmp_path)
+    yield attacked
+    attacked.house.close()
+
+
+def test_names_that_are_no_text_are_nobody(attacked: Attacked) -> None:
+    """ZeroMQ's own names have bytes that no session has; an answer to them once ended the scheduler."""
+    names: list[bytes | None] = [None, b"\xff\xfe", b"a b", b"x" * 200, "é".encode()]
+    with dealers(attacked.port, names) as strangers_:
+        for stranger in strangers_:
+            stranger.send(messages.SCHEMA.pack(StatusQuery(follow=True)))
+            stranger.send(registration("0", "�", attacked.fixed))
+        attacked.wait(lambda: attacked.count(Offence.GARBLED) == 2 * len(names))
+        assert not set(attacked.server._descriptor_of) - {agent.session for agent in attacked.agents}
+    attacked.finish()
+
+
+def test_bytes_that_are_no_message_are_counted_and_nothing_else(attacked: Attacked) -> None:
+    """Truncated everywhere, nested deep, wrong types, lists that claim more than they hold, too many frames."""
+    good = registration("0", "stranger", attacked.fixed)
+    bad = [good[:length] for length in range(len(good))]
+    bad += [b"\x91" * 100_000, b"\xdd\x00\x0f\xff\xff" * 500, b"\xc7\x00\x05", b"\x81\x01\x02", b"\x92\x01\xc3" * 50]
+    bad += [good + b"\x00", b"\x93\x07\xc2\xc2", b"\x92\x63\x01", bytes(MAX_INCOMING_BYTES)]
+    with dealers(attacked.port, [b"stranger"]) as (stranger,):
+        for packed in bad:
+            stranger.send(packed)
+        stranger.send_multipart([b"", good])
+        stranger.send_multipart([good] * 1000)
+        attacked.wait(lambda: attacked.count(Offence.GARBLED) == len(bad) + 2)
+    attacked.finish()
+
+
+def test_an_oversized_message_ends_its_connection_before_it_is_read(attacked: Attacked) -> None:
+    with dealers(attacked.port, [b"stranger"]) as (stranger,):
+        stranger.send(bytes(MAX_INCOMING_BYTES + 1))
+        attacked.wait(lambda: attacked.count(Offence.SILENT) >= 1)
+    attacked.finish()
+
+
+def test_another_version_is_told_so(attacked: Attacked) -> None:
+    """Also one whose Register has other fields: its second element is the version, in every version."""
+    with dealers(attacked.port, [b"stranger"]) as (stranger,):
+        for packed in (registration("0", "stranger", attacked.fixed, protocol=99), b"\x93\x01\x63\xa3new"):
+            stranger.send(packed)
+            assert stranger.poll(10_000)
+            answer = messages.SCHEMA.unpack(stranger.recv())
+            assert isinstance(answer, Refused)
+            assert answer.refusal is Refusal.PROTOCOL
+            assert "speaks protocol" in answer.text
+            assert "99" in answer.text
+    attacked.finish()
+
+
+def test_a_stolen_node_id_and_replayed_words_change_nothing(attacked: Attacked) -> None:
+    """The node's name is no secret; its session is, and speaks over its own connection only."""
+    victim = attacked.agents[0]
+    job = victim._core.job
+    captured = messages.SCHEMA.pack(
+        Heartbeat(Credential(job, "0", victim.session, 1), 1, Activity.WAITING, 1, None, 10**6)
+    )
+    with dealers(attacked.port, [b"thief"]) as (thief,):
+        for _ in range(50):
+            thief.send(captured)
+        attacked.wait(lambda: attacked.count(Offence.GARBLED) == 50)
+        for incarnation in (0, 1, 2, 99):
+            thief.send(registration("0", "thief", attacked.fixed, incarnation=incarnation, job=job))
+            assert thief.poll(10_000)
+            answer = messages.SCHEMA.unpack(thief.recv())
+            assert isinstance(answer, Refused) is (incarnation == 0), answer
+        forged = Heartbeat(Credential(job, "0", "thief", 1), 1, Activity.WAITING, 1, None, 10**6)
+        thief.send(messages.SCHEMA.pack(forged))
+        assert thief.poll(10_000)
+        assert type(messages.SCHEMA.unpack(thief.recv())).__name__ == "Fenced"
+    attacked.finish()
+
+
+def test_a_flood_of_registrations_is_answered_and_said_once(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 20_000
+    with dealers(attacked.port, [b"flooder"]) as (flooder,):
+        flood = registration("0", "flooder", attacked.fixed)
+        for _ in range(count):
+            flooder.send(flood)
+        attacked.wait(lambda: attacked.count(Offence.REGISTRATION) >= count - strangers.REFUSALS_SAID, 60)
+    attacked.wait(lambda: any(" more registrations: " in record.message for record in caplog.records))
+    said = [record.message for record in caplog.records if "refused" in record.message]
+    assert sum("ALIVE" in line and line.startswith("refused pid 4242") for line in said) == strangers.REFUSALS_SAID
+    assert 1 <= sum(" more registrations: " in line for line in said) <= 3  # a line in 30 s
+    assert any("from 127.0.0.1" in line for line in said)
+    attacked.finish()
+
+
+def test_a_flood_of_connections_ends_at_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scheduler_module, "CONNECTIONS_OTHER", 20)
+    attacked = Attacked(tmp_path)
+    try:
+        bound = attacked.server.max_connections
+        assert bound == 2 * WORKERS + 64 + 20
+        with half_open(attacked.port, bound + 60) as connections:
+            attacked.wait(lambda: attacked.count(Offence.TOO_MANY) >= 60)
+            attacked.wait(lambda: attacked.server.connections <= bound)
+            ended = [connection for connection in connections[-20:] if hangs_up(connection, 10)]
+            assert len(ended) == 20
+        attacked.wait(lambda: attacked.server.connections == WORKERS)
+        attacked.wait(lambda: any("beyond the most that may stand: " in r.message for r in caplog.records))
+        attacked.finish()
+    finally:
+        attacked.house.close()
+
+
+def test_half_open_connections_end_by_themselves_and_leave_nothing(attacked: Attacked) -> None:
+    with half_open(attacked.port, 200) as connections:
+        attacked.wait(lambda: attacked.server.connections >= 200)
+        assert all(hangs_up(connection, 30) for connection in connections)  # HANDSHAKE_IVL, here 3 s
+    attacked.wait(lambda: attacked.count(Offence.HANDSHAKE) == 200)
+    attacked.wait(lambda: attacked.server.connections == WORKERS)
+    attacked.finish()
+
+
+def test_peers_that_come_and_go_leave_nothing(attacked: Attacked) -> None:
+    """What is kept of a peer goes with its connection, whether it spoke sense, nonsense, or asked for a seat."""
+    for number in range(6):
+        names: list[bytes | None] = [b"peer-%d-%d" % (number, index) for index in range(50)]
+        with dealers(attacked.port, names) as peers:
+            for name, peer in zip(names, peers, strict=True):
+                assert name is not None
+                peer.send(registration("1", name.decode(), attacked.fixed))
+                peer.send(messages.SCHEMA.pack(StatusQuery(follow=True)))
+                peer.send(b"nonsense")
+            attacked.wait(lambda n=number: attacked.count(Offence.GARBLED) == 50 * (n + 1))  # type: ignore[misc]
+    attacked.wait(lambda: attacked.server.connections == WORKERS)
+    sessions = {agent.session for agent in attacked.agents}
+    attacked.wait(lambda: set(attacked.server._descriptor_of) == sessions)
+    assert set(attacked.server._peer_of.values()) == sessions
+    assert attacked.house.service is not None
+    assert len(attacked.house.service._followers) == 0
+    attacked.finish()
+
+
+def test_who_asks_for_snapshots_without_end_gets_one_a_pass(attacked: Attacked) -> None:
+    with dealers(attacked.port, [b"curious", b"honest"]) as (curious, honest):
+        for _ in range(20_000):
+            curious.send(messages.SCHEMA.pack(StatusQuery(follow=False)))
+        honest.send(messages.SCHEMA.pack(StatusQuery(follow=False)))
+        assert honest.poll(10_000)
+        assert isinstance(messages.SCHEMA.unpack(honest.recv()), Status)
+        answers = 0
+        while curious.poll(1000):
+            curious.recv()
+            answers += 1
+        assert 1 <= answers <= 20_000 / 32
+    attacked.finish()
+
+
+# ---- with a secret
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Attacked]:
+    attacked = Attacked(tmp_path, CLUSTER_SECRET=SECRET)
+    yield attacked
+    attacked.house.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"CLUSTER_SECRET": SECRET + "!"}, "compare CLUSTER_SECRET"),
+        ({"CLUSTER_SECRET": ""}, "asks for a secret, and this process has none"),
+    ],
+    ids=["another secret", "no secret"],
+)
+def test_a_worker_that_does_not_share_the_secret_leaves_in_seconds_and_is_counted(
+    guarded: Attacked, caplog: pytest.LogCaptureFixture, environ: dict[str, str], said: str
+) -> None:
+    settings, _ = config.read({**guarded.house.environ, **environ, "ROLE": "worker", "NODE_ID": "1"})
+    agent = Agent(settings, "test", "cpu")
+    with pytest.raises(SecretError, match=said) as caught:
+        agent.register()
+    agent.leave(on_purpose=False, text="the test is over")
+    assert caught.value.exit_code == 85
+    guarded.wait(lambda: guarded.count(Offence.SECRET) + guarded.count(Offence.MECHANISM) > 0)
+    guarded.wait(lambda: any("; compare CLUSTER_SECRET" in record.message for record in caplog.records))
+    shown = [record.message for record in caplog.records if record.message.startswith("refused ")]
+    assert any(" from 127.0.0.1" in line for line in shown)
+    assert len(shown) <= 3  # a kind a line in 30 s, however often it has tried
+    assert SECRET not in caplog.text + str(caught.value)
+    guarded.finish()
+
+
+def test_without_the_secret_nothing_reaches_the_scheduler(guarded: Attacked) -> None:
+    """Neither words nor floods: the whole of what strangers can do happens in the handshake."""
+    other = derive_keys(b"another-secret-of-another-cluster")
+    with dealers(guarded.port, [b"plain"] * 5) as plain, zmq.Context() as context:
+        for stranger in plain:
+            stranger.send(registration("0", "plain", guarded.fixed))
+        wrong = context.socket(zmq.DEALER)
+        wrong.linger = 0
+        wrong.curve_serverkey = other.scheduler.public
+        wrong.curve_publickey, wrong.curve_secretkey = other.worker.public, other.worker.secret
+        wrong.connect(f"tcp://127.0.0.1:{guarded.port}")
+        wrong.send(registration("0", "wrong", guarded.fixed))
+        guarded.wait(lambda: guarded.count(Offence.SECRET) >= 3)
+        wrong.close(linger=0)
+    assert guarded.count(Offence.GARBLED) == guarded.count(Offence.REGISTRATION) == 0
+    assert set(guarded.server._descriptor_of) == {agent.session for agent in guarded.agents}
+    guarded.finish()
+
+
+def test_a_recorded_conversation_says_nothing_when_it_is_played_again(tmp_path: Path) -> None:
+    """CurveZMQ's keys are fresh in each connection (RFC 26): yesterday's bytes open nothing today."""
+    attacked = Attacked(tmp_path, CLUSTER_SECRET=SECRET)
+    tap = Tap(attacked.port)
+    try:
+        settings, _ = config.read(
+            {**attacked.house.environ, "SCHED_PORT": str(tap.port), "ROLE": "worker", "NODE_ID": "7"}
+        )
+        agent = Agent(settings, "test", "cpu")
+        with pytest.raises(Exception, match="names a spare"):
+            agent.register()  # it has the secret, so it is heard: a register and its refusal went by
+        agent.leave(on_purpose=False, text="the test is over")
+        before = attacked.count(Offence.SECRET) + attacked.count(Offence.HANDSHAKE)
+        with half_open(attacked.port, 1) as (connection,):
+            connection.sendall(tap.sent)
+            assert hangs_up(connection, 30)
+        attacked.wait(lambda: attacked.count(Offence.SECRET) + attacked.count(Offence.HANDSHAKE) > before)
+        sessions = {agent.session for agent in attacked.agents}
+        attacked.wait(lambda: set(attacked.server._descriptor_of) == sessions)
+        attacked.finish()
+    finally:
+        tap.close()
+        attacked.house.close()
+
+
+def test_half_open_connections_end_with_a_secret_too(guarded: Attacked) -> None:
+    with half_open(guarded.port, 50) as connections:
+        assert all(hangs_up(connection, 30) for connection in connections)
+    guarded.wait(lambda: guarded.server.connections == WORKERS)
+    guarded.finish()

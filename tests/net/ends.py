@@ -1,0 +1,92 @@
+"""Both ends of the wire on loopback, and bounded waits for what they see; no job, no scheduler."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from runtime.net.client import Client, Up
+from runtime.net.curve import ClusterKeys
+from runtime.net.server import MAX_SOCKETS, Incoming, Server
+
+PATIENCE_S = 10.0
+_Seen = TypeVar("_Seen")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(step: Callable[[], Sequence[object]], wanted: Callable[[object], bool]) -> list[object]:
+    """Everything that ``step`` gives until one of it is wanted, within a bounded wait."""
+    seen: list[object] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        seen += step()
+        if any(wanted(item) for item in seen):
+            return seen
+    raise AssertionError(f"not seen within {PATIENCE_S} s; seen: {seen}")
+
+
+def listened(client: Client) -> list[object]:
+    """What the client hears now."""
+    client.wait(0.05)
+    return list(client.drain())
+
+
+class Ends:
+    """A server, and clients of it."""
+
+    def __init__(
+        self,
+        keys: ClusterKeys | None = None,
+        *,
+        address: str = "127.0.0.1",
+        silence_s: float = 5.0,
+        most_connections: int = MAX_SOCKETS,
+    ) -> None:
+        self.address = address
+        self.port = free_port()
+        self.silence_s = silence_s
+        self.server = Server([address], self.port, silence_s, keys=keys, most_connections=most_connections)
+        self.clients: list[Client] = []
+        self.aside: list[Incoming] = []  # what the server heard while a client was listened to
+        self._pool = ThreadPoolExecutor(max_workers=1)
+
+    def client(self, identity: str, keys: ClusterKeys | None = None) -> Client:
+        client = Client(self.address, self.port, identity, self.silence_s, keys=keys)
+        self.clients.append(client)
+        return client
+
+    def heard(self) -> list[Incoming]:
+        """What the server hears now."""
+        self.server.wait(0.1)
+        return list(self.server.drain())
+
+    def got(self, client: Client) -> Callable[[], list[object]]:
+        """What the client hears, while the server goes on answering handshakes."""
+
+        def step() -> list[object]:
+            listening = self._pool.submit(listened, client)
+            while not listening.done():
+                self.server.wait(0.01)
+                self.aside += self.server.drain()
+            return listening.result()
+
+        return step
+
+    def connected(self, identity: str, keys: ClusterKeys | None = None) -> Client:
+        client = self.client(identity, keys)
+        until(self.got(client), lambda item: isinstance(item, Up))
+        return client
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self._pool.shutdown()
+        self.server.close()

@@ -1,0 +1,230 @@
+"""One secret, two key pairs: who knows it comes in, who does not is told what to compare, and nobody is shown it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from runtime.core.messages import StatusQuery, StopJob
+from runtime.errors import SettingsError
+from runtime.net.address import endpoint
+from runtime.net.client import Client, Down, ShutOut, Up
+from runtime.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
+from runtime.net.greeting import mechanism_at
+from runtime.net.server import Arrived, Rejected, Rejection, Server
+from tests.net.ends import Ends, free_port, until
+from tests.net.wires import Closer, Tap
+
+SECRET = "correct-horse-battery-staple"
+KEYS = derive_keys(SECRET.encode())
+OTHER = derive_keys(b"another-secret-of-another-cluster")
+SCHEDULER_SECRET = "6a2286adebd8b95c767874f95c0b5ee56836bce7533f6ef5fbc740a0350c4379"
+WORKER_SECRET = "b46b6147abe5254fa014eeb04448a9254b81542e8554738d122d6f7e3ab3c5e5"
+WORKER_PUBLIC = "2bf3467584116b0c9cb4059853004956d6dd68f916f9fcc2dc651eccd4f4fc4b"
+MARKED = StopJob("by-this-marked-text")
+
+
+@pytest.fixture
+def guarded() -> Iterator[Ends]:
+    ends = Ends(KEYS)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+# ---- the keys
+
+
+def test_the_derivation_is_what_its_description_says() -> None:
+    """The public key was computed from RFC 7748's own formulas; a change here locks running clusters out."""
+    assert z85.decode(KEYS.scheduler.secret).hex() == SCHEDULER_SECRET
+    assert z85.decode(KEYS.worker.secret).hex() == WORKER_SECRET
+    assert z85.decode(KEYS.worker.public).hex() == WORKER_PUBLIC
+
+
+def test_all_four_keys_differ_and_follow_from_the_secret_alone() -> None:
+    keys = [KEYS.scheduler.public, KEYS.scheduler.secret, KEYS.worker.public, KEYS.worker.secret]
+    assert len(set(keys)) == 4
+    assert derive_keys(SECRET.encode()) == KEYS
+    assert not set(keys) & {OTHER.scheduler.public, OTHER.scheduler.secret, OTHER.worker.public, OTHER.worker.secret}
+
+
+def test_keys_are_in_no_repr() -> None:
+    shown = f"{KEYS!r} {KEYS.scheduler!r} {KEYS.worker}"
+    for key in (KEYS.scheduler.public, KEYS.scheduler.secret, KEYS.worker.public, KEYS.worker.secret):
+        assert key.decode() not in shown
+
+
+def test_a_file_and_a_value_give_the_same_keys(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    for text in (SECRET, f"{SECRET}\n", f"{SECRET}\r\n"):
+        file.write_bytes(text.encode())
+        assert secret_words(None, file) == secret_words(text, None) == SECRET.encode()
+    assert cluster_keys(None, file) == KEYS
+    assert cluster_keys(None, None) is None
+
+
+@pytest.mark.parametrize("content", ["", "\n", "hunter2", "x" * 15 + "\n", "y" * 4097, "z" * 100_000])
+def test_a_secret_that_is_none_is_an_error_that_does_not_show_it(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text(content)
+    for value, path, name in ((content, None, "CLUSTER_SECRET=(hidden)"), (None, file, f"CLUSTER_SECRET_FILE={file}")):
+        with pytest.raises(SettingsError) as caught:
+            cluster_keys(value, path)
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"{name}: too ")
+        assert "Mend: make one with" in problem
+        assert len(content.strip()) < 5 or content.strip() not in f"{problem} {caught.value!r}"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(SettingsError, match=rf"^CLUSTER_SECRET_FILE={path}: cannot be read \("):
+            cluster_keys(None, path)
+
+
+# ---- the wire
+
+
+def test_who_knows_the_secret_speaks_and_is_answered(guarded: Ends) -> None:
+    client = guarded.connected("session-a", KEYS)
+    client.send(StatusQuery(follow=False))
+    assert Arrived("session-a", StatusQuery(follow=False)) in until(
+        guarded.heard, lambda item: isinstance(item, Arrived)
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "said", "counted"),
+    [
+        (KEYS, OTHER, "refuses this process's secret. Mend: compare CLUSTER_SECRET", Rejection.SECRET),
+        (KEYS, None, "asks for a secret, and this process has none. Mend: export CLUSTER_SECRET", Rejection.MECHANISM),
+        (None, KEYS, "was started without a secret, and this process has one", Rejection.MECHANISM),
+    ],
+    ids=["another secret", "none at the worker", "none at the scheduler"],
+)
+def test_a_difference_is_told_at_both_ends(
+    server: ClusterKeys | None, client: ClusterKeys | None, said: str, counted: Rejection
+) -> None:
+    ends = Ends(server)
+    try:
+        stranger = ends.client("stranger", client)
+        step = ends.got(stranger)
+        seen = until(step, lambda item: isinstance(item, ShutOut))
+        (told,) = [item for item in seen if isinstance(item, ShutOut)]
+        assert said in told.text
+        assert f"127.0.0.1, port {ends.port}" in told.text
+        assert Up() not in seen
+        if Rejected("127.0.0.1", counted) not in ends.aside:
+            until(ends.heard, lambda item: item == Rejected("127.0.0.1", counted))
+        assert not [item for item in ends.aside if isinstance(item, Arrived)]
+    finally:
+        ends.close()
+
+
+def test_the_schedulers_key_alone_opens_nothing(guarded: Ends) -> None:
+    """Its own key pair is asked for as well: whoever learned only the server's public key stays outside."""
+    half = ClusterKeys(scheduler=KEYS.scheduler, worker=OTHER.worker)
+    stranger = guarded.client("stranger", half)
+    step = guarded.got(stranger)
+    until(step, lambda item: isinstance(item, ShutOut))
+    if Rejected("127.0.0.1", Rejection.SECRET) not in guarded.aside:
+        until(guarded.heard, lambda item: item == Rejected("127.0.0.1", Rejection.SECRET))
+
+
+def test_nothing_is_readable_on_the_way() -> None:
+    """A wiretap between the two ends sees neither identity nor message; without a secret it sees both."""
+    for keys, visible in ((None, True), (KEYS, False)):
+        ends = Ends(keys)
+        tap = Tap(ends.port)
+        client = Client("127.0.0.1", tap.port, "session-a", silence_s=5.0, keys=keys)
+        try:
+            until(ends.got(client), lambda item: isinstance(item, Up))
+            client.send(MARKED)
+            until(ends.heard, lambda item: item == Arrived("session-a", MARKED))
+            assert (b"session-a" in tap.seen) is visible
+            assert (b"by-this-marked-text" in tap.seen) is visible
+        finally:
+            client.close()
+            ends.close()
+            tap.close()
+
+
+def test_a_scheduler_that_is_mended_is_found_again() -> None:
+    """ZeroMQ gives a connection up after a mismatch; this one is tried again, and says so once."""
+    ends = Ends(None)
+    client = ends.client("session-a", KEYS)
+    until(ends.got(client), lambda item: isinstance(item, ShutOut))
+    ends.server.close()
+    ends.server = Server(["127.0.0.1"], ends.port, 5.0, keys=KEYS)
+    try:
+        seen = until(ends.got(client), lambda item: isinstance(item, Up))
+        assert not [item for item in seen if isinstance(item, ShutOut)]
+        client.send(StatusQuery(follow=True))
+        until(ends.heard, lambda item: item == Arrived("session-a", StatusQuery(follow=True)))
+    finally:
+        ends.close()
+
+
+def test_a_secret_that_was_right_is_judged_anew_after_each_success(guarded: Ends) -> None:
+    client = guarded.connected("session-a", KEYS)
+    guarded.server.close()
+    guarded.server = Server(["127.0.0.1"], guarded.port, 5.0, keys=OTHER)
+    seen = until(guarded.got(client), lambda item: isinstance(item, ShutOut))
+    assert Down() in seen
+
+
+def test_a_port_behind_which_nobody_speaks_is_not_taken_for_a_secret() -> None:
+    """A proxy accepts and closes while its scheduler is not there yet: that is worth waiting for."""
+    with Closer() as closer:
+        client = Client("127.0.0.1", closer.port, "session-a", silence_s=5.0, keys=KEYS)
+        try:
+            seen: list[object] = []
+            while closer.closed < 8:
+                client.wait(0.2)
+                seen += client.drain()
+            assert not [item for item in seen if isinstance(item, ShutOut)]
+        finally:
+            client.close()
+
+
+# ---- the greeting
+
+
+def test_the_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> None:
+    assert mechanism_at("127.0.0.1", guarded.port, "NULL", 5.0) == "CURVE"
+    assert mechanism_at("127.0.0.1", open_to_all.port, "CURVE", 5.0) == "NULL"
+    assert mechanism_at("127.0.0.1", free_port(), "NULL", 5.0) is None
+
+
+def test_no_zap_no_entry() -> None:
+    """Where nobody answers for the keys nobody comes in (ZAP_ENFORCE_DOMAIN)."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as alone, context.socket(zmq.DEALER) as client:
+        port = free_port()
+        alone.linger = client.linger = 0
+        alone.curve_server, alone.curve_secretkey, alone.zap_domain = True, KEYS.scheduler.secret, b"samebits"
+        alone.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        monitor = alone.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        alone.bind(endpoint("127.0.0.1", port))
+        client.curve_serverkey = KEYS.scheduler.public
+        client.curve_publickey, client.curve_secretkey = dataclasses.astuple(KEYS.worker)
+        client.connect(endpoint("127.0.0.1", port))
+        assert monitor.poll(10_000)
+        assert int.from_bytes(monitor.recv_multipart()[0][:2], "little") == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        alone.disable_monitor()
+        monitor.close(linger=0)
+
+
+def test_a_key_pair_is_one() -> None:
+    assert KeyPair(zmq.curve_public(KEYS.worker.secret), KEYS.worker.secret) == KEYS.worker

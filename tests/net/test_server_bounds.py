@@ -1,0 +1,155 @@
+"""What one peer can cost the others: turns in a drain, room in the tables, and a door that stays shut or closes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.core import messages
+from runtime.core.messages import StatusQuery, StopJob
+from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
+from tests.hostile.attackers import dealers, half_open, hangs_up
+from tests.net.ends import PATIENCE_S, Ends, until
+
+ASKED = messages.SCHEMA.pack(StatusQuery(follow=False))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def test_a_peer_that_never_stops_does_not_keep_others_from_being_heard(ends: Ends) -> None:
+    """A drain ends after PEER_TURNS of one peer, and who has a word by then is heard in it."""
+    with dealers(ends.port, [b"flood-1", b"flood-2"]) as flooders:
+        for flooder in flooders:
+            for _ in range(20_000):
+                flooder.send(ASKED)
+        honest = ends.connected("honest")
+        assert not [item for item in ends.aside if isinstance(item, Lost)]
+        honest.send(StopJob("honest"))
+        drains: list[list[Incoming]] = []
+        while not any(item == Arrived("honest", StopJob("honest")) for drain in drains for item in drain):
+            ends.server.wait(PATIENCE_S)
+            drains.append(list(ends.server.drain()))
+            assert len(drains) < 10_000, "never heard"
+        while drains[-1] and len(drains) < 50:
+            ends.server.wait(PATIENCE_S)
+            drains.append(list(ends.server.drain()))
+        turns = [
+            sum(isinstance(item, Arrived) and item.peer == name for item in drain)
+            for drain in drains
+            for name in ("flood-1", "flood-2")
+        ]
+        assert max(turns) == PEER_TURNS, "the flood was not one, or had no end"
+
+
+def test_what_is_left_of_a_drain_is_not_lost(ends: Ends) -> None:
+    client = ends.connected("talker")
+    count = 3 * PEER_TURNS
+    for number in range(count):
+        client.send(StopJob(str(number)))
+    seen = until(ends.heard, lambda item: item == Arrived("talker", StopJob(str(count - 1))))
+    assert [item.message.by for item in seen if isinstance(item, Arrived)] == [str(number) for number in range(count)]
+
+
+def test_the_tables_hold_who_is_there_and_nobody_else(ends: Ends) -> None:
+    for turn in range(5):
+        names: list[bytes | None] = [b"peer-%d-%d" % (turn, number) for number in range(40)]
+        with dealers(ends.port, names) as peers:
+            for peer in peers:
+                for _ in range(PEER_TURNS + 1):
+                    peer.send(ASKED)
+            heard: list[object] = []
+            while len({item.peer for item in heard if isinstance(item, Arrived)}) < len(names):
+                heard += until(ends.heard, lambda item: isinstance(item, Arrived))
+        while sum(isinstance(item, Lost) for item in heard) < len(names):
+            heard += until(ends.heard, lambda item: isinstance(item, Lost))
+    ends.heard()
+    assert len(ends.server._descriptor_of) <= len(ends.server._peer_of) <= 40
+    assert ends.server.connections == 0
+
+
+def test_connections_beyond_the_bound_are_closed_and_those_that_stand_stay() -> None:
+    ends = Ends(most_connections=10)
+    try:
+        client = ends.connected("first")
+        with half_open(ends.port, 30) as connections:
+            seen: list[object] = []
+            while sum(item == Rejected("127.0.0.1", Rejection.TOO_MANY) for item in seen) < 21:
+                seen += until(ends.heard, lambda item: isinstance(item, Rejected))
+            assert sum(hangs_up(connection, 1) for connection in connections[-5:]) == 5
+            client.send(StatusQuery(follow=False))
+            until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=False)))
+    finally:
+        ends.close()
+
+
+def test_a_handshake_has_its_time_and_no_more() -> None:
+    ends = Ends(silence_s=1.0)
+    try:
+        with half_open(ends.port, 5) as connections:
+            seen: list[object] = []
+            while sum(item == Rejected("127.0.0.1", Rejection.HANDSHAKE) for item in seen) < 5:
+                seen += until(ends.heard, lambda item: isinstance(item, Rejected))
+            assert all(hangs_up(connection, 5) for connection in connections)
+    finally:
+        ends.close()
+
+
+def test_a_message_without_end_ends_its_connection(ends: Ends) -> None:
+    """Frames that all say "more follows": ZeroMQ would keep them for ever, and hands none of them over."""
+    with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as connection:
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))  # RFC 37
+        ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x01x"
+        connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        frame = b"\x03" + (1 << 19).to_bytes(8, "big") + bytes(1 << 19)
+        connection.settimeout(0.05)
+        seen: list[Incoming] = []
+        sent = 0
+        while Rejected("127.0.0.1", Rejection.ENDLESS) not in seen:
+            assert sent < 4 << 30, "never ended"
+            try:
+                sent += connection.send(frame[sent % len(frame) :])
+            except OSError:
+                sent += 0  # its queue is full, or it was closed
+            ends.server.wait(0)
+            seen += ends.server.drain()
+        assert [item for item in seen if not isinstance(item, Rejected)] == []
+
+
+def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
+    """With its event queue full ZeroMQ's thread waits, holding what closing needs: thousands of closed connections."""
+    ends = Ends()
+    connections = []
+    try:
+        for _ in range(2200):
+            connection = socket.socket()
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", ends.port))
+            connections.append(connection)
+        threading.Event().wait(1.0)  # nobody reads: the queue is full by now
+    finally:
+        for connection in connections:
+            connection.close()
+    closing = threading.Thread(target=ends.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+
+
+def test_names_that_no_session_has_are_nobodys(ends: Ends) -> None:
+    with dealers(ends.port, [None, b"\xff", b"a b"]) as strangers:
+        for stranger in strangers:
+            stranger.send(ASKED)
+        seen: list[object] = []
+        while len(seen) < 3:
+            seen += ends.heard()
+    assert [type(item) for item in seen] == [Garbled] * 3
+    assert {(item.peer, item.address) for item in seen if isinstance(item, Garbled)} == {("", "127.0.0.1")}
+    assert ends.server._descriptor_of == ends.server._peer_of == {}

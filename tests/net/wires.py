@@ -1,0 +1,83 @@
+"""Sockets between or instead of the two ends: one that listens in, and one that hangs up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+
+class Tap:
+    """Forwards every connection to a port on loopback and keeps what went by, both ways."""
+
+    def __init__(self, to_port: int) -> None:
+        self.seen = b""
+        self.sent = b""  # of it, what whoever connected has said
+        self._to_port = to_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            other = socket.create_connection(("127.0.0.1", self._to_port))
+            self._open += [one, other]
+            for source, sink in ((one, other), (other, one)):
+                thread = threading.Thread(target=self._forward, args=(source, sink))
+                self._threads.append(thread)
+                thread.start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self.seen += data
+                self.sent += data if source in self._open[::2] else b""
+                sink.sendall(data)
+        except OSError:
+            return  # closed
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._open:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # closed by its peer
+        for thread in self._threads:
+            thread.join()
+        for connection in self._open:
+            connection.close()
+
+
+class Closer:
+    """Accepts whoever comes, and closes at once, like a proxy with nobody behind it."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            connection.close()
+            self.closed += 1
+
+    def __enter__(self) -> Closer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
