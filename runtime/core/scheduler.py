@@ -1,7 +1,7 @@
 """The scheduler's decisions: ``step(event, now) -> Ready`` (DESIGN section 8, "Core contract").
 
 The shell hands in what happened and carries out what comes back: records to disk, then sends, then notes. This file
-holds what no single part can decide alone: when a round must open, when training is finished, when the job is over.
+holds what no single part can decide alone: when a round must open and when training is finished.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.core.admission import MUST_LEAVE, Admission, fenced_text
+from runtime.core.ending import Ending
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
 from runtime.core.messages import (
     Activity,
     Credential,
-    EndJob,
     EndKind,
     Fenced,
     Finished,
@@ -28,14 +28,13 @@ from runtime.core.messages import (
     Register,
 )
 from runtime.core.point import Point
-from runtime.core.ready import Ended, Level, Ready
+from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
-from runtime.core.records import JobCreated, JobFinished, JobInterrupted, TermStarted, TrainingFinished
+from runtime.core.records import JobCreated, TermStarted, TrainingFinished
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.state import JobState, Seat
 
 MAX_FENCED = 1000
-END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +97,7 @@ class SchedulerCore:
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
-        self._first_heard_at: float | None = None
-        self._filling_since = now
-        self._empty_since: float | None = None
-        self._end: Ended | None = None
-        self._end_by: float | None = None
-        self.first_cause = ""
+        self._ending = Ending(ledger, self._admission, self._rendezvous)
 
     # ---- the contract
 
@@ -122,9 +116,9 @@ class SchedulerCore:
                 self._leases.begin(seat, heard=False)
         self._compare_with_generation()
         if state.final is not None:  # the last one may have left just before the scheduler died
-            self._end_if_everybody_left()
-            if self._end is None:
-                self._judge_emptiness()
+            self._ending.if_everybody_left()
+            if self._ending.ended is None:
+                self._ending.judge_emptiness()
         return self._finish_step()
 
     def step(self, event: Event, now: float) -> Ready:
@@ -138,7 +132,7 @@ class SchedulerCore:
             case Stalled(gap_s):
                 self._stalled(gap_s)
             case StopRequested(by):
-                self._end_job(EndKind.STOPPED, f"stopped by {by}")
+                self._ending.end_job(EndKind.STOPPED, f"stopped by {by}")
             case Tick():
                 self._tick()
         return self._finish_step()
@@ -147,6 +141,11 @@ class SchedulerCore:
     def state(self) -> JobState:
         """The durable state; read only."""
         return self._ledger.state
+
+    @property
+    def first_cause(self) -> str:
+        """The first loss; empty before."""
+        return self._ending.first_cause
 
     @property
     def policy(self) -> Policy:
@@ -169,7 +168,7 @@ class SchedulerCore:
     def phase(self) -> str:
         """One word and, where somebody is waited for, their names."""
         state = self._ledger.state
-        if self._end:
+        if self._ending.ended:
             return "ending"
         if state.final:
             return "finished"
@@ -187,11 +186,9 @@ class SchedulerCore:
 
     def _wake_at(self) -> float | None:
         candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
-        if self._end is not None:
-            candidates.append(self._end_by)
-        else:
-            empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
-            candidates += [self._rendezvous.deadline(), self._fill_deadline(), empty]
+        candidates.append(self._ending.deadline())
+        if self._ending.ended is None:
+            candidates.append(self._rendezvous.deadline())
         return min((deadline for deadline in candidates if deadline is not None), default=None)
 
     # ---- events
@@ -203,7 +200,7 @@ class SchedulerCore:
         seat = self._holder(session, message.sender)
         if seat is None or self._ledger.presences[seat.node].is_gone:
             return
-        self._hear_somebody()
+        self._ending.hear_somebody()
         self._leases.renew(seat)
         match message:
             case Heartbeat():
@@ -218,14 +215,8 @@ class SchedulerCore:
             case Leave():
                 self._leave(seat, message)
 
-    def _hear_somebody(self) -> None:
-        """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
-        if self._first_heard_at is None:
-            self._first_heard_at = self._filling_since = self._ledger.now
-
     def _register(self, message: Register) -> None:
-        if self._end is not None:
-            self._ledger.ready.send(message.session, EndJob(self._ledger.state.term, self._end.kind, self._end.text))
+        if self._ending.answer(message.session):
             return
         if self._admission.difference(message) is None and self._rebuild.takes(message):
             self._judge_reports()
@@ -234,7 +225,7 @@ class SchedulerCore:
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
         if seat is not None or message.session in self._admission.pending or message.session in self._admission.refused:
-            self._hear_somebody()
+            self._ending.hear_somebody()
         if seat is None:
             return
         if seat.incarnation != old_incarnation:
@@ -251,7 +242,7 @@ class SchedulerCore:
         if reporters is None:
             return
         ledger, state = self._ledger, self._ledger.state
-        self._hear_somebody()
+        self._ending.hear_somebody()
         heard = {message.session for message in reporters}
         for seat in state.seats.values():
             self._leases.begin(seat, heard=seat.session in heard)
@@ -296,9 +287,9 @@ class SchedulerCore:
         was_in_it = message.generation == ledger.state.generation_number and self._rendezvous.rank_of(seat) is not None
         if message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
             self._corroborate()
-        if self._end is not None:
-            ledger.tell(seat.node, EndJob(ledger.state.term, self._end.kind, self._end.text))
-        elif ledger.state.final is not None:
+        if self._ending.answer(seat.session):
+            return
+        if ledger.state.final is not None:
             if message.activity is not Activity.FINISHED:
                 ledger.tell(seat.node, Finished(ledger.state.term, ledger.state.final))
         elif self._rendezvous.round is not None:
@@ -340,7 +331,7 @@ class SchedulerCore:
         else:
             self._ledger.presences[seat.node].is_gone = True
             self._lose(seat, message.text)
-        self._end_if_everybody_left()
+        self._ending.if_everybody_left()
 
     def _closed(self, session: str, gone: bool) -> None:
         self._admission.forget(session)
@@ -354,7 +345,7 @@ class SchedulerCore:
             self._lose(seat, reason)
         elif self._rendezvous.round is not None and self._rendezvous.round.joined:
             self._corroborate()
-        self._end_if_everybody_left()
+        self._ending.if_everybody_left()
 
     def _corroborate(self) -> None:
         """A member's collective failed: members of its generation whose connection is closed too need no grace."""
@@ -370,11 +361,7 @@ class SchedulerCore:
         now = self._ledger.now
         if self._rendezvous.round is not None:
             self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
-        if self._empty_since is not None:
-            self._empty_since = min(self._empty_since + gap_s, now)
-        if self._end_by is not None:
-            self._end_by = min(self._end_by + gap_s, now + END_GRACE_S)
-        self._filling_since = min(self._filling_since + gap_s, now)
+        self._ending.shift(gap_s)
         text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
         self._ledger.ready.say(text, Level.WARNING)
 
@@ -384,34 +371,34 @@ class SchedulerCore:
             self._lose(seat, reason)
         self._admission.forget_silent()
         self._judge_reports()
-        if self._end is not None:
-            self._end_if_everybody_left()
+        if self._ending.ended is not None:
+            self._ending.if_everybody_left()
         elif self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
-        elif (deadline := self._fill_deadline()) is not None and deadline <= ledger.now:
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
+        elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
             waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {ledger.names_of(ledger.absent)}")
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {ledger.names_of(ledger.absent)}")
         else:
-            self._judge_emptiness()
+            self._ending.judge_emptiness()
 
     # ---- losses, rounds
 
     def _lose(self, seat: Seat, reason: str) -> None:
         self._leases.end(seat, reason)
         cause = f"worker {seat.node} ({seat.process}): {seat.reason}"
-        self.first_cause = self.first_cause or cause
+        self._ending.first_cause = self._ending.first_cause or cause
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
     def _gone(self, seat: Seat, why: str) -> None:
         """The seat has no live holder any more, for whatever reason."""
         self._rendezvous.forget(seat.node)
         self._rendezvous.blame(why)
-        if self._ledger.state.final is not None or self._end is not None:
+        if self._ledger.state.final is not None or self._ending.ended is not None:
             return
         self._done.pop(seat.node, None)
         if not self._ledger.policy.recovery and seat.lost:
-            self._end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
+            self._ending.end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
         elif self._rendezvous.rank_of(seat) is not None:
             self._broken.append(why)
 
@@ -430,7 +417,7 @@ class SchedulerCore:
         ledger, state = self._ledger, self._ledger.state
         reasons, self._broken = self._broken, []
         failed, self._failed_collective = self._failed_collective, ""
-        if self._rendezvous.round is not None or state.final is not None or self._end is not None:
+        if self._rendezvous.round is not None or state.final is not None or self._ending.ended is not None:
             return
         if state.generation is None:
             if not ledger.absent:
@@ -439,91 +426,3 @@ class SchedulerCore:
             self._done.clear()
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
             self._rendezvous.open(reasons[0] + more if reasons else failed, blames_nobody=not reasons)
-
-    # ---- the end
-
-    def _fill_deadline(self) -> float | None:
-        """When a first generation has been waited for long enough."""
-        if self._ledger.state.generation is not None or self._rendezvous.round is not None or self._end is not None:
-            return None
-        return self._filling_since + self._ledger.policy.topo_timeout_s
-
-    def _judge_emptiness(self) -> None:
-        """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
-        ledger = self._ledger
-        occupied = len(ledger.absent) < ledger.policy.world_size and not self._most_failed_by_themselves()
-        awaited = self._first_heard_at is None and ledger.state.final is None
-        if occupied or self._admission.pending or self._admission.refused or awaited:
-            self._empty_since = None
-            return
-        if self._empty_since is None:
-            self._empty_since = ledger.now
-        elif ledger.now - self._empty_since >= self._emptiness_s():
-            if ledger.state.final is not None:
-                self._job_finished()
-            else:
-                left = "no worker is left" if len(ledger.absent) == ledger.policy.world_size else "most workers failed"
-                self._end_job(EndKind.INTERRUPTED, f"{left}; first cause: {self.first_cause or 'unknown'}")
-
-    def _most_failed_by_themselves(self) -> bool:
-        """Whether the missing, half of the job or more, all ended by an error of their own.
-
-        Then the program is broken, not a machine; the few who were torn out of a collective before they came upon the
-        same error would wait for nobody.
-        """
-        ledger = self._ledger
-        seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
-        return 2 * len(seats) >= ledger.policy.world_size and all(
-            seat is not None and ledger.presences[seat.node].last_words for seat in seats
-        )
-
-    def _emptiness_s(self) -> float:
-        """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""
-        policy = self._ledger.policy
-        return policy.topo_timeout_s if self._first_heard_at is None else 2 * policy.node_timeout_s
-
-    def _end_if_everybody_left(self) -> None:
-        ledger, state = self._ledger, self._ledger.state
-        if self._end is not None:
-            overdue = self._end_by is not None and self._end_by <= ledger.now
-            if overdue or len(ledger.absent) == ledger.policy.world_size:
-                ledger.ready.ended = self._end
-            return
-        if ledger.policy.recovery and state.generation is not None and state.final is None:
-            return  # stopped, not finished: recover.sh goes on from here
-        if state.final is None and (self._admission.pending or self._admission.refused):
-            return  # nothing was trained yet, and somebody asks for a seat
-        seats = [state.seats[node] for node in state.by_slot.values()]
-        if len(seats) == ledger.policy.world_size and all(seat.left for seat in seats):
-            self._job_finished()
-
-    def _job_finished(self) -> None:
-        self._ledger.write(JobFinished())
-        self._ledger.ready.say("job finished")
-        self._end = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
-        self._tell_those_who_wait()
-
-    def _end_job(self, kind: EndKind, text: str) -> None:
-        """Unfinished: tell everybody, and leave when they have left."""
-        ledger = self._ledger
-        if self._end is not None:
-            return
-        if ledger.state.final is not None:
-            self._job_finished()
-            return
-        step = max((presence.step for presence in ledger.presences.values()), default=0)
-        ledger.write(JobInterrupted(kind, step, text))
-        ledger.ready.say(f"the job ends: {text}", Level.WARNING)
-        self._end, self._end_by = Ended(kind, text), ledger.now + END_GRACE_S
-        message = EndJob(ledger.state.term, kind, text)
-        for seat in ledger.live_seats():
-            ledger.tell(seat.node, message)
-        self._tell_those_who_wait()
-        self._end_if_everybody_left()
-
-    def _tell_those_who_wait(self) -> None:
-        """Processes without a seat learn that there will be none."""
-        assert self._end is not None
-        message = EndJob(self._ledger.state.term, self._end.kind, self._end.text)
-        for session in (*self._admission.pending, *self._admission.refused):
-            self._ledger.ready.send(session, message)

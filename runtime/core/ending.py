@@ -1,0 +1,152 @@
+"""How a job ends: finished, stopped, given up; and how long each is waited for (DESIGN section 6).
+
+What brings an end about is the scheduler's business; here is what an end means for everybody, and the two patient
+judgements: that nobody came to fill the house, and that nobody is left. The one idea: an end is written down first,
+then told to everybody, and the scheduler leaves when they have left, or a little later.
+"""
+
+from __future__ import annotations
+
+from runtime.core.admission import Admission
+from runtime.core.ledger import Ledger
+from runtime.core.messages import EndJob, EndKind
+from runtime.core.ready import Ended, Level
+from runtime.core.records import JobFinished, JobInterrupted
+from runtime.core.rendezvous import Rendezvous
+
+END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
+
+
+class Ending:
+    """Judges and carries out the job's end.
+
+    Attributes:
+        ended: how the job ended, as soon as that is decided.
+        first_cause: the first loss, for whoever asks why.
+    """
+
+    def __init__(self, ledger: Ledger, admission: Admission, rendezvous: Rendezvous) -> None:
+        self._ledger = ledger
+        self._admission = admission
+        self._rendezvous = rendezvous
+        self._first_heard_at: float | None = None
+        self._filling_since = ledger.now
+        self._empty_since: float | None = None
+        self._leave_by: float | None = None
+        self.ended: Ended | None = None
+        self.first_cause = ""
+
+    def hear_somebody(self) -> None:
+        """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
+        if self._first_heard_at is None:
+            self._first_heard_at = self._filling_since = self._ledger.now
+
+    def answer(self, session: str) -> bool:
+        """Whether the job has ended; then the session is told how."""
+        if self.ended is None:
+            return False
+        self._ledger.ready.send(session, EndJob(self._ledger.state.term, self.ended.kind, self.ended.text))
+        return True
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: every patience is longer by that."""
+        now = self._ledger.now
+        if self._empty_since is not None:
+            self._empty_since = min(self._empty_since + gap_s, now)
+        if self._leave_by is not None:
+            self._leave_by = min(self._leave_by + gap_s, now + END_GRACE_S)
+        self._filling_since = min(self._filling_since + gap_s, now)
+
+    def deadline(self) -> float | None:
+        """When one of the judgements is worth asking again."""
+        if self.ended is not None:
+            return self._leave_by
+        empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
+        return min((at for at in (self.fill_deadline(), empty) if at is not None), default=None)
+
+    def fill_deadline(self) -> float | None:
+        """When a first generation has been waited for long enough."""
+        if self._ledger.state.generation is not None or self._rendezvous.round is not None or self.ended is not None:
+            return None
+        return self._filling_since + self._ledger.policy.topo_timeout_s
+
+    def judge_emptiness(self) -> None:
+        """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
+        ledger = self._ledger
+        occupied = len(ledger.absent) < ledger.policy.world_size and not self._most_failed_by_themselves()
+        awaited = self._first_heard_at is None and ledger.state.final is None
+        if occupied or self._admission.pending or self._admission.refused or awaited:
+            self._empty_since = None
+            return
+        if self._empty_since is None:
+            self._empty_since = ledger.now
+        elif ledger.now - self._empty_since >= self._emptiness_s():
+            if ledger.state.final is not None:
+                self._job_finished()
+            else:
+                left = "no worker is left" if len(ledger.absent) == ledger.policy.world_size else "most workers failed"
+                self.end_job(EndKind.INTERRUPTED, f"{left}; first cause: {self.first_cause or 'unknown'}")
+
+    def _most_failed_by_themselves(self) -> bool:
+        """Whether the missing, half of the job or more, all ended by an error of their own.
+
+        Then the program is broken, not a machine; the few who were torn out of a collective before they came upon the
+        same error would wait for nobody.
+        """
+        ledger = self._ledger
+        seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
+        return 2 * len(seats) >= ledger.policy.world_size and all(
+            seat is not None and ledger.presences[seat.node].last_words for seat in seats
+        )
+
+    def _emptiness_s(self) -> float:
+        """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""
+        policy = self._ledger.policy
+        return policy.topo_timeout_s if self._first_heard_at is None else 2 * policy.node_timeout_s
+
+    def if_everybody_left(self) -> None:
+        """Where nobody is left, the job that was ended is over, or the one that is through is finished."""
+        ledger, state = self._ledger, self._ledger.state
+        if self.ended is not None:
+            overdue = self._leave_by is not None and self._leave_by <= ledger.now
+            if overdue or len(ledger.absent) == ledger.policy.world_size:
+                ledger.ready.ended = self.ended
+            return
+        if ledger.policy.recovery and state.generation is not None and state.final is None:
+            return  # stopped, not finished: recover.sh goes on from here
+        if state.final is None and (self._admission.pending or self._admission.refused):
+            return  # nothing was trained yet, and somebody asks for a seat
+        seats = [state.seats[node] for node in state.by_slot.values()]
+        if len(seats) == ledger.policy.world_size and all(seat.left for seat in seats):
+            self._job_finished()
+
+    def _job_finished(self) -> None:
+        self._ledger.write(JobFinished())
+        self._ledger.ready.say("job finished")
+        self.ended = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
+        self._tell_those_who_wait()
+
+    def end_job(self, kind: EndKind, text: str) -> None:
+        """Unfinished: tell everybody, and leave when they have left."""
+        ledger = self._ledger
+        if self.ended is not None:
+            return
+        if ledger.state.final is not None:
+            self._job_finished()
+            return
+        step = max((presence.step for presence in ledger.presences.values()), default=0)
+        ledger.write(JobInterrupted(kind, step, text))
+        ledger.ready.say(f"the job ends: {text}", Level.WARNING)
+        self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
+        message = EndJob(ledger.state.term, kind, text)
+        for seat in ledger.live_seats():
+            ledger.tell(seat.node, message)
+        self._tell_those_who_wait()
+        self.if_everybody_left()
+
+    def _tell_those_who_wait(self) -> None:
+        """Processes without a seat learn that there will be none."""
+        assert self.ended is not None
+        message = EndJob(self._ledger.state.term, self.ended.kind, self.ended.text)
+        for session in (*self._admission.pending, *self._admission.refused):
+            self._ledger.ready.send(session, message)
