@@ -4,6 +4,10 @@ A ``Schema`` is a closed set of dataclasses, each with a small integer tag. ``to
 of None, bool, int, float, str, bytes and lists; ``from_plain`` accepts exactly that and nothing else: a wrong tag, a
 missing or surplus field, a bool where an int belongs or an unknown enum value raises :class:`ProtocolError` and builds
 nothing. ``pack`` and ``unpack`` are the same as msgpack bytes, bounded before they are parsed.
+
+Readers come in two: a strict one, made of closures, that says what is wrong; and before it a quick one, compiled from
+the same hints (as ``dataclasses`` makes ``__init__``), that takes what is right and hands over anything else. A
+scheduler of ten thousand reads ten thousand heartbeats a second, and hardly ever one that is wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from runtime.errors import ProtocolError
 Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | None"
 
 _INT64 = range(-(2**63), 2**63)
+_SCALARS = (bool, int, float, str, bytes)
 
 
 class Schema:
@@ -33,14 +38,13 @@ class Schema:
 
     def __init__(self, types_by_tag: Mapping[int, type]) -> None:
         self._readers = {tag: _dataclass_reader(kind) for tag, kind in types_by_tag.items()}
-        self._writers = {kind: (tag, _dataclass_writer(kind)) for tag, kind in types_by_tag.items()}
+        self._writers = {kind: _dataclass_writer(kind, tag) for tag, kind in types_by_tag.items()}
         if len(self._writers) != len(self._readers):
             raise ValueError("one type under two tags")
 
     def to_plain(self, value: object) -> list[Plain]:
         """``[tag, field, …]`` of one of the schema's dataclasses."""
-        tag, write = self._writers[type(value)]
-        return [tag, *write(value)]
+        return self._writers[type(value)](value)
 
     def pack(self, value: object) -> bytes:
         """``to_plain`` as msgpack."""
@@ -80,9 +84,9 @@ _Writer: TypeAlias = Callable[[Any], Plain]
 
 
 def _dataclass_reader(kind: type) -> _Reader:
-    fields = dataclasses.fields(kind)
     hints = typing.get_type_hints(kind)
-    readers = [(field.name, _reader(hints[field.name])) for field in fields]
+    fields = [(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
+    readers = [(name, _reader(hint)) for name, hint in fields]
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, list) or len(plain) != len(readers):
@@ -95,16 +99,55 @@ def _dataclass_reader(kind: type) -> _Reader:
                 raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
         return kind(*values)
 
-    return read
+    return _quick_reader([hint for _, hint in fields], [reader for _, reader in readers], kind, read)
 
 
-def _dataclass_writer(kind: type) -> Callable[[Any], list[Plain]]:
+def _quick_reader(
+    hints: list[Any], readers: list[_Reader], build: Callable[..., Any] | None, strict: _Reader
+) -> _Reader:
+    """Takes a list of exactly these items and makes ``build`` of them, or a tuple; all else is left to ``strict``."""
+    scope: dict[str, Any] = {"strict": strict, "build": build, "LOW": _INT64.start, "HIGH": _INT64.stop}
+    scope["ProtocolError"] = ProtocolError
+    checks, values = ["type(plain) is list", f"len(plain) == {len(hints)}"], []
+    for index, (hint, reader) in enumerate(zip(hints, readers, strict=True)):
+        item = f"plain[{index}]"
+        if hint in (str, bytes, bool):
+            checks.append(f"type({item}) is {hint.__name__}")
+            values.append(item)
+        elif hint is int:
+            checks.append(f"type({item}) is int and LOW <= {item} < HIGH")
+            values.append(item)
+        else:
+            scope[f"read_{index}"] = reader
+            values.append(f"read_{index}({item})")
+    arguments = ", ".join(values)
+    source = f"""
+def quick(plain):
+    if {" and ".join(checks)}:
+        try:
+            return {f"build({arguments})" if build is not None else f"({arguments},)"}
+        except ProtocolError:
+            pass  # said again below, with the way to it
+    return strict(plain)
+"""
+    exec(source, scope)
+    quick: _Reader = scope["quick"]
+    return quick
+
+
+def _dataclass_writer(kind: type, tag: int | None = None) -> Callable[[Any], list[Plain]]:
+    """Writes the fields, after the tag if there is one."""
     hints = typing.get_type_hints(kind)
-    writers = [(field.name, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
-
-    def write(value: Any) -> list[Plain]:
-        return [writer(getattr(value, name)) for name, writer in writers]
-
+    scope: dict[str, Any] = {}
+    items = [] if tag is None else [str(tag)]
+    for field in dataclasses.fields(kind):
+        if hints[field.name] in _SCALARS:
+            items.append(f"value.{field.name}")
+        else:
+            scope[f"write_{field.name}"] = _writer(hints[field.name])
+            items.append(f"write_{field.name}(value.{field.name})")
+    exec(f"def write(value):\n    return [{', '.join(items)}]", scope)
+    write: Callable[[Any], list[Plain]] = scope["write"]
     return write
 
 
@@ -143,7 +186,7 @@ def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
         def read_many(plain: Any) -> Any:
             if not isinstance(plain, list):
                 raise ProtocolError(f"expected a list, found {_shown(plain)}")
-            return tuple(read_item(item) for item in plain)
+            return tuple([read_item(item) for item in plain])
 
         return read_many
     readers = [_reader(argument) for argument in arguments]
@@ -153,16 +196,16 @@ def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
             raise ProtocolError(f"expected {len(readers)} items, found {_shown(plain)}")
         return tuple(reader(item) for reader, item in zip(readers, plain, strict=True))
 
-    return read_each
+    return _quick_reader(list(arguments), readers, None, read_each)
 
 
 def _enum_reader(kind: type[enum.Enum]) -> _Reader:
     by_value = {member.value: member for member in kind}
 
     def read(plain: Any) -> Any:
-        if type(plain) not in (int, str) or plain not in by_value:
-            raise ProtocolError(f"expected one of {sorted(map(str, by_value))}, found {_shown(plain)}")
-        return by_value[plain]
+        if type(plain) in (int, str) and (member := by_value.get(plain)) is not None:
+            return member
+        raise ProtocolError(f"expected one of {sorted(map(str, by_value))}, found {_shown(plain)}")
 
     return read
 
@@ -175,8 +218,12 @@ def _writer(hint: Any) -> _Writer:
         return lambda value: None if value is None else write_inner(value)
     if origin is tuple:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
+            if arguments[0] in _SCALARS:
+                return list
             write_item = _writer(arguments[0])
             return lambda value: [write_item(item) for item in value]
+        if all(argument in _SCALARS for argument in arguments):
+            return list
         writers = [_writer(argument) for argument in arguments]
         return lambda value: [write(item) for write, item in zip(writers, value, strict=True)]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
