@@ -29,6 +29,7 @@ _MENDS = {
     errno.EROFS: "that file system is mounted read-only: remount it or choose a folder that can be written",
     errno.EACCES: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
     errno.EPERM: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
+    errno.EFBIG: "a file may not be as large as that (see `ulimit -f`): raise the limit or choose another folder",
     errno.EIO: "the device reports a fault (see `dmesg`): copy the folder to another disk and use that",
     errno.EMFILE: "this process has too many files open: raise the limit with `ulimit -n`",
 }
@@ -97,6 +98,14 @@ def make_directory(directory: Path, *, sync: bool = True) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
+def make_missing_directory(directory: Path) -> None:
+    """As :func:`make_directory`, but nobody waits for a disk where it is there: another one answers for its entry."""
+    with disk_errors(directory, "looking for the directory"):
+        is_there = directory.is_dir()
+    if not is_there:
+        make_directory(directory)
+
+
 def write_file(path: Path, data: BytesLike, *, sync: bool = True) -> None:
     """Write and fsync a file, but not its directory's entry of it; raises the bare :class:`OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -144,20 +153,26 @@ def create_file_atomically(path: Path, data: BytesLike, *, sync: bool = True) ->
     """
     temporary = write_temporary(path, data, sync=sync)
     with disk_errors(path, "creating the file"):
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            if path.exists():
-                return False
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    if sync:
+        with removed_on_failure(temporary):
+            is_new = _link_or_rename(temporary, path)
+        temporary.unlink(missing_ok=True)
+    if sync and is_new:
         fsync_dir(path.parent)
+    return is_new
+
+
+def _link_or_rename(temporary: Path, path: Path) -> bool:
+    """Give a temporary file its name unless that is taken; false if it is."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if path.exists():
+            return False
+        temporary.rename(path)
     return True
 
 
@@ -177,5 +192,8 @@ def removed_on_failure(temporary: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        # A device that failed once is often read-only from then on: the first failure is the one to tell, and what
+        # cannot be removed is in nobody's way.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise

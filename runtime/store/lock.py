@@ -101,8 +101,7 @@ class DirectoryLock:
         """
         if self.is_held:
             raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
-        if not self.directory.is_dir():  # else nobody waits for a disk: what is saved there is its writer's concern
-            durable.make_directory(self.directory)
+        durable.make_missing_directory(self.directory)
         deadline_s = time.monotonic() + wait_s
         said = None
         while not self._try_acquire():

@@ -60,8 +60,11 @@ class Manifest:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        if type(self.data_bytes) is not int or type(self.chunk_bytes) is not int or self.chunk_bytes < 1:
+        sizes = (self.data_bytes, self.chunk_bytes)
+        if not all(type(size) is int and 0 <= size <= _MAX_INT for size in sizes) or self.chunk_bytes == 0:
             raise CheckpointError(f"sizes {self.data_bytes!r} and {self.chunk_bytes!r} of a data file and its chunks")
+        if not all(type(chunk) is bytes and len(chunk) == _DIGEST_BYTES for chunk in self.chunks):
+            raise CheckpointError(f"the chunks' digests are not {_DIGEST_BYTES} bytes each")
         if len(self.chunks) != -(-self.data_bytes // self.chunk_bytes):
             raise CheckpointError(
                 f"{len(self.chunks)} chunks of {self.chunk_bytes} bytes for a file of {self.data_bytes}"

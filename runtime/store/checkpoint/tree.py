@@ -40,9 +40,11 @@ def encode(tree: Tree, name: str = "tree") -> bytes:
 def decode(data: bytes) -> Tree:
     """The tree of :func:`encode`; :class:`ValueError` for bytes that are none, of any kind."""
     try:
-        return _unpack(data, MAX_DEPTH)
-    except (TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        tree = _unpack(data, MAX_DEPTH)
+        _check(tree, "tree", MAX_DEPTH)  # msgpack knows more than a tree has: timestamps, deeper nesting, odd keys
+    except (TypeError, OverflowError, RecursionError, msgpack.UnpackException, CheckpointError) as error:
         raise ValueError(str(error)) from error
+    return tree
 
 
 def _check(value: Tree, place: str, depth_left: int) -> None:

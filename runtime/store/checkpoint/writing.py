@@ -54,7 +54,7 @@ def write_point(
         StoreError: the disk refuses; nothing is left of the attempt, and what was saved before is unharmed.
     """
     directory = folder.rank_directory(root, header.rank)
-    durable.make_directory(directory)
+    durable.make_missing_directory(directory)
     path = directory / folder.point_name(header.point)
     if os.path.lexists(path) and _is_whole(path, header):
         _make_durable(path)

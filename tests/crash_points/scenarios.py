@@ -1,0 +1,311 @@
+"""What this package writes, one scenario each: the way there, and what may be read back at any moment of it.
+
+A scenario's ``act`` goes on from wherever an earlier attempt ended, as the real caller does, and says ``promise(n)``
+once state n has been promised to somebody. What is read back later is then state n or, half done, state n + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.ops import kept_start
+from runtime.ops.kept_start import KeptStart
+from runtime.store import durable
+from runtime.store.checkpoint import prune, rank_directory, scan, verify
+from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
+from runtime.store.lock import HOLDER_FILE, LOCK_FILE, DirectoryLock
+from runtime.store.owner import claim_folder, make_claim_durable, read_owner
+from runtime.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from tests.store import killed_writer
+from tests.store.killed_writer import BATCHES, SNAPSHOT
+from tests.store.points import JOB, change_byte
+
+Promise = Callable[[int], None]
+Files = dict[str, bytes]
+
+FIRST, SECOND = BATCHES[0], BATCHES[2]
+TORN = b"an append that was cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``states``: what ``read`` gives after each promise. ``lost``: why a folder of these files lost something."""
+
+    prepare: Callable[[Path], None]
+    act: Callable[[Path, Promise], None]
+    read: Callable[[Path], object]
+    states: tuple[object, ...]
+    lost: Callable[[Files, Files], str | None]
+
+
+def files_of(folder: Path) -> Files:
+    """Every file below a folder, by its path within."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _nothing(folder: Path) -> None:
+    pass
+
+
+def _changed_beyond(*free: str) -> Callable[[Files, Files], str | None]:
+    """Files may come, none may go, and only those named may change."""
+
+    def lost(before: Files, after: Files) -> str | None:
+        for name, data in before.items():
+            if name not in after:
+                return f"{name} is gone"
+            if after[name] != data and name not in free:
+                return f"{name} was changed"
+        return None
+
+    return lost
+
+
+# ---- the journal --------------------------------------------------------------------------------------------------
+
+
+def _payloads(folder: Path) -> list[bytes]:
+    seen = read_journal(folder)
+    if seen is None:
+        return []
+    journal, payloads = Journal.open(folder)
+    journal.close()
+    assert payloads == seen.payloads, "a reader and the next writer find different things"
+    return payloads
+
+
+def _write_first_batch(folder: Path) -> None:
+    journal, _ = Journal.open(folder)
+    journal.append(FIRST)
+    journal.close()
+
+
+def _append(folder: Path, promise: Promise) -> None:
+    journal, payloads = Journal.open(folder)
+    with journal:
+        if not payloads:
+            journal.append(FIRST)
+        promise(1)
+        if payloads in ([], FIRST):
+            journal.append(SECOND)
+        promise(2)
+
+
+def _create(folder: Path, promise: Promise) -> None:
+    _append(folder / "job" / "recovery", promise)
+
+
+def _compact(folder: Path, promise: Promise) -> None:
+    journal, payloads = Journal.open(folder)
+    with journal:
+        if payloads == FIRST:
+            journal.compact(SNAPSHOT)
+        promise(1)
+        if payloads in (FIRST, SNAPSHOT):
+            journal.append(SECOND)
+        promise(2)
+
+
+def _tear(folder: Path) -> None:
+    _write_first_batch(folder)
+    with (folder / JOURNAL_FILE).open("ab") as file:
+        file.write(TORN)
+
+
+def _lost_of_torn(before: Files, after: Files) -> str | None:
+    if not any(data == TORN for data in after.values()) and TORN not in after.get(JOURNAL_FILE, b""):
+        return "the torn end is nowhere"
+    return _lost_of_appended(before, after)
+
+
+def _lost_of_appended(before: Files, after: Files) -> str | None:
+    """Opening writes a journal anew, so its bytes may be others; what is in them ``read`` tells."""
+    return None if JOURNAL_FILE in after else "the journal is gone"
+
+
+# ---- locks, claims, notes -----------------------------------------------------------------------------------------
+
+
+_locks: list[DirectoryLock] = []  # a process that forgets its lock has let go of it
+
+
+def _lock(folder: Path, promise: Promise) -> None:
+    _locks.append(lock := DirectoryLock(folder / "recovery", "scheduler"))
+    with lock:
+        assert lock.is_held
+        promise(1)
+    again = DirectoryLock(folder / "recovery", "scheduler")  # let go, whatever became of the note
+    again.acquire()
+    again.release()
+
+
+def _can_be_locked(folder: Path) -> object:
+    if (folder / "recovery").is_dir():
+        with DirectoryLock(folder / "recovery", "the next one"):
+            return "free"
+    return "free"
+
+
+def _claim(folder: Path, promise: Promise) -> None:
+    claim_folder(folder / "logs" / "job", "a job", "digits")
+    promise(1)
+
+
+def _claim_quickly(folder: Path, promise: Promise) -> None:
+    """As a rank does: the claim costs no sync; it is made durable before the first thing is saved."""
+    rank = folder / "ckpt" / "0"
+    claim_folder(rank, "a job", "digits", sync=False)
+    make_claim_durable(rank)
+    promise(1)
+    durable.write_file_atomically(rank / "saved", b"state")
+    promise(2)
+
+
+def _owner(folder: Path) -> object:
+    found = {place: read_owner(folder / place) for place in ("logs/job", "ckpt/0")}
+    for place in found:
+        if (folder / place / "saved").exists():
+            assert found[place] is not None, "something is saved in a folder that is nobody's"
+            assert (folder / place / "saved").read_bytes() == b"state"
+            return "saved"
+    return next((owner.job for owner in found.values() if owner is not None), None)
+
+
+OLD, NEW = ProcessIdentity(11, 1111), ProcessIdentity(22, 222222)
+
+
+def _write_pid(folder: Path, promise: Promise) -> None:
+    write_pid_file(folder / "worker-0.pid", NEW)
+    promise(1)
+
+
+def _start(script: str) -> Callable[[Path], None]:
+    def keep(folder: Path) -> None:
+        start = KeptStart(folder, "python", script, ("--steps", "30"), {"WORKER_NUM": "4"})
+        kept_start.keep(folder / "logs", start)
+
+    return keep
+
+
+def _keep_start(folder: Path, promise: Promise) -> None:
+    _start("new.py")(folder)
+    promise(1)
+
+
+def _kept_script(folder: Path) -> object:
+    kept = kept_start.read(folder / "logs")
+    return kept and kept.script
+
+
+# ---- points -------------------------------------------------------------------------------------------------------
+
+
+def _save(*steps: int) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        for step in steps:
+            killed_writer.save(folder, step)
+
+    return save
+
+
+def _save_two(folder: Path, promise: Promise) -> None:
+    claim_folder(rank_directory(folder, 0), JOB, "digits", sync=False)
+    make_claim_durable(rank_directory(folder, 0))  # as a rank does before its first save
+    for number, step in enumerate((1, 2)):
+        killed_writer.save(folder, step)
+        promise(number + 1)
+
+
+def _whole_points(folder: Path) -> object:
+    """The points that are listed as whole; each is, or this raises."""
+    found = [point for point in scan(rank_directory(folder, 0), JOB) if point.is_usable]
+    for point in found:
+        verify(point)
+    return [point.point.step for point in found]
+
+
+def _verified_points(folder: Path) -> object:
+    found = []
+    for point in scan(rank_directory(folder, 0), JOB):
+        try:
+            verify(point)
+        except Exception:  # which of them are whole is what this tells
+            continue
+        found.append(point.point.step)
+    return found
+
+
+def _damage_the_second(folder: Path) -> None:
+    _save(1, 2)(folder)
+    change_byte(killed_writer.save(folder, 2) / "data.safetensors", 40)
+
+
+def _save_anew(folder: Path, promise: Promise) -> None:
+    killed_writer.save(folder, 2)
+    promise(1)
+
+
+def _lost_a_point(before: Files, after: Files) -> str | None:
+    gone = [name for name, data in before.items() if data not in after.values()]
+    return f"the bytes of {gone} are nowhere" if gone else None
+
+
+def _prune(folder: Path, promise: Promise) -> None:
+    prune(rank_directory(folder, 0), JOB, keep=2)
+    promise(1)
+    prune(rank_directory(folder, 0), JOB, keep=2, abandoned=[Point(3, 1)])  # never below what is alive
+    promise(2)
+
+
+def _newest_points(folder: Path) -> object:
+    steps = _whole_points(folder)
+    assert isinstance(steps, list)
+    return steps[:2]
+
+
+def _lost_a_newest(before: Files, after: Files) -> str | None:
+    kept = {name: data for name, data in before.items() if "step_0000000003" in name or "step_0000000004" in name}
+    return _changed_beyond()(kept, after)
+
+
+SCENARIOS = {
+    "journal created": Scenario(
+        _nothing,
+        _create,
+        lambda folder: _payloads(folder / "job" / "recovery"),
+        ([], FIRST, FIRST + SECOND),
+        _changed_beyond(),
+    ),
+    "journal appended": Scenario(
+        _write_first_batch, _append, _payloads, (FIRST, FIRST, FIRST + SECOND), _lost_of_appended
+    ),
+    "journal compacted": Scenario(
+        _write_first_batch, _compact, _payloads, (FIRST, SNAPSHOT, SNAPSHOT + SECOND), _changed_beyond(JOURNAL_FILE)
+    ),
+    "journal with a torn end": Scenario(_tear, _append, _payloads, (FIRST, FIRST, FIRST + SECOND), _lost_of_torn),
+    "lock": Scenario(
+        _nothing,
+        _lock,
+        _can_be_locked,
+        ("free", "free"),
+        _changed_beyond(f"recovery/{LOCK_FILE}", f"recovery/{HOLDER_FILE}"),
+    ),
+    "claim": Scenario(_nothing, _claim, _owner, (None, "a job"), _changed_beyond()),
+    "claim of a rank": Scenario(_nothing, _claim_quickly, _owner, (None, "a job", "saved"), _changed_beyond()),
+    "pid file": Scenario(
+        lambda folder: write_pid_file(folder / "worker-0.pid", OLD),
+        _write_pid,
+        lambda folder: read_pid_file(folder / "worker-0.pid"),
+        (OLD, NEW),
+        _changed_beyond("worker-0.pid"),
+    ),
+    "start kept": Scenario(
+        _start("old.py"), _keep_start, _kept_script, ("old.py", "new.py"), _changed_beyond("logs/start.json")
+    ),
+    "points saved": Scenario(_nothing, _save_two, _whole_points, ([], [1], [2, 1]), _changed_beyond()),
+    "point saved anew": Scenario(_damage_the_second, _save_anew, _verified_points, ([1], [2, 1]), _lost_a_point),
+    "points pruned": Scenario(_save(1, 2, 3, 4), _prune, _newest_points, ([4, 3],) * 3, _lost_a_newest),
+}

@@ -1,0 +1,18 @@
+"""The process of one coverage-guided campaign: instruments ``runtime``, then belongs to libFuzzer until it ends.
+
+``python -m tests.fuzz`` starts it; its arguments are a target's name and libFuzzer's own flags and folders.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris  # an optional extra: only this process imports it
+
+with atheris.instrument_imports(include=["runtime"]):
+    from tests.fuzz.targets import TARGETS
+
+if __name__ == "__main__":
+    check = TARGETS[sys.argv[1]].check
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda data: check(bytes(data)))
+    atheris.Fuzz()

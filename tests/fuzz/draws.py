@@ -1,0 +1,31 @@
+"""Bytes as a row of choices, so that a fuzzer that only knows bytes can drive a structured input. Never fails: behind
+its end every choice is 0."""
+
+from __future__ import annotations
+
+
+class Draws:
+    """Reads ``data`` from its beginning, one choice after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._at >= len(self._data)
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to ``limit`` - 1, from as many bytes as the limit needs."""
+        size = max(1, (limit - 1).bit_length() + 7 >> 3)
+        return int.from_bytes(self.take(size), "little") % limit
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, or what is left."""
+        taken = self._data[self._at : self._at + size]
+        self._at += size
+        return taken
+
+    def text(self, limit: int) -> str:
+        """A text of fewer than ``limit`` bytes, as the system hands one over: any bytes (PEP 383), but no NUL."""
+        return self.take(self.below(limit)).replace(b"\0", b"").decode("utf-8", "surrogateescape")

@@ -1,0 +1,130 @@
+"""Target: the bytes of a journal file, whatever happened to them.
+
+The first byte of an input chooses what the rest is: raw bytes of a file; batches of any content in a file that is
+signed as we sign; or a row of changes to a good journal. What was written by us and changed later is never read as
+something else: whole batches from the beginning, up to the first change at least, or an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+import xxhash
+
+from runtime.store import journal_format
+from runtime.store.journal_format import BATCH_HEAD_BYTES, FILE_HEAD_BYTES, Contents, JournalFormatError
+from tests.fuzz.draws import Draws
+
+NONCE = 0x0123456789ABCDEF
+BORN = [b"first", b"", b"third" * 9]
+BATCHES = [[b"a" * 20, b"bb"], [b""], [], [b"\xf5SBb" * 8, b"c" * 33], [b"last" * 5]]
+MOST_CHANGES = 4
+
+
+def _journal() -> tuple[bytes, list[int], list[list[bytes]]]:
+    """A good journal, the offsets at which its batches end, and what it holds up to each of them."""
+    data = journal_format.encode_file(BORN, NONCE)
+    ends, held = [len(data)], [list(BORN)]
+    for batch in BATCHES:
+        data += journal_format.encode_batch(batch, NONCE, len(data))
+        ends.append(len(data))
+        held.append(held[-1] + batch)
+    return data, ends, held
+
+
+WHOLE, ENDS, HELD = _journal()
+
+
+def check(data: bytes) -> None:
+    kinds = (_check_raw, _check_signed, _check_changed)
+    kinds[data[0] % len(kinds) if data else 0](data[1:])
+
+
+def decode(data: bytes) -> Contents | None:
+    """What the reader makes of a file, with the promises that hold for every file; none where it refuses."""
+    try:
+        contents = journal_format.decode_file(data)
+    except JournalFormatError as error:
+        assert 0 <= error.offset <= len(data)
+        assert error.found
+        return None
+    assert FILE_HEAD_BYTES <= contents.end <= len(data)
+    assert (contents.torn is None) == (contents.end == len(data))
+    assert contents.born_bytes <= contents.end, "what was renamed into place whole is never cut"
+    cut = journal_format.decode_file(data[: contents.end])
+    assert cut == Contents(contents.nonce, contents.born_bytes, contents.payloads, contents.end, None)
+    return contents
+
+
+def _check_raw(data: bytes) -> None:
+    decode(data)
+
+
+def _check_signed(data: bytes) -> None:
+    """Heads of any content, each with its right checksum: what a reader meets that trusts checksums alone."""
+    draws = Draws(data)
+    file = bytearray(journal_format.encode_file([], NONCE))
+    while not draws.is_used_up:
+        seed = (NONCE + len(file)) % 2**64
+        count, size = draws.below(2**32), draws.below(2**32)
+        body = draws.take(draws.below(256))
+        if draws.below(2):
+            size = len(body)
+        if draws.below(2):
+            count %= 1 + len(body) // 4
+        head = struct.pack("<4sIIQ", b"\xf5SBb", count, size, xxhash.xxh3_64_intdigest(body, seed))
+        file += head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head, seed)) + body
+    contents = decode(bytes(file))
+    if contents is not None:
+        batches = (contents.end - FILE_HEAD_BYTES) // BATCH_HEAD_BYTES
+        assert sum(map(len, contents.payloads)) <= len(file)
+        assert batches or not contents.payloads
+
+
+def _check_changed(data: bytes) -> None:
+    changed = change(data)
+    contents = decode(changed)
+    if contents is None:
+        return
+    same = next((at for at, (a, b) in enumerate(zip(WHOLE, changed, strict=False)) if a != b), None)
+    if same is None:
+        same = min(len(WHOLE), len(changed))
+    assert contents.payloads in HELD, f"read what was never written: {contents.payloads}"
+    sure = sum(1 for end in ENDS if end <= same)
+    assert sure >= 1
+    assert contents.payloads in HELD[sure - 1 :], f"{same} bytes are unchanged, and whole batches of them are left out"
+
+
+def change(data: bytes) -> bytes:
+    """The good journal after up to four changes that the input chooses."""
+    draws = Draws(data)
+    file = bytearray(WHOLE)
+    for _ in range(1 + draws.below(MOST_CHANGES)):
+        at = draws.below(len(file) + 1)
+        end = min(len(file), at + draws.below(64))
+        match draws.below(6):
+            case 0:
+                file[at : at + 1] = bytes(byte ^ (1 << draws.below(8)) for byte in file[at : at + 1])
+            case 1:
+                del file[at:]
+            case 2:
+                del file[at:end]
+            case 3:
+                file[at:at] = draws.take(draws.below(64))
+            case 4:
+                file[at:end] = bytes(end - at)
+            case _:
+                source = draws.below(len(WHOLE))
+                file[at:end] = WHOLE[source : source + end - at]
+    return bytes(file)
+
+
+def seeds() -> Iterator[bytes]:
+    yield b"\0" + WHOLE
+    for first, last in itertools.pairwise([FILE_HEAD_BYTES, *ENDS]):
+        yield b"\0" + WHOLE[: (first + last) // 2]
+    yield b"\1" + struct.pack("<IIB", 2, 12, 12) + struct.pack("<II", 1, 3) + b"abcd" + b"\1\1"
+    for kind in range(6):
+        yield b"\2" + struct.pack("<BHBBB", 0, ENDS[2] + 5, 9, kind, 7)
