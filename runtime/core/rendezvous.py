@@ -49,6 +49,7 @@ class Rendezvous:
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation this term committed
         self._blobs: dict[int, bytes] = {}
+        self._placed: tuple[int, dict[str, tuple[int, int]]] = (0, {})  # the generation whose places these are
 
     # ---- rounds
 
@@ -197,12 +198,15 @@ class Rendezvous:
         """(local rank, local world size) of every node: ranks of one host in rank order."""
         committed = self._ledger.state.generation
         assert committed is not None
+        if self._placed[0] == committed.generation:
+            return self._placed[1]
         hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
         sizes, seen = Counter(hosts), Counter[str]()
         places = {}
         for (node, _), host in zip(committed.members, hosts, strict=True):
             places[node] = (seen[host], sizes[host])
             seen[host] += 1
+        self._placed = (committed.generation, places)
         return places
 
     def _start(self, node: str, places: dict[str, tuple[int, int]]) -> None:

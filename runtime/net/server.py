@@ -160,11 +160,14 @@ class Server:
         turns: Counter[int] = Counter()
         for _ in range(DRAIN_LIMIT):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                name = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            descriptor = int(frames[-1].get(zmq.SRCFD))
-            yield self._read(frames, descriptor, owners)
+            body, more = self._socket.recv(zmq.NOBLOCK, copy=False, track=False), 0
+            while body.more:  # a message comes whole: its other parts are here
+                body, more = self._socket.recv(zmq.NOBLOCK, copy=False, track=False), more + 1
+            descriptor = int(body.get(zmq.SRCFD))
+            yield self._read(name, body, more, descriptor, owners)
             turns[descriptor] += 1
             if turns[descriptor] == PEER_TURNS:
                 break  # the others have had theirs; what is left is here at the next drain
@@ -183,23 +186,29 @@ class Server:
             del self._descriptor_of[peer]
             yield Lost(peer)
 
-    def _read(self, frames: list[zmq.Frame], descriptor: int, owners: dict[int, list[str]]) -> Incoming:
-        name, address = bytes(frames[0].buffer), self._gate.address_of(descriptor)
-        if not _PEER.fullmatch(name):
-            return Garbled("", f"its name is {name[:40]!r}, a session is expected", address)
-        peer = name.decode("ascii")
+    def _read(self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]) -> Incoming:
         before = self._peer_of.get(descriptor)
-        if before is not None and before != peer and self._descriptor_of.get(before) == descriptor:
-            del self._descriptor_of[before]  # a late word had put it there again after its connection closed
-        self._peer_of[descriptor] = peer
-        self._descriptor_of[peer] = descriptor
+        if before is not None and name == before.encode() and self._descriptor_of.get(before) == descriptor:
+            peer = before  # as nearly always
+        else:
+            if not _PEER.fullmatch(name):
+                return Garbled(
+                    "", f"its name is {name[:40]!r}, a session is expected", self._gate.address_of(descriptor)
+                )
+            peer = name.decode("ascii")
+            if before is not None and before != peer and self._descriptor_of.get(before) == descriptor:
+                del self._descriptor_of[before]  # a late word had put it there again after its connection closed
+            self._peer_of[descriptor] = peer
+            self._descriptor_of[peer] = descriptor
         if descriptor in owners and owners[descriptor][-1:] != [peer]:
             owners[descriptor].append(peer)
-        if len(frames) != 2:
-            return Garbled(peer, f"{len(frames) - 1} frames where one message is expected", address)
+        if more:
+            address = self._gate.address_of(descriptor)
+            return Garbled(peer, f"{more + 1} frames where one message is expected", address)
         try:
-            return Arrived(peer, decode(frames[1].buffer, MAX_INCOMING_BYTES))
+            return Arrived(peer, decode(body.buffer, MAX_INCOMING_BYTES))
         except ProtocolError as error:
+            address = self._gate.address_of(descriptor)
             return Garbled(peer, str(error), address, other_protocol=isinstance(error, OtherProtocolError))
 
     @property

@@ -122,7 +122,8 @@ class DirectoryLock:
                 with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
                     (self.directory / HOLDER_FILE).unlink(missing_ok=True)
             finally:
-                self._lock.release()
+                with durable.disk_errors(self.directory / LOCK_FILE, "letting go of the lock"):
+                    self._lock.release()
 
     def __enter__(self) -> DirectoryLock:
         self.acquire()

@@ -55,6 +55,13 @@ def test_a_figure_that_says_too_little_is_found(section: str, figures: dict[str,
     assert expected in problem
 
 
+@pytest.mark.parametrize("name", ["cpu_us_per_registration", "kib_per_worker", "heartbeat_vs_bare"])
+def test_a_unit_may_stand_before_what_it_is_for(name: str) -> None:
+    assert problems({**whole(), "ours": {name: 1.5}}) == []
+    (problem,) = problems({**whole(), "ours": {"seats_per_worker": 1.5}})
+    assert problem.startswith("ours.seats_per_worker names no unit")
+
+
 def test_an_unknown_section_is_found() -> None:
     assert problems({**whole(), "theirs": {}}) == ["theirs is unknown"]
 

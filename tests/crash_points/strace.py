@@ -82,7 +82,7 @@ class Tracer:
             if fault == "error=ENOSPC" and not point.asks_for_space:
                 continue
             done = self._run([f"--inject={point.name}:{fault}:when={point.number}"])
-            for what in self._problems(done, fault):
+            for what in self._problems(done, fault, point):
                 yield Violation(self._name, fault, point.text[:160], what)
 
     def _run(self, options: list[str]) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ class Tracer:
             check=False,
         )
 
-    def _problems(self, done: subprocess.CompletedProcess[str], fault: str) -> Iterator[str]:
+    def _problems(self, done: subprocess.CompletedProcess[str], fault: str, point: Point) -> Iterator[str]:
         report, scenario = read_report(done.stdout.splitlines()), SCENARIOS[self._name]
         if fault == "signal=KILL":
             if done.returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
@@ -117,7 +117,7 @@ class Tracer:
         elif report["error"] is not None:
             yield from judge_text(report["error"], self._folder, fault.removeprefix("error="))
             yield from judge(scenario, self._before, self._place / "failed", report["promised"])
-        if report["retry"] is not None:
+        if report["retry"] is not None and "LOCK_UN" not in point.text:  # such a lock goes with its process, not before
             yield f"the next attempt in the same process failed:\n{report['retry']}"
         promised = report["promised"] if report["error"] is None else len(scenario.states) - 1
         try:

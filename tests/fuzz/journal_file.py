@@ -95,6 +95,13 @@ def _check_changed(data: bytes) -> None:
     sure = sum(1 for end in ENDS if end <= same)
     assert sure >= 1
     assert contents.payloads in HELD[sure - 1 :], f"{same} bytes are unchanged, and whole batches of them are left out"
+    later = [start for start in ENDS[:-1] if start > contents.end and _has_head(changed, start)]
+    assert not later, f"cut at {contents.end} as if torn there, though a later append stands at {later}"
+
+
+def _has_head(changed: bytes, start: int) -> bool:
+    head = slice(start, start + BATCH_HEAD_BYTES)
+    return changed[head] == WHOLE[head]
 
 
 def change(data: bytes) -> bytes:

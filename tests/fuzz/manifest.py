@@ -30,7 +30,7 @@ GOOD = Manifest(
 )
 _SEAL_BYTES = 18
 _BODY = encode_manifest(GOOD)[:-_SEAL_BYTES]
-_FIELDS: dict[str, bytes] = {}  # by name: the msgpack bytes of the name and of its value, in the file's order
+FIELDS: dict[str, bytes] = {}  # by name: the msgpack bytes of the name and of its value, in the file's order
 
 
 def _split_fields() -> None:
@@ -39,7 +39,7 @@ def _split_fields() -> None:
     for _ in range(unpacker.read_map_header()):
         name, first = unpacker.unpack(), unpacker.tell()
         unpacker.skip()
-        _FIELDS[name] = _BODY[first : unpacker.tell()]
+        FIELDS[name] = _BODY[first : unpacker.tell()]
 
 
 _split_fields()
@@ -64,7 +64,7 @@ def sealed(body: bytes) -> bytes:
 
 def with_field(data: bytes) -> bytes:
     """The good manifest's body with one value replaced by the bytes of ``data``."""
-    fields = dict(_FIELDS)
+    fields = dict(FIELDS)
     if data:
         fields[list(fields)[data[0] % len(fields)]] = data[1:]
     pairs = (msgpack.packb(name) + value for name, value in fields.items())
@@ -109,7 +109,7 @@ def seeds() -> Iterator[bytes]:
     yield b"\0" + whole
     yield b"\0" + whole[: len(whole) // 2]
     yield b"\1" + _BODY
-    for index, value in enumerate(_FIELDS.values()):
+    for index, value in enumerate(FIELDS.values()):
         yield bytes([2, index]) + value
     parts = [TensorPart("w", "F32", (2, 3), bytes(24)), TensorPart("b", "BF16", (3,), bytes(6))]
     yield b"\3" + safetensors_header.encode_header(parts) + bytes(30)

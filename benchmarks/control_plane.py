@@ -1,0 +1,242 @@
+"""One scheduler and ten thousand workers: forming, beating, losing, coming back; beside bare sockets and peers.
+
+``python -m benchmarks.control_plane [--quick] [--workers N …]``. The workers are simulated (``workers.control_plane``:
+a DEALER each, many in a few processes, the product's messages); the scheduler is the real process with its journal on
+disk. *Formed* runs from the first connect until the last worker has been told its durable place: connect, Register →
+Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the very
+same conversation with the same clients; the echo is one word and its answer. All clients run on the machine that is
+measured, so seconds say as much of them as of a server: the server's own CPU time is the steadier witness.
+NODE_TIMEOUT is 30 s here, because a machine that plays them all may keep its workers silent for longer than 5. A loss
+that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed beyond it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import control_plane_trials as trials
+from benchmarks.control_plane_stage import descriptor_problem
+from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
+from benchmarks.formation import fsync_ms
+from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
+
+WORKERS = (100, 1000, 10_000)
+WORKERS_QUICK = (100, 1000)
+TRIALS, TRIALS_QUICK = 5, 3
+BEATS_S, BEATS_QUICK_S = 5.0, 3.0
+VICTIMS, VICTIMS_QUICK = 40, 20
+CLIENTS = 2
+MOST_GRPC = 1000  # a channel of gRPC's Python takes some 0.3 MB and a millisecond
+TCPSTORE, GRPC = "TCPStore", "gRPC"
+PEER_MODULES = {TCPSTORE: "torch", GRPC: "grpc"}
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything that was measured at one number of workers."""
+
+    ours: list[Served] = field(default_factory=list)
+    curve: list[Served] = field(default_factory=list)
+    bare: list[Served] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    mass: list[MassLoss] = field(default_factory=list)
+    losses: list[Losses] = field(default_factory=list)
+    echo_s: list[float] = field(default_factory=list)
+    publish_s: list[float] = field(default_factory=list)
+    peers_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    workers: Sequence[int]
+    trials: int
+    beats_s: float
+    victims: int
+    clients: int
+    curve: bool
+
+
+def measure(extent: Extent) -> dict[int, Found]:
+    """All contestants by turns, at each number of workers."""
+    progress, found = Progress(), {}
+    for workers in extent.workers:
+        here = found[workers] = Found()
+        for trial in range(extent.trials):
+            for contest in _contests(here, workers, extent)[:: -1 if trial % 2 else 1]:
+                contest()
+        progress.say(
+            f"{workers} workers: formed in {spread([one.form_s for one in here.ours])} s, "
+            f"by a bare ROUTER in {spread([one.form_s for one in here.bare])} s"
+        )
+    return found
+
+
+def _contests(found: Found, workers: int, extent: Extent) -> list[Callable[[], None]]:
+    clients, victims = extent.clients, min(extent.victims, workers // 5)
+
+    def ours() -> None:
+        served, kept, mass = trials.ours(workers, clients, extent.beats_s)
+        found.ours.append(served)
+        found.kept.append(kept)
+        found.mass.append(mass)
+
+    def curve() -> None:
+        found.curve.append(trials.encrypted(workers, clients, extent.beats_s))
+
+    def peer(name: str) -> None:
+        found.peers_s.setdefault(name, []).append(trials.peer(name.lower(), workers, clients))
+
+    contests = [
+        lambda: found.bare.append(trials.bare(workers, clients, extent.beats_s)),
+        ours,
+        lambda: found.echo_s.append(trials.echo(workers, clients)),
+        lambda: found.losses.append(trials.losses(workers, clients, victims)),
+        lambda: found.publish_s.append(trials.publish(workers, clients)),
+    ]
+    contests += [functools.partial(peer, name) for name in (TCPSTORE, GRPC) if _takes_part(name, workers)]
+    return [*contests, curve] if extent.curve else contests
+
+
+def _takes_part(peer: str, workers: int) -> bool:
+    return importlib.util.find_spec(PEER_MODULES[peer]) is not None and (peer == TCPSTORE or workers <= MOST_GRPC)
+
+
+# ---- sums
+
+
+def figures(found: Found, workers: int) -> dict[str, float]:
+    """Ours at one number of workers."""
+    decisions_ms = sorted(one * 1e3 for each in found.losses for one in each.decision_s)
+    return {
+        "form_s": median([one.form_s for one in found.ours]),
+        "cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.ours]),
+        "kib_per_worker": median([one.resident_kib / workers for one in found.ours]),
+        "heartbeat_cpu_us": median([_beat_us(one) for one in found.ours]),
+        "heartbeats_per_s": median([one.beats / one.beats_s for one in found.ours]),
+        "heartbeat_cpu_s_per_s": median([one.beats_cpu_s / one.beats_s for one in found.ours]),
+        "heartbeat_vs_bare": _ratio(found.ours, found.bare, _beat_us),
+        "decision_ms": median(decisions_ms),
+        "decision_p99_ms": rounded(decisions_ms[min(len(decisions_ms) - 1, int(len(decisions_ms) * 0.99))]),
+        "decisions_count": len(decisions_ms),
+        "told_all_ms": median([one.told_s * 1e3 for one in found.losses]),
+        "mass_loss_seen_s": median([one.all_seen_s for one in found.mass]),
+        "mass_loss_rounds_count": max(one.rounds for one in found.mass),
+        "back_s": median([one.back_s for one in found.ours]),
+        "journal_load_ms": median([one.load_s * 1e3 for one in found.kept]),
+        "registrations_lost_count": max(workers - min(one.seats, one.resumed) for one in found.kept),
+    }
+
+
+def ratios(found: Found) -> dict[str, float]:
+    """Ours ÷ the floor's or a peer's, at one number of workers; medians of each."""
+    ours_s = median([one.form_s for one in found.ours])
+    told_s = median([one.told_s for one in found.losses])
+    result = {
+        "form_vs_router": _ratio(found.ours, found.bare, lambda one: one.form_s),
+        "form_vs_router_echo": rounded(ours_s / median(found.echo_s)),
+        "form_cpu_vs_router": _ratio(found.ours, found.bare, lambda one: one.form_cpu_s),
+        "heartbeat_vs_bare": _ratio(found.ours, found.bare, _beat_us),
+        "fanout_vs_pub": rounded(told_s / median(found.publish_s)),
+        "reconnect_vs_storm": _ratio(found.ours, found.bare, lambda one: one.back_s),
+    }
+    for peer, times_s in found.peers_s.items():
+        result[f"form_vs_{peer.lower()}"] = rounded(ours_s / median(times_s))
+    if found.curve:
+        result["curve_form_vs_plain"] = _ratio(found.curve, found.ours, lambda one: one.form_s)
+        result["curve_form_cpu_vs_plain"] = _ratio(found.curve, found.ours, lambda one: one.form_cpu_s)
+        result["curve_heartbeat_vs_plain"] = _ratio(found.curve, found.ours, _beat_us)
+    return result
+
+
+def _beat_us(served: Served) -> float:
+    return served.beats_cpu_s / max(1, served.beats) * 1e6
+
+
+def _ratio(ours: Sequence[Served], others: Sequence[Served], figure: Callable[[Served], float]) -> float:
+    return rounded(median([figure(one) for one in ours]) / median([figure(one) for one in others]))
+
+
+def report(found: dict[int, Found]) -> Report:
+    """Of the largest number of workers; below ``by_workers`` of each."""
+    most = max(found)
+    ours = {workers: figures(here, workers) for workers, here in found.items()}
+    against = {workers: ratios(here) for workers, here in found.items()}
+    return Report(
+        benchmark="control_plane",
+        floor={
+            "fsync_ms": median(fsync_ms()),
+            "by_workers": {str(workers): _floor(here, workers) for workers, here in found.items()},
+        },
+        peers={peer: _peer(peer, found) for peer in (TCPSTORE, GRPC)},
+        ours={**ours[most], "workers_count": most, "by_workers": {str(n): each for n, each in ours.items()}},
+        ratios={**against[most], "by_workers": {str(n): each for n, each in against.items()}},
+    )
+
+
+def _floor(found: Found, workers: int) -> dict[str, float]:
+    return {
+        "router_form_s": median([one.form_s for one in found.bare]),
+        "router_cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.bare]),
+        "router_echo_s": median(found.echo_s),
+        "router_heartbeat_cpu_us": median([_beat_us(one) for one in found.bare]),
+        "pub_told_all_ms": median([one * 1e3 for one in found.publish_s]),
+        "storm_back_s": median([one.back_s for one in found.bare]),
+    }
+
+
+def _peer(peer: str, found: dict[int, Found]) -> dict[str, dict[str, float | None]] | str:
+    if importlib.util.find_spec(PEER_MODULES[peer]) is None:
+        return MISSING
+    times = {workers: here.peers_s.get(peer) for workers, here in found.items()}
+    return {"form_s": {str(workers): median(one) if one else None for workers, one in times.items()}}
+
+
+def people(document: Report) -> str:
+    """The figures by number of workers, one a line."""
+    sizes = list(document.ours["by_workers"])
+    rows: list[list[object]] = []
+    for title, section in (("floor", document.floor), ("ours", document.ours), ("ratio", document.ratios)):
+        by_workers = section["by_workers"]
+        for name in dict.fromkeys(name for size in sizes for name in by_workers[size]):
+            rows.append([f"{title}: {name}", *(by_workers[size].get(name, "–") for size in sizes)])
+    for peer, shown in document.peers.items():
+        cells = [MISSING] * len(sizes) if isinstance(shown, str) else [shown["form_s"][size] or "–" for size in sizes]
+        rows.append([f"{peer}: form_s", *cells])
+    return table(["workers", *sizes], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.control_plane", description=(__doc__ or "").partition("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help=f"{TRIALS_QUICK} trials, at most {WORKERS_QUICK[-1]}")
+    parser.add_argument("--workers", type=int, nargs="+", default=None, help=f"simulated (default: {WORKERS})")
+    parser.add_argument("--trials", type=int, default=None, help=f"of each contestant (default: {TRIALS})")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="processes that play the workers")
+    parser.add_argument("--no-curve", action="store_true", help="leave CURVE (CLUSTER_SECRET) out")
+    arguments = parser.parse_args()
+    extent = Extent(
+        workers=arguments.workers or (WORKERS_QUICK if arguments.quick else WORKERS),
+        trials=arguments.trials or (TRIALS_QUICK if arguments.quick else TRIALS),
+        beats_s=BEATS_QUICK_S if arguments.quick else BEATS_S,
+        victims=VICTIMS_QUICK if arguments.quick else VICTIMS,
+        clients=max(2, arguments.clients),  # one is lost as a whole
+        curve=not arguments.no_curve,
+    )
+    problem = descriptor_problem(max(extent.workers), extent.clients)
+    if problem is not None:
+        sys.exit(problem)
+    document = report(measure(extent))
+    document.print(people(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The stage of the control plane's benchmark: a crowd of clients on one side, one server on the other.
+
+Here live the starting of both, the few words a crowd obeys, and what the kernel says of a server: CPU time and memory.
+Never here: a figure that is reported. The one idea: a server is judged by its own CPU clock (clock_getcpuclockid(3)),
+which other work on the machine does not run, and by moments that its clients note on the one clock of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.moments import Moment
+from benchmarks.processes import Job, Stage, wait_until_listening, worker_module
+
+__all__ = ["BARE", "GRACE_S", "SCHEDULER", "Crowds", "Scene", "cpu_s", "descriptor_problem", "resident_kib"]
+
+SCHEDULER, BARE = "scheduler", "bare"
+WITHIN_S = 180.0
+SPARE_DESCRIPTORS = 200
+GRACE_S = 0.5  # RECONNECT_GRACE, as its default
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that all threads of a process have used, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), as glibc makes the id
+
+
+def resident_kib(pid: int) -> int:
+    """The process's resident memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"process {pid} has no memory: it has ended")
+
+
+def descriptor_problem(workers: int, clients: int) -> str | None:
+    """Raise this process's limit, which its children inherit; says what is wrong where even the hard limit is too low.
+
+    A simulated worker takes two descriptors of its client (its connection, and ZeroMQ's own signal); a scheduler takes
+    one a worker and leaves a quarter of its limit free.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    per_client = 2 * -(-workers // clients) + SPARE_DESCRIPTORS
+    needed = max(per_client, workers * 4 // 3 + SPARE_DESCRIPTORS)
+    if needed <= hard:
+        return None
+    more = "" if per_client <= hard else f", or --clients {-(-2 * workers // (hard - SPARE_DESCRIPTORS))} or more"
+    return (
+        f"{workers} workers need {needed} descriptors in one process, and the hard limit (`ulimit -Hn`) is {hard}: "
+        f"raise it (`ulimit -n {needed}` as root, LimitNOFILE= in systemd, --ulimit nofile= in docker), "
+        f"or measure fewer with --workers{more}"
+    )
+
+
+class Scene:
+    """A server, and the crowds that talk to it, for one measurement.
+
+    Args:
+        stage: where it plays.
+        world_size: number of simulated workers, victims among them.
+        variables: of the job, beyond the benchmark's own.
+    """
+
+    def __init__(self, stage: Stage, world_size: int, **variables: str) -> None:
+        self.stage = stage
+        self.world_size = world_size
+        settings = {"NODE_TIMEOUT": "30", "RECONNECT_GRACE": str(GRACE_S), **variables}
+        self.job = Job(stage, "control_plane", world_size, **settings)
+        self.port = int(self.job.variables["SCHED_PORT"])
+
+    def start_scheduler(self) -> float:
+        """Returns when it was listening, on the host's monotonic clock."""
+        self.job.start_scheduler()
+        return time.monotonic()
+
+    def start_bare(self, kind: str, world_size: int) -> float:
+        """A bare ROUTER or PUB; ``world_size`` 0 never tells anything to all. Returns when it was listening."""
+        command = [*worker_module("control_plane_bare"), kind, str(self.port), str(world_size)]
+        self.bare = self.stage.start(BARE, command, {}, gated=True)
+        wait_until_listening(self.port, self.stage)
+        return time.monotonic()
+
+    def start_crowds(self, kind: str, count: int, clients: int, *, blob_bytes: int = 0) -> Crowds:
+        """Slots 0 to ``count`` - 1, shared by so many processes; returns when all are ready to begin."""
+        return Crowds(self, kind, count, clients, blob_bytes)
+
+    def start_victims(self, count: int) -> subprocess.Popen[bytes]:
+        """The last ``count`` slots, a process each; returns when all have been forked."""
+        plan = {"kind": "victims", "first": self.world_size - count, "count": count}
+        victims = self._start_clients("victims", plan, is_parent=True)
+        self.wait_for("ready", {victims.pid})
+        return victims
+
+    def _start_clients(self, name: str, plan: dict[str, object], *, is_parent: bool = False) -> subprocess.Popen[bytes]:
+        command = [*worker_module("control_plane"), json.dumps(plan)]
+        variables = self.job.worker_variables(0)
+        return self.stage.start(name, command, variables, gated=True, is_parent=is_parent)
+
+    def wait_for(self, name: str, pids: set[int], *, since_s: float = 0.0) -> list[Moment]:
+        """That moment of each of these processes."""
+        found: dict[int, Moment] = {}
+
+        def all_there() -> bool:
+            for moment in self.stage.channel.select(name, since_s=since_s, pids=frozenset(pids)):
+                found.setdefault(moment.pid, moment)
+            return len(found) == len(pids)
+
+        self.stage.channel.wait_for(all_there, WITHIN_S, f"{name!r} in {len(pids)} processes")
+        return [*found.values()]
+
+
+class Crowds:
+    """The client processes of a scene."""
+
+    def __init__(self, scene: Scene, kind: str, count: int, clients: int, blob_bytes: int) -> None:
+        self._scene = scene
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for number in range(clients):
+            first, end = count * number // clients, count * (number + 1) // clients
+            plan = {"kind": kind, "first": first, "count": end - first, "blob_bytes": blob_bytes}
+            self._processes[f"crowd_{number}"] = scene._start_clients(f"crowd_{number}", plan)
+        scene.wait_for("ready", self.pids)
+
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._processes.values()}
+
+    def tell(self, word: str) -> float:
+        """Returns when it was told, on the host's monotonic clock."""
+        now = time.monotonic()
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.write(word.encode() + b"\n")
+            process.stdin.flush()
+        return now
+
+    def ask(self, word: str, answer: str) -> int:
+        """The sum of what all answer."""
+        since_s = self.tell(word)
+        return sum(moment.step or 0 for moment in self.wait_for(answer, since_s))
+
+    def wait_for(self, name: str, since_s: float = 0.0) -> list[Moment]:
+        return self._scene.wait_for(name, self.pids, since_s=since_s)
+
+    def last(self, name: str, since_s: float = 0.0) -> float:
+        """When the last one was so far."""
+        return max(moment.at_s for moment in self.wait_for(name, since_s))
+
+    def kill_one(self) -> float:
+        """kill -9 of one process: all its workers at once. Returns when, on the host's monotonic clock."""
+        name, _ = self._processes.popitem()
+        now = time.monotonic()
+        self._scene.stage.end(name)
+        return now

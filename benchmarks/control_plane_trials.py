@@ -1,0 +1,269 @@
+"""One trial of each contestant in the control plane's benchmark: ours, the bare sockets, the peers.
+
+Here live the measured stretches: from which moment to which, and between which two looks at the server's CPU clock.
+Never here: medians, ratios, words. The one idea: ours and the bare ROUTER are talked to by the same clients with the
+same bytes, through the same stations, so each of our stretches has its floor under the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.control_plane_stage import BARE, GRACE_S, SCHEDULER, WITHIN_S, Crowds, Scene, cpu_s, resident_kib
+from benchmarks.processes import Stage, free_port, wait_until_listening, worker_module
+from runtime.core import records
+from runtime.core.state import JobState
+from runtime.store import journal_format
+from runtime.store.journal import Journal
+
+SETTLE_S = 1.5  # until the last words of a formation are read, and everybody has begun to beat
+PAUSE_S = 0.05  # between two victims
+SECRET = "a secret of the benchmark, long enough"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one server did for a crowd: formed it, heard it for a while, was killed, and had it back."""
+
+    form_s: float
+    form_cpu_s: float
+    resident_kib: float
+    beats: int
+    beats_s: float
+    beats_cpu_s: float
+    back_s: float = 0.0  # from the new server's listening until the last worker has its answer; 0: not killed
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a killed scheduler's journal was worth."""
+
+    load_s: float
+    seats: int
+    resumed: int  # with the slot and the incarnation they had
+
+
+@dataclass(frozen=True, slots=True)
+class MassLoss:
+    """Half of all lost at once."""
+
+    lost: int
+    all_seen_s: float  # beyond RECONNECT_GRACE, which each of them is given
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Single losses: the scheduler's decisions, and the first one told to all."""
+
+    decision_s: list[float]
+    told_s: float
+
+
+# ---- ours and the bare ROUTER
+
+
+def ours(workers: int, clients: int, beats_s: float) -> tuple[Served, Kept, MassLoss]:
+    """A scheduler's life with a crowd."""
+    with Stage() as stage:
+        scene = Scene(stage, workers)
+        scene.start_scheduler()
+        crowds = scene.start_crowds("crowd", workers, clients)
+        formed = _form(scene, crowds, SCHEDULER)
+        beaten = _beat(scene, crowds, SCHEDULER, beats_s)
+        _require(crowds.ask("check", "checked") == workers, "a worker has another slot or rank than its name says")
+        stage.end(SCHEDULER)
+        crowds.tell("away")
+        crowds.wait_for("away")
+        load_s, seats = _load(stage.folder / "recovery", stage.folder / "copy")
+        listening_s = scene.start_scheduler()
+        back_s = crowds.last("resumed") - listening_s
+        kept = Kept(load_s, seats, crowds.ask("check", "checked"))
+        return Served(*formed, *beaten, back_s), kept, _lose_half(scene, crowds, workers // clients)
+
+
+def encrypted(workers: int, clients: int, beats_s: float) -> Served:
+    """The same with a secret, until it is killed: the storm of handshakes, and the steady state."""
+    with Stage() as stage:
+        scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
+        scene.start_scheduler()
+        crowds = scene.start_crowds("crowd", workers, clients)
+        return Served(*_form(scene, crowds, SCHEDULER), *_beat(scene, crowds, SCHEDULER, beats_s))
+
+
+def bare(workers: int, clients: int, beats_s: float) -> Served:
+    """The same with a ROUTER that decides nothing."""
+    with Stage() as stage:
+        scene = Scene(stage, workers)
+        scene.start_bare("router", workers)
+        crowds = scene.start_crowds("crowd", workers, clients)
+        formed = _form(scene, crowds, BARE)
+        beaten = _beat(scene, crowds, BARE, beats_s)
+        stage.end(BARE)
+        crowds.tell("away")
+        crowds.wait_for("away")
+        listening_s = scene.start_bare("router", 0)
+        return Served(*formed, *beaten, crowds.last("resumed") - listening_s)
+
+
+def echo(workers: int, clients: int) -> float:
+    """One word and its answer for each: the bare ROUTER at its barest."""
+    with Stage() as stage:
+        scene = Scene(stage, workers)
+        scene.start_bare("router", 0)
+        crowds = scene.start_crowds("echo", workers, clients)
+        return -crowds.tell("begin") + crowds.last("admitted")
+
+
+def _form(scene: Scene, crowds: Crowds, server: str) -> tuple[float, float, float]:
+    pid = scene.stage.pids()[server]
+    cpu_before_s, kib_before = cpu_s(pid), resident_kib(pid)
+    began_s = crowds.tell("begin")
+    formed_s = crowds.last("formed")
+    return formed_s - began_s, cpu_s(pid) - cpu_before_s, resident_kib(pid) - kib_before
+
+
+def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[int, float, float]:
+    pid = scene.stage.pids()[server]
+    time.sleep(SETTLE_S)
+    sent, cpu_before_s, began_s = crowds.ask("count", "counted"), cpu_s(pid), time.monotonic()
+    time.sleep(beats_s)
+    used_s, lasted_s = cpu_s(pid) - cpu_before_s, time.monotonic() - began_s
+    return crowds.ask("count", "counted") - sent, lasted_s, used_s
+
+
+def _load(recovery: Path, copy: Path) -> tuple[float, int]:
+    """What a new scheduler does first, with a copy: seconds, and the seats it then knows."""
+    shutil.copytree(recovery, copy)
+    began_s = time.perf_counter()
+    journal, payloads = Journal.open(copy)
+    state = JobState.replay(records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads)
+    took_s = time.perf_counter() - began_s
+    journal.close()
+    return took_s, len(state.by_slot)
+
+
+def _lose_half(scene: Scene, crowds: Crowds, lost: int) -> MassLoss:
+    log = _Log(scene)
+    killed_s = crowds.kill_one()
+    all_seen_s = log.wait_for("is lost:", lost) - killed_s - GRACE_S
+    crowds.wait_for("opened", since_s=killed_s)
+    numbers = {moment.step for moment in scene.stage.channel.select("round", since_s=killed_s)}
+    return MassLoss(lost, all_seen_s, len(numbers))
+
+
+# ---- single losses
+
+
+def losses(workers: int, clients: int, victims: int) -> Losses:
+    """Kill processes one by one: the first loss is told to everybody, each is decided on."""
+    with Stage() as stage:
+        scene = Scene(stage, workers)
+        scene.start_scheduler()
+        crowds = scene.start_crowds("crowd", workers - victims, clients)
+        forker = scene.start_victims(victims)
+        assert forker.stdin is not None
+        crowds.tell("begin")
+        forker.stdin.close()
+        crowds.wait_for("formed")
+        pids = sorted(_of_victims(scene, crowds, victims))
+        time.sleep(SETTLE_S)
+        log, decisions, told_s = _Log(scene), [], 0.0
+        for number, pid in enumerate(pids):
+            killed_s = time.monotonic()
+            os.kill(pid, 9)
+            decisions.append(log.wait_for("is lost:", number + 1) - killed_s)
+            if number == 0:
+                told_s = crowds.last("opened", since_s=killed_s) - killed_s
+                time.sleep(SETTLE_S)
+            time.sleep(PAUSE_S)
+        return Losses(decisions, told_s)
+
+
+def _of_victims(scene: Scene, crowds: Crowds, victims: int) -> set[int]:
+    def found() -> set[int]:
+        return {moment.pid for moment in scene.stage.channel.select("formed")} - crowds.pids
+
+    scene.stage.channel.wait_for(lambda: len(found()) == victims, WITHIN_S, f"'formed' in {victims} victims")
+    return found()
+
+
+class _Log:
+    """What a scheduler says from now on; it says a loss when that is durable and on its way to everybody."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._stage = scene.stage
+        self._file = (scene.stage.folder / f"{SCHEDULER}.log").open("rb")
+        self._file.seek(0, os.SEEK_END)
+        self._text = b""
+
+    def wait_for(self, words: str, times: int) -> float:
+        """When the words had been said so often; looked at every 0.2 ms."""
+        deadline_s = time.monotonic() + WITHIN_S
+        while True:
+            self._text += self._file.read()
+            now = time.monotonic()
+            if self._text.count(words.encode()) >= times:
+                return now
+            if now > deadline_s:
+                raise TimeoutError(f"{words!r} was not said {times} times within {WITHIN_S:g} s")
+            time.sleep(0.0002)
+
+
+def publish(workers: int, clients: int) -> float:
+    """A bare PUB's one message, until the last subscriber has it."""
+    with Stage() as stage:
+        scene = Scene(stage, workers)
+        scene.start_bare("pub", workers)
+        crowds = scene.start_crowds("subscribers", workers, clients)
+        crowds.tell("begin")
+        scene.wait_for("subscribed", {scene.bare.pid})
+        assert scene.bare.stdin is not None
+        scene.bare.stdin.write(b"now\n")
+        scene.bare.stdin.flush()
+        told_s = crowds.last("opened")
+        (moment,) = scene.stage.channel.select("publishes")
+        return told_s - moment.at_s
+
+
+# ---- peers
+
+
+def peer(name: str, workers: int, clients: int) -> float:
+    """``tcpstore`` or ``grpc``: seconds until the last client knows that all are in."""
+    with Stage() as stage:
+        port = free_port()
+
+        def start(what: str, first: int, count: int) -> subprocess.Popen[bytes]:
+            arguments = [what, *map(str, (port, workers, first, count))]
+            return stage.start(f"{what}_{first}", [*worker_module("control_plane_peers"), *arguments], {}, gated=True)
+
+        start(f"serve_{name}", 0, workers)
+        crowd = []
+        for number in range(clients):
+            first, end = workers * number // clients, workers * (number + 1) // clients
+            crowd.append(start(f"join_{name}", first, end - first))
+
+        def wait_for(moment: str, processes: int) -> float:
+            found = stage.channel.select
+            stage.channel.wait_for(lambda: len(found(moment)) == processes, WITHIN_S, f"{moment!r} of {name}")
+            return max(each.at_s for each in found(moment))
+
+        wait_until_listening(port, stage)
+        wait_for("ready", clients)
+        for client in crowd:
+            assert client.stdin is not None
+            client.stdin.write(b"begin\n")
+            client.stdin.flush()
+        formed_s = wait_for("formed", clients)
+        return formed_s - min(moment.at_s for moment in stage.channel.select("begins"))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)

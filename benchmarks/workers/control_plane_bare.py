@@ -1,0 +1,91 @@
+"""What ZeroMQ itself can do: a ROUTER that has a scheduler's conversation without being one, and a PUB.
+
+``router`` answers the first word of every peer, tells all when all are in, and once more when all have answered, with
+messages of a scheduler's size that were packed before; nothing is read but the tag, nothing is decided or kept.
+``pub`` says one such message to all subscribers for every line on its standard input. Never here: a measurement. The
+one idea: the clients on the other side are those of the real scheduler, byte for byte, so what differs is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import zmq
+
+from benchmarks.moments import Notebook
+from runtime.core import messages
+from runtime.core.messages import Admitted, GenerationStarted, RoundId, RoundOpened
+
+REGISTER, JOIN = 1, 3
+MAX_SOCKETS = 65535
+ROUND = RoundId(1, 1)
+ADMITTED = messages.SCHEMA.pack(Admitted("0" * 32, "0" * 36, 1, 9999, 1, 10000, None))
+ROUND_OPENED = messages.SCHEMA.pack(RoundOpened(1, 1, ROUND, "all 10000 workers are registered", ""))
+GENERATION_STARTED = messages.SCHEMA.pack(
+    GenerationStarted(
+        term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
+        local_world_size=8, restore=None, source=9999, serves=(),
+        text="no restore point yet: everybody starts from rank 0's initial state",
+    )
+)  # fmt: skip
+
+
+def listen(kind: int, port: int) -> zmq.Socket[bytes]:
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    listening = context.socket(kind)
+    listening.setsockopt(zmq.BACKLOG, 4096)
+    listening.setsockopt(zmq.SNDHWM, 0)
+    listening.bind(f"tcp://127.0.0.1:{port}")
+    return listening
+
+
+def be_router(port: int, world_size: int) -> None:
+    router = listen(zmq.ROUTER, port)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    registered: set[bytes] = set()
+    joined: set[bytes] = set()
+    while True:
+        router.poll()
+        while True:
+            try:
+                peer, said = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if said[1] == REGISTER:
+                registered.add(peer)
+                router.send_multipart([peer, ADMITTED], zmq.NOBLOCK)
+                if len(registered) == world_size and not joined:
+                    tell(router, registered, ROUND_OPENED)
+            elif said[1] == JOIN:
+                joined.add(peer)
+                if len(joined) == world_size:
+                    tell(router, joined, GENERATION_STARTED)
+
+
+def tell(router: zmq.Socket[bytes], peers: set[bytes], message: bytes) -> None:
+    for peer in peers:
+        router.send_multipart([peer, message], zmq.NOBLOCK)
+
+
+def be_publisher(port: int, world_size: int, notebook: Notebook) -> None:
+    publisher = listen(zmq.XPUB, port)
+    publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
+    for _ in range(world_size):
+        publisher.recv()
+    notebook.note("subscribed")
+    for _ in sys.stdin:
+        notebook.note("publishes")
+        publisher.send(ROUND_OPENED)
+
+
+def main() -> None:
+    kind, port, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if kind == "router":
+        be_router(port, world_size)
+    else:
+        be_publisher(port, world_size, Notebook.from_environment())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The sums of the control plane's benchmark; its clients with a real scheduler and bare sockets, without a clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+
+import pytest
+
+from benchmarks import control_plane, control_plane_trials
+from benchmarks.control_plane import GRPC, TCPSTORE, Found, figures, people, ratios, report
+from benchmarks.control_plane_stage import cpu_s, descriptor_problem, resident_kib
+from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
+from benchmarks.report import MISSING, problems
+from benchmarks.workers import control_plane_bare
+from runtime.core import messages
+
+
+def served(form_s: float, form_cpu_s: float, beats_cpu_s: float, back_s: float) -> Served:
+    return Served(form_s, form_cpu_s, 4000, 500, 5.0, beats_cpu_s, back_s)
+
+
+def found() -> Found:
+    return Found(
+        ours=[served(form_s, 0.02, 0.010, 3.0) for form_s in (2.0, 2.6, 9.0)],
+        curve=[served(5.2, 0.06, 0.011, 3.0)],
+        bare=[served(2.0, 0.01, 0.005, 2.0)],
+        kept=[Kept(0.04, 100, 100), Kept(0.05, 100, 97)],
+        mass=[MassLoss(50, 0.2, 1), MassLoss(50, 0.3, 2)],
+        losses=[Losses([0.001 * number for number in range(1, 101)], 0.03)],
+        echo_s=[1.3],
+        publish_s=[0.02],
+        peers_s={TCPSTORE: [1.3]},
+    )
+
+
+def test_our_figures() -> None:
+    ours = figures(found(), 100)
+    assert ours["form_s"] == 2.6
+    assert ours["cpu_us_per_registration"] == 200
+    assert ours["kib_per_worker"] == 40
+    assert (ours["heartbeat_cpu_us"], ours["heartbeats_per_s"], ours["heartbeat_cpu_s_per_s"]) == (20, 100, 0.002)
+    assert ours["heartbeat_vs_bare"] == 2
+    assert (ours["decision_p99_ms"], ours["decisions_count"]) == (100, 100)
+    assert (ours["mass_loss_seen_s"], ours["mass_loss_rounds_count"]) == (0.25, 2)
+    assert (ours["journal_load_ms"], ours["registrations_lost_count"]) == (45, 3)
+
+
+def test_the_ratios_that_are_promised() -> None:
+    against = ratios(found())
+    assert against["form_vs_router"] == pytest.approx(1.3)
+    assert against["form_vs_router_echo"] == against["form_vs_tcpstore"] == pytest.approx(2)
+    assert against["fanout_vs_pub"] == against["reconnect_vs_storm"] == pytest.approx(1.5)
+    assert against["curve_form_vs_plain"] == pytest.approx(2)
+    assert against["curve_heartbeat_vs_plain"] == pytest.approx(1.1)
+
+
+def test_the_report_shows_the_largest_world_on_top_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_plane, "PEER_MODULES", {TCPSTORE: "torch", GRPC: "a_module_that_nobody_has"})
+    made = report({100: found(), 50: found()})
+    document = made.document()
+    assert problems(document) == []
+    assert (document["ours"]["workers_count"], document["ours"]["cpu_us_per_registration"]) == (100, 200)
+    assert document["ours"]["by_workers"]["50"]["cpu_us_per_registration"] == 400
+    assert document["ratios"]["form_vs_router"] == document["ratios"]["by_workers"]["50"]["form_vs_router"]
+    assert document["peers"] == {TCPSTORE: {"form_s": {"100": 1.3, "50": 1.3}}, GRPC: MISSING}
+    assert json.loads(json.dumps(document)) == document
+    lines = people(made).splitlines()
+    assert lines[0].split() == ["workers", "100", "50"]
+    assert [line.split()[2:] for line in lines if line.startswith("gRPC")] == [[MISSING, MISSING]]
+
+
+def test_a_limit_that_is_too_low_is_said_with_the_mend() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert descriptor_problem(10, 2) is None
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    crowded = descriptor_problem(hard * 10, 1)
+    assert crowded is not None
+    assert f"`ulimit -Hn`) is {hard}" in crowded
+    assert "--clients 2" in crowded
+    assert "--clients" not in (descriptor_problem(hard, 100) or "--clients")
+
+
+def test_what_the_bare_router_says_are_messages_of_a_scheduler() -> None:
+    for packed, tag in (
+        (control_plane_bare.ADMITTED, 20),
+        (control_plane_bare.ROUND_OPENED, 24),
+        (control_plane_bare.GENERATION_STARTED, 25),
+    ):
+        assert packed[1] == tag
+        assert messages.SCHEMA.pack(messages.SCHEMA.unpack(packed)) == packed
+
+
+def test_a_process_is_told_by_its_own_clock() -> None:
+    before_s = cpu_s(os.getpid())
+    sum(range(100_000))
+    assert before_s < cpu_s(os.getpid())
+    assert resident_kib(os.getpid()) > 1000
+
+
+@pytest.mark.system
+def test_a_crowd_lives_with_a_real_scheduler() -> None:
+    life, kept, mass = control_plane_trials.ours(20, 2, 1.1)
+    assert life.beats >= 20
+    assert min(life.form_s, life.form_cpu_s, life.back_s) > 0
+    assert (kept.seats, kept.resumed) == (20, 20)
+    assert (mass.lost, mass.rounds) == (10, 1)
+
+
+@pytest.mark.system
+def test_a_crowd_lives_with_a_bare_router_and_bare_pub() -> None:
+    life = control_plane_trials.bare(20, 2, 1.1)
+    assert life.beats >= 20
+    assert life.form_s > 0
+    assert control_plane_trials.echo(20, 2) > 0
+    assert control_plane_trials.publish(20, 2) > 0
+
+
+@pytest.mark.system
+def test_a_crowd_with_a_secret_is_heard() -> None:
+    life = control_plane_trials.encrypted(20, 2, 1.1)
+    assert life.beats >= 20
+    assert life.form_s > 0
+
+
+@pytest.mark.system
+def test_every_victim_is_decided_on() -> None:
+    losses = control_plane_trials.losses(12, 2, 4)
+    assert len(losses.decision_s) == 4
+    assert losses.told_s > losses.decision_s[0] / 2 > 0
+
+
+@pytest.mark.system
+def test_torchs_store_is_asked_in_its_own_words() -> None:
+    assert control_plane_trials.peer("tcpstore", 20, 2) > 0
