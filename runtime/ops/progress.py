@@ -63,7 +63,7 @@ def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: 
     parts = ["scheduler away" if is_missed else view.phase, f"step {view.step}"]
     if loss:
         parts.append(f"loss {loss}")
-    alive = view.alive if is_linked else running
+    alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
     parts.append(f"{alive}/{view.world_size} workers")
     if is_linked and view.seat_free_in_s is not None:
         parts.append(f"seat free in {math.ceil(view.seat_free_in_s)} s")

@@ -11,6 +11,7 @@ import atexit
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Process:
     device: torch.device
     agent: Agent
     admitted: Admitted
+    scheduler_addresses: frozenset[gloo.Address]  # a child may not look names up
     place: GenerationStarted | None = None  # in the present or last generation
     group: Group | None = None
     coming: ComingGroup | None = None  # begun already, for the first generation
@@ -61,8 +63,12 @@ class Process:
 
         The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each.
         """
-        endpoints = gloo.Endpoints() if self.group is None else self.group.endpoints
-        gloo.close_copies(endpoints, self.settings.sched_port)
+        endpoints = gloo.Endpoints()
+        endpoints.peers |= self.scheduler_addresses
+        if self.group is not None:
+            endpoints.own |= self.group.endpoints.own
+            endpoints.peers |= self.group.endpoints.peers
+        gloo.close_copies(endpoints)
 
     def take_coming_group(self) -> ComingGroup:
         """The group of the next generation, begun now if it is not yet."""
@@ -125,7 +131,9 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     voice.say(
         f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}, job {admitted.job}"
     )
-    process = Process(settings, job_name, chosen, agent, admitted, coming=coming, ending=ending)
+    found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
+    addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
+    process = Process(settings, job_name, chosen, agent, admitted, addresses, coming=coming, ending=ending)
     if settings.enable_recovery:
         process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
     else:

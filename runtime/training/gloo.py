@@ -145,8 +145,8 @@ def cut(endpoints: Endpoints) -> int:
     return severed
 
 
-def close_copies(endpoints: Endpoints, peer_port: int) -> int:
-    """In a forked child: close its copies of these connections, of their listeners, and of those to ``peer_port``.
+def close_copies(endpoints: Endpoints) -> int:
+    """In a forked child: close its copies of these connections and of their listeners.
 
     Nothing is shut down, for the connections are the parent's. Returns how many copies there were.
     """
@@ -156,7 +156,7 @@ def close_copies(endpoints: Endpoints, peer_port: int) -> int:
         if copy is None:
             continue
         with copy:
-            is_copy = _is_between(copy, endpoints) or _is_listener(copy, endpoints) or _is_to(copy, peer_port)
+            is_copy = _is_between(copy, endpoints) or _is_listener(copy, endpoints)
         if is_copy:
             os.close(int(name))
             closed += 1
@@ -167,15 +167,6 @@ def _is_listener(connection: socket.socket, endpoints: Endpoints) -> bool:
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
         return False
     return _address(connection.getsockname()) in endpoints.own
-
-
-def _is_to(connection: socket.socket, port: int) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    try:
-        return bool(connection.getpeername()[1] == port)
-    except OSError:
-        return False  # a listener, or not connected (yet)
 
 
 def _socket_of(descriptor: int) -> socket.socket | None:
