@@ -19,6 +19,7 @@ from runtime.core.agent_events import (
     Connected,
     Disconnected,
     EndReason,
+    EnterAgain,
     Entered,
     Failed,
     Heard,
@@ -106,6 +107,7 @@ class AgentCore:
         self._final: Point | None = None
         self._joined: RoundId | None = None
         self._offered: RoundId | None = None
+        self._must_look = False  # that round wants to know what the disk holds
         self._entered: Entered | None = None
         self._blob: bytes | None = None
         self._connected = False
@@ -196,6 +198,9 @@ class AgentCore:
         if self._entered is None or self._offered is None or not self._registered:
             return
         entered = self._entered
+        if self._must_look and not entered.looked:
+            self._ready.notices.append(EnterAgain(entered.place, look=True))
+            return
         self._joined = self._offered
         self._send(
             Join(
@@ -205,6 +210,9 @@ class AgentCore:
                 own_parts=entered.own_parts,
                 numerics=entered.numerics,
                 blob=entered.blob,
+                place=entered.place,
+                live=entered.live,
+                looked=entered.looked,
             )
         )
 
@@ -390,7 +398,7 @@ class AgentCore:
         if self.activity is Activity.FINISHED or (self._offered is not None and message.round < self._offered):
             return
         is_new = message.round != self._offered
-        self._offered = message.round
+        self._offered, self._must_look = message.round, message.look
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
         if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
             self._ready.notices.append(BreakGroup(text))
@@ -407,7 +415,7 @@ class AgentCore:
         if self._offered is not None and message.round < self._offered:
             return  # it is over already: the round that replaces it was told first, and would not be told as new again
         self.generation, self._blob, self._entered = message.generation, self._entered.blob or None, None
-        self._place = message
+        self._place, self._must_look = message, False
         self._ready.notices.append(Began(message))
         self._become(Activity.FORMING)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Admitted, FromScheduler, FromWorker, GenerationStarted, Pairs
+from runtime.core.messages import Admitted, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
 from runtime.core.point import Point
 
 # ---- events
@@ -46,12 +46,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The process waits for a generation, holding these verified points."""
+    """The process waits for a generation, holding these points (as in ``Join``)."""
 
     points: tuple[Point, ...]
     own_parts: bool
     numerics: Pairs
     blob: bytes = b""  # the process's part of the coming generation's address map, if it has one already
+    place: Place | None = None
+    live: Point | None = None
+    looked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,21 @@ class BreakGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class EnterAgain:
+    """The round needs another answer: from the process in this place, and, to ``look``, with what its disk holds."""
+
+    place: Place | None
+    look: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGently:
+    """The members change: leave the generation at the next commit."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """The process waits in a round, for this."""
 
@@ -186,7 +204,20 @@ class SchedulerBack:
     away_s: float
 
 
-Notice = Seated | ToldToWait | BreakGroup | Waits | Began | Mapped | Over | MustEnd | SchedulerAway | SchedulerBack
+Notice = (
+    Seated
+    | ToldToWait
+    | BreakGroup
+    | EnterAgain
+    | LeaveGently
+    | Waits
+    | Began
+    | Mapped
+    | Over
+    | MustEnd
+    | SchedulerAway
+    | SchedulerBack
+)
 
 
 @dataclass(slots=True)

@@ -100,6 +100,15 @@ class Standing:
     final: Point | None  # training is finished there
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker is, or would be, in a generation."""
+
+    slot: int
+    rank: int  # the slot's index among the members' slots
+    world_size: int
+
+
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
@@ -132,14 +141,17 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The sender has left its old group and waits; these are the verified restore points it holds."""
+    """The sender has left its old group and waits; these are the restore points it holds."""
 
     sender: Credential
     round: RoundId
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # verified, on its disk
     own_parts: bool  # it has state that only its own points hold (saved RNG state)
     numerics: Pairs
     blob: bytes = b""  # its contribution to the address map of the generation that this round makes; b"": it follows
+    place: Place | None = None  # what ``blob`` was made for; it is void in any other place
+    live: Point | None = None  # the commit that it holds in memory, whole
+    looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +252,9 @@ class RoundOpened:
     round: RoundId
     text: str  # why
     missing: str  # the nodes that are not there; "" where all are
+    place: Place | None = None  # the receiver's, if the round closes with those it is opened for
+    look: bool = False  # nobody's memory holds enough: join with what the disk holds
+    gently: bool = False  # nobody is lost, the world only grows: leave at the next commit
 
 
 @dataclass(frozen=True, slots=True)

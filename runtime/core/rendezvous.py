@@ -24,7 +24,7 @@ from runtime.core.messages import (
 )
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
-from runtime.core.restore import Joined, Restore, choose, differing
+from runtime.core.restore import Joined, Restore, choose, differing, must_look
 from runtime.core.state import Seat, next_line
 
 
@@ -38,6 +38,7 @@ class Round:
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # of those who joined with their part of the address map
+    look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
 
 
 class Rendezvous:
@@ -78,7 +79,8 @@ class Rendezvous:
         if round_ is None:
             return
         missing = ledger.names_of(ledger.absent)
-        ledger.tell(seat.node, RoundOpened(ledger.state.term, seat.incarnation, round_.id, round_.text, missing))
+        message = RoundOpened(ledger.state.term, seat.incarnation, round_.id, round_.text, missing, look=round_.look)
+        ledger.tell(seat.node, message)
 
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""
@@ -95,7 +97,9 @@ class Rendezvous:
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
-        round_.joined[seat.node] = Joined(seat.incarnation, message.points, message.own_parts, message.numerics)
+        round_.joined[seat.node] = Joined(
+            seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
+        )
         if message.blob:
             round_.blobs[seat.node] = message.blob
         if len(round_.joined) == ledger.policy.world_size and not ledger.absent:
@@ -125,7 +129,7 @@ class Rendezvous:
     def _close(self, round_: Round) -> None:
         ledger, state = self._ledger, self._ledger.state
         by_rank = {slot: round_.joined[node] for slot, node in sorted(state.by_slot.items())}
-        if not self._same_numerics(by_rank):
+        if not self._same_numerics(by_rank) or self._asks_disks(round_, by_rank):
             return
         restore = choose(by_rank, state.generation)
         members = tuple((node, state.seats[node].incarnation) for _, node in sorted(state.by_slot.items()))
@@ -144,6 +148,19 @@ class Rendezvous:
         ledger.ready.say(f"generation {state.generation_number} starts with {len(members)} workers; {restore.text}")
         self._start_everybody()
         self._tell_address_map([node for node, _ in members])
+
+    def _asks_disks(self, round_: Round, by_rank: dict[int, Joined]) -> bool:
+        """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
+        if not must_look(by_rank, self._ledger.state.generation):
+            return False
+        round_.look = True
+        for rank, member in by_rank.items():
+            if not member.looked:
+                seat = self._ledger.state.seat_of_slot(rank)
+                assert seat is not None, "every rank of a closing round is seated"
+                self.forget(seat.node)
+                self.invite(seat)
+        return True
 
     def _same_numerics(self, by_rank: dict[int, Joined]) -> bool:
         same = True

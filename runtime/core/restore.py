@@ -1,9 +1,10 @@
 """Which restore point a generation starts from, and where each member gets it (DESIGN section 6).
 
-Replicated state needs one verified holder, so the point is the greatest anybody holds, never an older one because one
-member holds none. Only state that a rank's own point alone holds (a saved RNG state) makes everybody step back, to the
-greatest point that all such ranks hold; where there is none, the greatest point stands and the choice says what is
-derived instead.
+Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
+holds none. The last commit lives in the memory of whoever survived, so disks are asked only where no memory has enough:
+looking at one (every byte is verified) may take longer than all the rest of a recovery. Only state that a rank's own
+point alone holds (a saved RNG state) makes everybody step back, to the greatest point that all such ranks hold; where
+there is none, the greatest point stands and the choice says what is derived instead.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ class Joined:
     """What one member brought into a round."""
 
     incarnation: int
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # on its disk
     own_parts: bool
     numerics: Pairs
+    live: Point | None = None  # in its memory
+    looked: bool = True  # at its disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,26 @@ class Restore:
         return tuple(other for other, source in self.sources.items() if source == rank)
 
 
+def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> bool:
+    """Whether the choice depends on disks that have not been looked at.
+
+    What a member of the last generation committed, or started from, is as far as anybody has come: its peers cannot
+    have finished another step without it. What is older, or of a generation that is over, may have been overtaken.
+    """
+    if committed is None or all(member.looked for member in joined.values()):
+        return False
+    newest = max((member.live for member in joined.values() if member.live is not None), default=None)
+    if newest is None or (newest.generation != committed.generation and newest != committed.restore):
+        return True
+    return any(member.own_parts and newest not in {member.live, *member.points} for member in joined.values())
+
+
 def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> Restore:
     """The restore point for these members, by rank."""
-    held = {rank: {point for point in member.points if is_on_line(point, committed)} for rank, member in joined.items()}
+    held = {
+        rank: {point for point in {member.live, *member.points} if point is not None and is_on_line(point, committed)}
+        for rank, member in joined.items()
+    }
     best = max((point for points in held.values() for point in points), default=None)
     if best is None:
         return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
@@ -57,21 +77,28 @@ def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) 
     common = set.intersection(*(held[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
     holders = sorted(rank for rank, points in held.items() if point in points)
+    in_memory = [rank for rank in holders if joined[rank].live == point]
     lacking = [rank for rank in joined if rank not in set(holders)]
-    sources = {rank: holders[index % len(holders)] for index, rank in enumerate(lacking)}  # shared evenly
-    text = _explain(point, best, holders, lacking)
+    senders = in_memory or holders
+    sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
+    text = _explain(point, best, holders, in_memory, lacking)
     if not common:
         derived = [rank for rank in needing if rank in sources]
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
     return Restore(point, frozenset(holders), sources, text)
 
 
-def _explain(point: Point, best: Point, holders: list[int], lacking: list[int]) -> str:
+def _explain(point: Point, best: Point, holders: list[int], in_memory: list[int], lacking: list[int]) -> str:
     text = f"restore point: step {point.step} of generation {point.generation}, "
-    if lacking:
-        text += f"held by rank {_some(holders)}; sent to rank {_some(lacking)}"
-    else:
+    on_disk = [rank for rank in holders if rank not in set(in_memory)]
+    if not lacking and not in_memory:
         text += "from every rank's own checkpoint"
+    elif not lacking and not on_disk:
+        text += "in every rank's memory"
+    else:
+        text += f"in the memory of rank {_some(in_memory)}" if in_memory else ""
+        text += f"{', ' if in_memory else ''}held by rank {_some(on_disk)}" if on_disk else ""
+        text += f"; sent to rank {_some(lacking)}" if lacking else ""
     if point != best:
         text += f" (step {best.step} is not held by all, and RNG states are saved per rank; rng='per_step' avoids this)"
     return text

@@ -28,9 +28,11 @@ from runtime.core.agent_events import (
     Connected,
     Disconnected,
     EndReason,
+    EnterAgain,
     Entered,
     Failed,
     Heard,
+    LeaveGently,
     Leaving,
     Mapped,
     MustEnd,
@@ -45,7 +47,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Admitted, GenerationStarted, Pairs
+from runtime.core.messages import Admitted, GenerationStarted
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -124,6 +126,7 @@ class Agent:
         self._admitted: Admitted | None = None
         self._began: GenerationStarted | None = None
         self._map: Mapped | None = None
+        self._again: EnterAgain | None = None
         self._over: Point | None = None
         self._left = False
         self._is_dying = False
@@ -162,26 +165,31 @@ class Agent:
         self._post(Failed())
 
     def enter(
-        self, points: Sequence[Point], *, own_parts: bool, numerics: Pairs, blob: bytes = b""
+        self, entered: Entered, again: Callable[[EnterAgain], Entered] | None = None
     ) -> GenerationStarted | Point:
         """Wait in the rendezvous for a generation; the final point where training is finished.
 
         Args:
-            points: verified restore points that this rank holds.
-            own_parts: whether they hold state that no other rank's hold.
-            numerics: what decides the bits this process computes.
-            blob: this rank's part of the generation's address map, if its place there is what its seat says.
+            entered: what this process brings.
+            again: called where the round needs something else of it; not needed by who has looked at its disk.
 
         Raises:
             SameBitsError: the process has no place in the job any more.
         """
         with self._changed:
-            self._began = self._map = None
-        self._post(Entered(tuple(points), own_parts, numerics, blob))
-        self._wait(lambda: self._over or self._began)
-        place = self._over or self._began
-        assert place is not None
-        return place
+            self._began = self._map = self._again = None
+        while True:
+            self._post(entered)
+            self._wait(lambda: self._answer() is not None or None)
+            answer = self._answer()
+            assert answer is not None, "only this thread takes it away"
+            if not isinstance(answer, EnterAgain):
+                return answer
+            self._again = None
+            entered = entered if again is None else again(answer)
+
+    def _answer(self) -> Point | GenerationStarted | EnterAgain | None:
+        return self._over or self._began or self._again
 
     def publish(self, generation: int, blob: bytes) -> None:
         """Give this rank's part of the generation's address map."""
@@ -327,6 +335,13 @@ class Agent:
             case BreakGroup(text):
                 voice.warn(text)
                 self._interrupt(text)
+            case EnterAgain():
+                with self._changed:
+                    self._again = notice
+                    self._changed.notify_all()
+            case LeaveGently(text):
+                voice.say(f"{text}: this worker joins them at its next commit")
+                self.interrupted = True
             case Waits(text):
                 voice.say(f"waiting in the rendezvous: {text}")
             case Began(started):

@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import xxhash
 
+from runtime.core.agent_events import Entered
 from runtime.core.messages import GenerationStarted
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
@@ -164,10 +165,12 @@ class _Session:
         self._coming = self._process.take_coming_group()
         blob = self._coming.blob()
         place = self._agent.enter(
-            self._checkpoints.held(),
-            own_parts=self._state.has_own_parts,
-            numerics=numerics.describe(self._process.device),
-            blob=blob,
+            Entered(
+                tuple(self._checkpoints.held()),
+                self._state.has_own_parts,
+                numerics.describe(self._process.device),
+                blob,
+            )
         )
         if isinstance(place, Point):
             self._coming.group.drop()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from runtime import config
 from runtime.config import Settings
+from runtime.core.agent_events import Entered
 from runtime.core.messages import GenerationStarted
 from runtime.errors import UsageError
 from runtime.service.agent import Agent
@@ -22,7 +23,7 @@ _hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
 
 def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
     """Wait until all workers are here, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
-    place = agent.enter((), own_parts=False, numerics=())
+    place = agent.enter(Entered((), own_parts=False, numerics=()))
     if not isinstance(place, GenerationStarted):
         raise UsageError("this job's training is finished; with ENABLE_RECOVERY=0 there is nothing to go back to")
     address = _host_store(settings, place.world_size) if place.rank == 0 else ""

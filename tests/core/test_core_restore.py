@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime.core.messages import RoundId
 from runtime.core.point import Point
 from runtime.core.records import Cut, GenerationCommitted
-from runtime.core.restore import Joined, Restore, choose, differing
+from runtime.core.restore import Joined, Restore, choose, differing, must_look
 from runtime.core.state import KEPT_CUTS, is_on_line, next_line
 
 
@@ -111,6 +111,75 @@ def test_at_one_step_the_later_generation_wins() -> None:
     kept = committed(3, Point(10, 1), (Cut(1, 10),))
     restore = choose(holding([(10, 1)], [(10, 3)]), kept)
     assert restore.point == Point(10, 3)
+
+
+# ---- memory
+
+
+def remembering(*lives: tuple[int, int] | None, own_parts: tuple[int, ...] = ()) -> dict[int, Joined]:
+    """What the ranks bring who have not looked at their disks."""
+    return {
+        rank: Joined(1, (), rank in own_parts, (), None if live is None else Point(*live), looked=False)
+        for rank, live in enumerate(lives)
+    }
+
+
+def test_the_last_commit_in_a_memory_is_enough() -> None:
+    joined = remembering((137, 1), (137, 1), None)
+    assert not must_look(joined, committed())
+    restore = choose(joined, committed())
+    assert restore.point == Point(137, 1)
+    assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 0]
+    assert restore.text == ("restore point: step 137 of generation 1, in the memory of rank 0, 1; sent to rank 2")
+
+
+def test_who_is_a_step_behind_gets_it_from_who_is_ahead() -> None:
+    restore = choose(remembering((137, 1), (138, 1), (137, 1)), committed())
+    assert (restore.point, restore.served_by(1), restore.served_by(0)) == (Point(138, 1), (0, 2), ())
+
+
+def test_what_all_remember_is_sent_to_nobody() -> None:
+    restore = choose(remembering((137, 1), (137, 1)), committed())
+    assert restore.text == "restore point: step 137 of generation 1, in every rank's memory"
+    assert restore.served_by(0) == restore.served_by(1) == ()
+
+
+def test_memory_serves_before_disk() -> None:
+    joined = remembering((100, 1), None) | {2: Joined(1, (Point(100, 1),), False, ())}
+    restore = choose(joined, committed())
+    assert restore.served_by(0) == (1,)
+    assert (
+        restore.text
+        == "restore point: step 100 of generation 1, in the memory of rank 0, held by rank 2; sent to rank 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lives", "reason"),
+    [
+        ((None, None), "nobody remembers anything"),
+        (((50, 1), None), "it is of a generation that was overtaken"),
+    ],
+)
+def test_disks_are_asked_where_memories_may_not_hold_the_newest(
+    lives: tuple[tuple[int, int] | None, ...], reason: str
+) -> None:
+    later = committed(2, Point(90, 1), (Cut(1, 90),))
+    assert must_look(remembering(*lives), later), reason
+
+
+def test_what_a_generation_started_from_is_as_far_as_it_came() -> None:
+    assert not must_look(remembering((90, 1), None), committed(2, Point(90, 1), (Cut(1, 90),)))
+
+
+def test_before_the_first_generation_there_is_nothing_to_look_for() -> None:
+    assert not must_look(remembering(None, None), None)
+
+
+def test_parts_of_its_own_send_a_newcomer_to_its_disk() -> None:
+    assert must_look(remembering((137, 1), None, own_parts=(0, 1)), committed())
+    assert not must_look(remembering((137, 1), (137, 1), own_parts=(0, 1)), committed())
+    assert not must_look(remembering((137, 1), None), committed())
 
 
 # ---- lines

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from runtime import config
+from runtime.core.agent_events import Entered
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError, JobStoppedError, SameBitsError
 from runtime.service import voice
@@ -59,7 +60,7 @@ def train(agent: Agent, options: argparse.Namespace) -> Point:
     points: list[Point] = []
     pace = threading.Event()
     while True:
-        place = agent.enter(points, own_parts=False, numerics=())
+        place = agent.enter(Entered(tuple(points), False, ()))
         if isinstance(place, Point):
             return place
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
+from runtime.core.agent_events import Entered
 from runtime.core.messages import GenerationStarted
 from runtime.core.ready import Ended
 from runtime.service.agent import Agent
@@ -67,7 +68,7 @@ class House:
         """All of them enter, and get their places."""
 
         def enter(agent: Agent) -> GenerationStarted:
-            place = agent.enter((), own_parts=False, numerics=NUMERICS)
+            place = agent.enter(Entered((), False, NUMERICS))
             assert isinstance(place, GenerationStarted)
             return place
 

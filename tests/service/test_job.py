@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.core import records
+from runtime.core.agent_events import Entered
 from runtime.core.messages import EndKind, Status, StatusQuery, StopJob
 from runtime.core.point import Point
 from runtime.core.ready import Ended
@@ -125,7 +126,7 @@ def test_nothing_is_said_before_it_is_durable(house: House, monkeypatch: pytest.
 def test_a_stop_is_told_to_everybody_and_leaves_the_journal_unfinished(house: House) -> None:
     served = house.scheduler()
     agents = house.seated("0", "1", "2")
-    waiting = [house.pool.submit(agent.enter, (), own_parts=False, numerics=NUMERICS) for agent in agents[:2]]
+    waiting = [house.pool.submit(agent.enter, Entered((), False, NUMERICS)) for agent in agents[:2]]
     client = Client("127.0.0.1", int(house.environ["SCHED_PORT"]), "follower", silence_s=5)
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -205,7 +206,7 @@ def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(hous
     house.scheduler()
     agents = house.seated("0", "1", "2")
     futures = [
-        house.pool.submit(agent.enter, (), own_parts=False, numerics=(("threads", threads),))
+        house.pool.submit(agent.enter, Entered((), False, (("threads", threads),)))
         for agent, threads in zip(agents, ["1", "2", "1"], strict=True)
     ]
     with pytest.raises(NumericsError, match="threads is 2 here and 1 there"):
