@@ -27,6 +27,7 @@
     ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
+            └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
 
 Every message names the variable or file, the value found, what was expected, and the command that mends it.
 """
@@ -43,6 +44,7 @@ __all__ = [
     "ForeignFolderError",
     "FormationTimeoutError",
     "GenerationEndedError",
+    "HostsUpdatedInterrupt",
     "JobFailedError",
     "JobInterruptedError",
     "JobStoppedError",
@@ -212,3 +214,17 @@ class CommunicationError(SameBitsError):
 
 class GenerationEndedError(CommunicationError):
     """This process's generation is over: a member was lost or a new round was opened."""
+
+
+class HostsUpdatedInterrupt(GenerationEndedError):
+    """Nobody is lost, but members come or go: raised by a commit, where this rank leaves its generation whole.
+
+    Args:
+        text: what changes.
+        skip_sync: whether no rank needs another's state. Kept for scripts that read it; here every rank says what it
+            holds, and only who lacks something is sent anything.
+    """
+
+    def __init__(self, text: str, skip_sync: bool = False) -> None:
+        super().__init__(text)
+        self.skip_sync = skip_sync

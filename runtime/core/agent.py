@@ -55,6 +55,7 @@ from runtime.core.messages import (
     Leave,
     Pairs,
     Pending,
+    Place,
     Process,
     Publish,
     Refusal,
@@ -102,6 +103,7 @@ class AgentCore:
         self.activity = Activity.SEATED
         self.generation = 0
         self.step_count = 0
+        self.offered_place: Place | None = None  # in the generation that the offered round makes
         self._slot = 0
         self._place: GenerationStarted | None = None
         self._final: Point | None = None
@@ -399,6 +401,7 @@ class AgentCore:
             return
         is_new = message.round != self._offered
         self._offered, self._must_look = message.round, message.look
+        self.offered_place = message.place
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
         if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
             self._ready.notices.append(BreakGroup(text))

@@ -47,13 +47,14 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Admitted, GenerationStarted
+from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
     FencedError,
     FormationTimeoutError,
     GenerationEndedError,
+    HostsUpdatedInterrupt,
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
@@ -109,6 +110,7 @@ class Agent:
         self.step = 0
         self.on_break: Callable[[str], None] = lambda _reason: None
         self.interrupted = False
+        self._members_change = ""  # why this process is to leave its generation at its next commit
         self.must_end: SameBitsError | None = None
         self._settings = settings
         policy = AgentPolicy(
@@ -140,6 +142,11 @@ class Agent:
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=keys)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
+
+    @property
+    def offered_place(self) -> Place | None:
+        """What this process would be in the generation that the last round it was offered makes."""
+        return self._core.offered_place
 
     # ---- what the main thread calls
 
@@ -242,6 +249,8 @@ class Agent:
         """Raise what ended this process's place in the job or its generation; else return at once."""
         if self.interrupted:
             raise self._told_to_end() or GenerationEndedError("a member was lost: this generation is over")
+        if self._members_change:
+            raise HostsUpdatedInterrupt(self._members_change)
 
     def _wait(self, found: Callable[[], _Found | None], *, until_interrupted: bool = False) -> _Found:
         with self._changed:
@@ -340,13 +349,13 @@ class Agent:
                     self._again = notice
                     self._changed.notify_all()
             case LeaveGently(text):
-                voice.say(f"{text}: this worker joins them at its next commit")
-                self.interrupted = True
+                voice.say(f"{text}: this worker leaves its generation at its next commit")
+                self._members_change = text
             case Waits(text):
                 voice.say(f"waiting in the rendezvous: {text}")
             case Began(started):
                 with self._changed:
-                    self._began, self.interrupted = started, False
+                    self._began, self.interrupted, self._members_change = started, False, ""
                     self._changed.notify_all()
             case Mapped():
                 with self._changed:

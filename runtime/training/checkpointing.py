@@ -46,34 +46,28 @@ class CheckpointConfig:
 
 
 class RankCheckpoints:
-    """The folder of one rank; made when the rank is known, by the only process that may write there.
+    """The folder of one slot's rank; only its lock's holder writes there, from its first save on.
 
     Args:
         config: how often and how many.
         root: the job's checkpoint folder.
         job, job_name: whose folder it is; another job's is refused.
-        rank, slot, world_size, node: written into every manifest.
-        wait_s: how long to wait for a previous holder of the folder to end.
+        slot, node: written into every manifest.
     """
 
-    def __init__(
-        self, config: CheckpointConfig, root: Path, *, job: str, job_name: str, rank: int, world_size: int, node: str,
-        wait_s: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: CheckpointConfig, root: Path, *, job: str, job_name: str, slot: int, node: str) -> None:
         self.config = config
         self.root = root
+        self.slot = slot
         self._job = job
-        self._rank = rank
-        self._world_size = world_size
         self._node = node
-        self._directory = store.rank_directory(root, rank)
+        self._directory = store.rank_directory(root, slot)
         self._verified: set[Point] = set()
         self._rejected: dict[Point, str] = {}
         self._failed_before = False
         self._claim_is_durable = False
         claim_folder(self._directory, job, job_name, sync=False)  # nobody waits for a disk before there is state
         self._lock = DirectoryLock(self._directory, f"worker {node}")
-        self._lock.acquire(wait_s, on_wait=voice.warn)
 
     def held(self) -> list[Point]:
         """The points that were verified, in this process or just now; each one passed over is named with its reason."""
@@ -98,14 +92,25 @@ class RankCheckpoints:
             self._rejected[point] = reason
             voice.warn(f"passed over the restore point of {point}: {reason}")
 
-    def save(self, point: Point, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> bool:
+    def header(self, point: Point, rank: int, world_size: int) -> PointHeader:
+        """What a point of this rank, saved or sent, says of itself."""
+        return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
+
+    def save(
+        self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, wait_s: float = 0.0
+    ) -> bool:
         """Save durably, then let the oldest go. A disk that refuses is said once, and training goes on: False.
+
+        Args:
+            wait_s: how long to wait for a previous holder of the folder to end, saying for whom.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
         """
-        header = PointHeader(self._job, point, self._world_size, self._rank, self._rank, self._node)
+        point = header.point
         try:
+            if not self._lock.is_held:
+                self._lock.acquire(wait_s, on_wait=voice.warn)
             if not self._claim_is_durable:
                 make_claim_durable(self._directory)
                 self._claim_is_durable = True

@@ -15,19 +15,21 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 import torch
 
 from runtime.config import Settings
-from runtime.core.messages import GenerationStarted
+from runtime.core.messages import GenerationStarted, Place
 from runtime.service.agent import Agent
 from runtime.training import device
 from runtime.training.group import Group
 from runtime.training.launch import address_towards
 
-__all__ = ["ComingGroup", "likely_slot"]
+__all__ = ["ComingGroup", "likely_place"]
 
 
-def likely_slot(settings: Settings) -> int | None:
-    """The slot a process will have, where its node id says so."""
+def likely_place(settings: Settings) -> Place | None:
+    """The place a process will have in the first generation, where its node id says so."""
     node = settings.node_id or ""
-    return int(node) if node.isdecimal() and int(node) < settings.worker_num else None
+    if not node.isdecimal() or int(node) >= settings.worker_num:
+        return None
+    return Place(slot=int(node), rank=int(node), world_size=settings.worker_num)
 
 
 class ComingGroup:
@@ -35,20 +37,18 @@ class ComingGroup:
 
     Args:
         settings: of this worker.
-        slot: the rank it will have.
-        world_size: the ranks there will be.
+        place: the one it will have.
     """
 
-    def __init__(self, settings: Settings, slot: int, world_size: int) -> None:
-        self.slot = slot
-        self.world_size = world_size
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()
         self._generation: Future[int] = Future()
         self.group = Group(
-            device.choose(settings.device, slot),
-            slot,
-            world_size,
+            device.choose(settings.device, place.slot),
+            place.rank,
+            place.world_size,
             self,
             name="the next generation",
             address=address_towards(settings.sched_host, settings.sched_port),

@@ -23,14 +23,14 @@ import torch
 
 from runtime import config
 from runtime.config import Role, Settings
-from runtime.core.messages import Admitted, GenerationStarted
+from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UsageError
 from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
 from runtime.training import breaking, ddp, device, gloo, group, launch, numerics
-from runtime.training.coming import ComingGroup, likely_slot
+from runtime.training.coming import ComingGroup, likely_place
 from runtime.training.group import Group
 
 COLLECTIVE_TOO_EARLY = (
@@ -70,14 +70,14 @@ class Process:
             endpoints.peers |= self.group.endpoints.peers
         gloo.close_copies(endpoints)
 
-    def take_coming_group(self) -> ComingGroup:
-        """The group of the next generation, begun now if it is not yet."""
+    def take_coming_group(self, place: Place) -> ComingGroup:
+        """The group in which this process will have this place, begun now if it is not yet."""
         coming, self.coming = self.coming, None
-        if coming is not None and (coming.slot, coming.world_size) == (self.admitted.slot, self.admitted.world_size):
+        if coming is not None and coming.place == place:
             return coming
         if coming is not None:
             coming.group.drop()
-        return ComingGroup(self.settings, self.admitted.slot, self.admitted.world_size)
+        return ComingGroup(self.settings, place)
 
 
 _process: Process | None = None
@@ -153,8 +153,8 @@ def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup |
         return None, None
     cpu = torch.device(kind)
     numerics.describe(cpu)
-    slot = likely_slot(settings)
-    coming = None if slot is None else ComingGroup(settings, slot, settings.worker_num)
+    place = likely_place(settings)
+    coming = None if place is None else ComingGroup(settings, place)
     return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), coming
 
 

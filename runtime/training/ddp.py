@@ -76,18 +76,25 @@ def capture(ddp: DistributedDataParallel) -> Layout:
         return known[1]
     if ddp.reducer._rebuild_buckets():
         ddp._has_rebuilt_buckets = True
-    elif ddp.static_graph and not ddp._has_rebuilt_buckets and ddp._static_graph_delay_allreduce_enqueued:
+    elif _is_learning(ddp):
         raise UsageError(
             "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore "
             "point can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
         )
+    if known is not None and known[0] is ddp.reducer and not ddp._has_rebuilt_buckets:
+        return known[1]
     layout = _read(ddp)
     _captured[ddp] = (ddp.reducer, layout)
     return layout
 
 
+def _is_learning(ddp: DistributedDataParallel) -> bool:
+    """Whether a static graph is between its first iteration and its second, which will lay out its buckets."""
+    return ddp.static_graph and not ddp._has_rebuilt_buckets and ddp._static_graph_delay_allreduce_enqueued
+
+
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
-"""Reading a layout allocates a copy of all gradients, so a final one is read once."""
+"""Reading a layout allocates a copy of all gradients, so each is read once."""
 
 
 def _read(ddp: DistributedDataParallel) -> Layout:
@@ -125,6 +132,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     else:
         _build_fresh(ddp)
     ddp.process_group = pg
+    ddp.require_forward_param_sync = True  # on every rank alike, whatever each has done before
     _connect_reducer(ddp)
     for parameter in ddp.module.parameters():
         parameter.grad = None
@@ -298,6 +306,7 @@ class _Riders:
         self._passing: list[_Rider] = []
         self._group: Group | None = None
         self._layouts: dict[str, Layout] = {}
+        self._settled: dict[str, Any] | None = None  # all layouts as plain values, once they are final
         self._waiting: dict[str, RemovableHandle] = {}
 
     def install(self) -> None:
@@ -310,6 +319,7 @@ class _Riders:
             self._add(module)
 
     def _add(self, ddp: DistributedDataParallel) -> None:
+        self._settled = None
         if self._group is None or self._group.broken:
             self._lasting.append(_Rider(weakref.ref(ddp), f"{_OUTSIDE}/{len(self._lasting)}"))
             return
@@ -319,6 +329,7 @@ class _Riders:
 
     def _adopt(self, module: Module, key: str) -> None:
         self._waiting.pop(key).remove()
+        self._settled = None
         assert self._group is not None
         assert isinstance(module, DistributedDataParallel)
         attach(module, self._group, self._layouts.get(key))
@@ -328,22 +339,37 @@ class _Riders:
             ddp.register_forward_pre_hook(_refuse)
         self._passing.clear()
         self._waiting.clear()
-        self._group = group
+        self._group, self._settled = group, None
         self._layouts = dict(layouts)
         for ddp, key in _alive(self._lasting):
             attach(ddp, group, self._layouts.get(key))
 
     def sync_buffers_all(self) -> None:
-        for ddp, _ in _alive([*self._lasting, *self._passing]):
+        for ddp, _ in self._present():
             if ddp.will_sync_module_buffers():
                 ddp._sync_buffers()
+                ddp.require_forward_param_sync = False  # until a forward pass has changed them again
 
     def generation_ended(self) -> None:
         self._group = None
 
+    def settle_all(self) -> dict[str, Any] | None:
+        if self._settled is not None:
+            return self._settled
+        if any(_is_learning(ddp) for ddp, _ in self._present()):
+            return None
+        captured = self.capture_all()
+        plain = {key: layout.to_plain() for key, layout in sorted(captured.items())}
+        if all(layout.rebuilt for layout in captured.values()) and not self._waiting:
+            self._settled = plain
+        return plain
+
+    def _present(self) -> Iterator[tuple[DistributedDataParallel, str]]:
+        return _alive([*self._lasting, *self._passing])
+
     def capture_all(self) -> dict[str, Layout]:
         captured = dict(self._layouts)
-        for ddp, key in _alive([*self._lasting, *self._passing]):
+        for ddp, key in self._present():
             if key not in self._waiting:
                 captured[key] = capture(ddp)
         return captured
@@ -391,6 +417,14 @@ def sync_buffers_all() -> None:
     So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
     """
     _riders.sync_buffers_all()
+
+
+def settle_all() -> dict[str, Any] | None:
+    """What :func:`capture_all` gives, for every commit: once all layouts are final this costs nothing.
+
+    None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout there.
+    """
+    return _riders.settle_all()
 
 
 def generation_ended() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from runtime import config
 from runtime.config import Settings
-from runtime.core.messages import GenerationStarted, RoundId
+from runtime.core.messages import GenerationStarted, Place, RoundId
 from runtime.errors import GenerationEndedError
 from runtime.training import coming
-from runtime.training.coming import ComingGroup, likely_slot
+from runtime.training.coming import ComingGroup, likely_place
 
 WAIT_S = 60.0
 
@@ -23,7 +23,7 @@ def settings(**variables: str) -> Settings:
 
 @pytest.mark.parametrize(("node", "slot"), [("0", 0), ("1", 1), ("2", None), ("host-1", None), ("-1", None)])
 def test_a_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
-    assert likely_slot(settings(NODE_ID=node)) == slot
+    assert likely_place(settings(NODE_ID=node)) == (None if slot is None else Place(slot, slot, 2))
 
 
 def connecting_threads() -> list[threading.Thread]:
@@ -31,7 +31,7 @@ def connecting_threads() -> list[threading.Thread]:
 
 
 def test_it_has_something_to_say_before_anybody_answers_and_can_be_given_up() -> None:
-    waiting = ComingGroup(settings(NODE_ID="0"), 0, 2)
+    waiting = ComingGroup(settings(NODE_ID="0"), Place(0, 0, 2))
     assert waiting.blob()
     (thread,) = connecting_threads()
     waiting.group.drop()
@@ -51,7 +51,7 @@ class _Agent:
 
 
 def test_it_forms_when_the_generation_is_known() -> None:
-    alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), 0, 1)
+    alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), Place(0, 0, 1))
     place = GenerationStarted(1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "")
     group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
     try:
@@ -65,7 +65,7 @@ def test_it_forms_when_the_generation_is_known() -> None:
 
 def test_an_address_that_is_not_this_hosts_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: nobody's
-    stuck = ComingGroup(settings(NODE_ID="0"), 0, 2)
+    stuck = ComingGroup(settings(NODE_ID="0"), Place(0, 0, 2))
     with pytest.raises(RuntimeError, match=r"192\.0\.2\.1|bind|assign"):
         stuck.blob()
     stuck.group.drop()

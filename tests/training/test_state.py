@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.training import context, snapshot
 from runtime.training.checkpointing import CheckpointConfig
@@ -21,11 +22,23 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Commits:
-    def __init__(self) -> None:
-        self.count = 0
+    """A session that remembers every commit, as the running one does."""
 
-    def commit(self) -> None:
+    def __init__(self, state: TorchState) -> None:
+        self.count = 0
+        self._state = state
+        state.bind(self, 0)
+        state.begin(Point(0, 1))
+
+    def save(self) -> None:
         self.count += 1
+        self._state.remember(Point(self._state.completed_steps, 1))
+
+    def check(self) -> None:
+        """The members stay."""
+
+    def sync(self) -> None:
+        """There is one rank."""
 
 
 def small_state(**attributes: Any) -> TorchState:
@@ -86,9 +99,9 @@ def test_saved_generators_draw_the_same_again_and_per_step_ones_need_no_saving()
 
     derived = small_state(rng="per_step", seed=5)
     assert contents_of(derived)["own"] == {}
-    derived.begin()
+    derived.begin(Point(0, 1))
     first = torch.rand(3)
-    derived.begin()
+    derived.begin(Point(0, 1))
     assert torch.equal(torch.rand(3), first)
 
 
@@ -105,8 +118,8 @@ def test_iterating_the_data_again_after_a_recovery_does_not_shift_the_random_num
 
 
 def test_steps_are_counted_by_the_optimizer_and_commits_name_what_is_left() -> None:
-    state, commits = small_state(), Commits()
-    state.bind(commits, 0)
+    state = small_state()
+    commits = Commits(state)
     train_one_step(state)
     train_one_step(state)
     assert (state.completed_steps, state.uncommitted_steps) == (2, 2)

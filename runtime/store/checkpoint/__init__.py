@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from runtime.store.checkpoint.folder import point_name, rank_directory
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
-from runtime.store.checkpoint.packing import pack, unpack
+from runtime.store.checkpoint.packing import pack, pack_state, unpack
 from runtime.store.checkpoint.pruning import prune
 from runtime.store.checkpoint.reading import Checkpoint, read, verify
 from runtime.store.checkpoint.scanning import FoundPoint, scan
@@ -27,6 +27,7 @@ __all__ = [
     "TensorPart",
     "Tree",
     "pack",
+    "pack_state",
     "point_name",
     "prune",
     "rank_directory",

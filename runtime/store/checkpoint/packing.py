@@ -10,16 +10,31 @@ protect the journey as they protect the disk.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from collections.abc import Iterable
+
+import xxhash
 
 from runtime.errors import CheckpointError
-from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from runtime.store.checkpoint.manifest import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    PointHeader,
+    decode_manifest,
+    encode_manifest,
+)
 from runtime.store.checkpoint.reading import Checkpoint, checkpoint_of, copy_data, new_buffer, read_data
+from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
 from runtime.store.checkpoint.scanning import FoundPoint
+from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
+from runtime.store.checkpoint.tree import Tree
 from runtime.store.durable import BytesLike
 
 _HEAD = struct.Struct("<8sQQ")
 _MAGIC = b"\x93SBPNT\x01\n"
+_DIGEST_BYTES = 16
 _ORIGIN = "a point received from another rank"
 
 
@@ -32,6 +47,32 @@ def pack(found: FoundPoint) -> memoryview:
     packed = new_buffer(data_start + manifest.data_bytes)
     packed[:data_start] = head + manifest_data
     read_data(found, manifest, packed[data_start:])
+    return packed
+
+
+def pack_state(
+    header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, chunk_bytes: int = CHUNK_BYTES
+) -> memoryview:
+    """A point that is on no disk, as the bytes that :func:`pack` would give of it. The arguments are ``write_point``'s.
+
+    Raises:
+        CheckpointError: the state cannot be taken apart faithfully; the message names the value.
+    """
+    parts = in_file_order(tensors)
+    views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
+    data_bytes = sum(map(len, views))
+    unknown = (bytes(_DIGEST_BYTES),) * -(-data_bytes // chunk_bytes)
+    manifest = Manifest(header, layout, tree, data_bytes, chunk_bytes, unknown)
+    data_start = _HEAD.size + len(encode_manifest(manifest))  # digests are of one size, so it is known before they are
+    packed = new_buffer(data_start + data_bytes)
+    position = data_start
+    for view in views:
+        packed[position : position + len(view)] = view
+        position += len(view)
+    data = packed[data_start:]
+    digests = [xxhash.xxh3_128_digest(data[start : start + chunk_bytes]) for start in range(0, data_bytes, chunk_bytes)]
+    manifest_data = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))
+    packed[:data_start] = _HEAD.pack(_MAGIC, len(manifest_data), data_bytes) + manifest_data
     return packed
 
 

@@ -86,5 +86,5 @@ def _require_identity(path: Path, point: Point, job: str, header: PointHeader) -
         raise CheckpointError(f"was saved by job {header.job}, this is job {job}")
     if header.point != point:
         raise CheckpointError(f"its manifest is that of {header.point}")
-    if rank_directory(path.parent.parent, header.rank) != path.parent:
-        raise CheckpointError(f"its manifest is that of rank {header.rank}, it lies in the folder {path.parent.name}")
+    if rank_directory(path.parent.parent, header.slot) != path.parent:
+        raise CheckpointError(f"its manifest is that of slot {header.slot}, it lies in the folder {path.parent.name}")

@@ -33,7 +33,7 @@ def write_point(
     *,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Path:
-    """Save one point of one rank, durably; the caller holds the lock of ``folder.rank_directory(root, header.rank)``.
+    """Save one point of one rank, durably; the caller holds the lock of ``folder.rank_directory(root, header.slot)``.
 
     Where the same point is already saved and whole this changes nothing and succeeds; where it is damaged that one is
     moved aside and this one takes its name.
@@ -53,7 +53,7 @@ def write_point(
         CheckpointError: the state cannot be saved faithfully; the message names the value.
         StoreError: the disk refuses; nothing is left of the attempt, and what was saved before is unharmed.
     """
-    directory = folder.rank_directory(root, header.rank)
+    directory = folder.rank_directory(root, header.slot)
     durable.make_missing_directory(directory)
     path = directory / folder.point_name(header.point)
     if os.path.lexists(path) and _is_whole(path, header):

@@ -128,7 +128,7 @@ def test_an_oversized_manifest_is_not_read(found: FoundPoint) -> None:
 
 def test_another_ranks_point_is_not_this_ranks(tmp_path: Path) -> None:
     copy_point(save(tmp_path, 7, rank=1), rank_directory(tmp_path, 0) / "step_0000000007_gen_000001")
-    assert "is that of rank 1, it lies in the folder 0" in refused(find(tmp_path, 7, rank=0))
+    assert "is that of slot 1, it lies in the folder 0" in refused(find(tmp_path, 7, rank=0))
 
 
 @pytest.mark.parametrize("name", ["step_0000000008_gen_000001", "step_0000000007_gen_000002"])

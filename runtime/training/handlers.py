@@ -1,0 +1,189 @@
+"""How one value of a state is remembered, brought back and taken apart: a handler for each kind, and their registry.
+
+Here lives what is particular to modules, optimizers, samplers, objects with a ``state_dict`` and plain values. Never
+here: when something is remembered, where it goes, files. The one idea: what only an optimizer step changes (weights,
+moments) need not be copied at a commit, because until the next step it *is* the commit; ``remember`` keeps just the
+rest, what a forward pass or the user's loop changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.training.sampler import ElasticSampler
+
+__all__ = ["StateHandler", "handler_of", "register_handler"]
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+class StateHandler:
+    """One value of a state. Subclass it and :func:`register_handler` it for a type of your own.
+
+    The base class is right for whatever has ``state_dict()`` and ``load_state_dict()`` and is small: a learning-rate
+    schedule, a gradient scaler, a stateful data loader.
+
+    Args:
+        value: the object; handlers keep it, they never replace it.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._remembered: Any = None
+
+    def contents(self) -> Any:
+        """Everything, as a tree of plain values with tensors in it, which are not copied."""
+        return self.value.state_dict()
+
+    def load(self, contents: Any) -> None:
+        """Become what ``contents()`` gave, here or on another rank."""
+        self.value.load_state_dict(contents)
+
+    def remember(self) -> None:
+        """Keep what may change before the next optimizer step; called at every commit, so it must be cheap."""
+        self._remembered = copy.deepcopy(self.value.state_dict())
+
+    def recall(self) -> None:
+        """Go back to what was last remembered; called only where no optimizer step has begun since."""
+        self.value.load_state_dict(copy.deepcopy(self._remembered))
+
+    def stepped(self) -> Sequence[torch.Tensor]:
+        """The tensors that ``remember`` leaves out, because only an optimizer step is to change them."""
+        return ()
+
+
+class ModuleHandler(StateHandler):
+    """A module: its parameters change in a step, its buffers (batch statistics) in a forward pass."""
+
+    def __init__(self, value: nn.Module) -> None:
+        super().__init__(bare(value))
+        self._parameters = list(self.value.parameters())
+        self._buffers = list(self.value.buffers())
+        self._copies: list[torch.Tensor] = []
+
+    def remember(self) -> None:
+        if not self._buffers:
+            return
+        if not self._copies:
+            self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
+        with torch.no_grad():
+            torch._foreach_copy_(self._copies, self._buffers)
+
+    def recall(self) -> None:
+        if self._copies:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers, self._copies)
+
+    def stepped(self) -> Sequence[torch.Tensor]:
+        return self._parameters
+
+
+class OptimizerHandler(StateHandler):
+    """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+
+    def remember(self) -> None:
+        self._remembered = [
+            {name: copied(value) for name, value in group.items() if name != "params"}
+            for group in self.value.param_groups
+        ]
+
+    def recall(self) -> None:
+        for group, values in zip(self.value.param_groups, self._remembered, strict=True):
+            group.update({name: copied(value) for name, value in values.items()})
+
+
+class SamplerHandler(StateHandler):
+    """An :class:`ElasticSampler`, whose state is three numbers."""
+
+    def remember(self) -> None:
+        self._remembered = self.value.state_dict()
+
+    def recall(self) -> None:
+        self.value.load_state_dict(self._remembered)
+
+
+class PlainHandler(StateHandler):
+    """An attribute of the state itself that is data: a number, a text, a list, a tensor, …
+
+    Args:
+        owner: the state.
+        name: of the attribute.
+    """
+
+    def __init__(self, owner: object, name: str) -> None:
+        super().__init__(None)
+        self._owner = owner
+        self._name = name
+
+    def contents(self) -> Any:
+        return getattr(self._owner, self._name)
+
+    def load(self, contents: Any) -> None:
+        setattr(self._owner, self._name, contents)
+
+    def remember(self) -> None:
+        self._remembered = copied(getattr(self._owner, self._name))
+
+    def recall(self) -> None:
+        setattr(self._owner, self._name, copied(self._remembered))
+
+
+_registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
+    (nn.Module, ModuleHandler),
+    (torch.optim.Optimizer, OptimizerHandler),
+    (ElasticSampler, SamplerHandler),
+]
+
+
+def register_handler(kind: type, handler: Callable[[Any], StateHandler]) -> None:
+    """From now on states handle values of ``kind``, and of its subclasses, with ``handler(value)``.
+
+    The last registered fits first. Call it before the state is made, on every rank.
+    """
+    _registry.append((kind, handler))
+
+
+def handler_of(value: Any) -> StateHandler | None:
+    """The handler for this value; None where it is plain data."""
+    for kind, make in reversed(_registry):
+        if isinstance(value, kind):
+            handler: StateHandler = make(value)
+            return handler
+    return StateHandler(value) if is_stateful(value) else None
+
+
+def is_stateful(value: object) -> bool:
+    """Whether the value keeps a state that can be taken out and put back."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """What a DistributedDataParallel wraps; the names of its parameters do not depend on the wrapper."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def copied(value: Any) -> Any:
+    """A copy that no later change reaches; tensors are detached."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a tree of lists, tuples and mappings."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)

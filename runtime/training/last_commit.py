@@ -1,0 +1,102 @@
+"""The last commit, in this process's memory: what it costs to keep, and whether it can still be had.
+
+Here lives one commit of a set of handlers. Never here: what a value is made of (``handlers``), disks, other ranks. The
+one idea: until an optimizer begins its next step, weights and moments *are* the last commit, so a commit after every
+step copies only what a forward pass or the user's loop changes. Where several steps lie between two commits the tensors
+are copied as well, into the older of two buffers, so that one whole commit is there at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runtime.core.point import Point
+from runtime.training.handlers import StateHandler, copied
+
+__all__ = ["LastCommit"]
+
+
+class LastCommit:
+    """Remembers commits; tells whether the last one can be brought back, and brings it back.
+
+    Args:
+        handlers: of everything that belongs to the state, by name.
+        copies: copy all tensors at every commit, from the first one on.
+    """
+
+    def __init__(self, handlers: Mapping[str, StateHandler], *, copies: bool) -> None:
+        self.point: Point | None = None
+        self._handlers = handlers
+        self._copies = copies
+        self._slots: list[dict[str, Any]] = [{}, {}]
+        self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
+        self._is_stepping = False  # an optimizer began a step since then
+        self._versions = 0
+        self._stepped: list[torch.Tensor] = []
+
+    def stepping(self, *_: object) -> None:
+        """An optimizer begins a step: from now on the live tensors are no commit."""
+        self._is_stepping = True
+
+    def copy_from_now_on(self) -> None:
+        """More than one step lies between two commits: the live tensors will not do."""
+        self._copies = True
+
+    def remember(self, point: Point) -> None:
+        """The state as it stands is the commit ``point``."""
+        for handler in self._handlers.values():
+            handler.remember()
+        if self._copies:
+            spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
+            for name, handler in self._handlers.items():
+                spare[name] = _copied_into(spare.get(name), handler.contents())
+            self._newest = spare
+        self._stepped = [tensor for handler in self._handlers.values() for tensor in handler.stepped()]
+        self._versions = self._sum_of_versions()
+        self._is_stepping = False
+        self.point = point
+
+    def forget(self) -> None:
+        """What stands is no commit."""
+        self.point = self._newest = None
+
+    def recall(self) -> Point | None:
+        """Make the state the last commit again, and return which that is; None where memory does not hold it whole."""
+        if self.point is None:
+            return None
+        if not self._is_stepping and self._versions == self._sum_of_versions():
+            for handler in self._handlers.values():
+                handler.recall()
+        elif self._newest is not None:
+            for name, handler in self._handlers.items():
+                handler.load(_copied_into(None, self._newest[name]))
+        else:
+            return None
+        return self.point
+
+    def _sum_of_versions(self) -> int:
+        """Grows with every change in place, also one that is made by hand."""
+        return sum(tensor._version for tensor in self._stepped)
+
+
+def _copied_into(old: Any, tree: Any) -> Any:
+    """A copy of ``tree`` in the memory of ``old``, an earlier copy, wherever that still fits: fresh pages cost more."""
+    if isinstance(tree, torch.Tensor):
+        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
+            tree.shape,
+            tree.dtype,
+            tree.device,
+        ):
+            with torch.no_grad():
+                return old.copy_(tree)
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        by_key = old if isinstance(old, dict) else {}
+        return {key: _copied_into(by_key.get(key), item) for key, item in tree.items()}
+    if type(tree) in (list, tuple):
+        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
+        return type(tree)(_copied_into(one, item) for one, item in zip(in_order, tree, strict=True))
+    return copied(tree)

@@ -1,0 +1,342 @@
+"""One call of a training function under ``elastic.run``, through all its generations.
+
+Here lives the way from one generation to the next: wait in the rendezvous, form the group, become the restore point,
+call the function; when a member is lost, leave whatever collective this rank is in, go back to the last commit, and
+begin again. Never here: who is in a generation, what a state is made of, bytes on disk. The one idea: a survivor's
+memory holds the last commit, so a recovery moves state only to who lacks it, and disks are read where all memories
+together do not have it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from runtime.core.agent_events import EnterAgain, Entered
+from runtime.core.messages import GenerationStarted, Place
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedInterrupt, StoreError, UsageError
+from runtime.service import voice
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import Checkpoint
+from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training.checkpointing import RankCheckpoints
+from runtime.training.context import Process
+from runtime.training.state import TorchState
+
+__all__ = ["Session"]
+
+Result = TypeVar("Result")
+
+
+class Session:
+    """The running ``elastic.run`` of a process that has, or may get, a slot."""
+
+    def __init__(self, process: Process, state: TorchState) -> None:
+        self._process = process
+        self._agent = process.agent
+        self._state = state
+        self._due_step = 0  # the last step at which a checkpoint was due
+        self._layouts: Mapping[str, Any] = {}  # of the last commit
+        self._live: Point | None = None  # the commit this process holds while it waits
+        self._place: GenerationStarted | None = None
+        self._checkpoints = self._checkpoints_of(process.admitted.slot)
+        state.bind(self, process.admitted.slot)
+
+    def run(self, call: Callable[[], Result]) -> Result | None:
+        """Call the function until it returns in a generation that ends well."""
+        while True:
+            lost = None
+            try:
+                place = self._enter()
+                if isinstance(place, Point):
+                    self._load_final(place)
+                    return None
+                self._begin(place)
+                result = call()
+                self._finish(place)
+                return result
+            except Exception as error:
+                if not group.is_communication_failure(error):
+                    raise
+                lost = _in_short(error)
+                gently = isinstance(error, HostsUpdatedInterrupt)
+            self._leave(lost, gently)  # outside the handler: the traceback is gone, and with it what it kept alive
+
+    def close(self) -> None:
+        """The function is through, or failed for good."""
+        ddp.generation_ended()
+        self._state.bind(None, context.get_rank())
+        self._checkpoints.release()
+
+    # ---- the state's commits
+
+    def save(self) -> None:
+        """The state as it stands is a commit: remember it, and save it where it is time to."""
+        place, state = self._present(), self._state
+        step = state.completed_steps
+        ddp.sync_buffers_all()
+        layouts = ddp.settle_all()
+        state.remember(Point(step, place.generation))
+        if layouts is None:
+            state.forget()
+        else:
+            self._layouts = layouts
+        self._agent.step = step
+        interval = state.checkpoint_config.save_checkpoint_steps
+        if step // interval > self._due_step // interval:
+            # Decided by the step alone, whatever a rank's disk does: all ranks are here at the same time.
+            self._due_step = step
+            self._save(step)
+
+    def check(self) -> None:
+        """Raise what ended the generation, or asks this rank to leave it."""
+        self._agent.check()
+
+    def sync(self) -> None:
+        """Make every rank's state rank 0's."""
+        place = self._present()
+        packed = self._packed(Point(self._state.completed_steps, place.generation)) if place.rank == 0 else None
+        received = transfer.broadcast(packed, 0, self._process.device)
+        if place.rank != 0:
+            self._become(self._checkpoints.unpack(received))
+        self._state.begin(Point(self._state.completed_steps, place.generation))
+
+    def _save(self, step: int, wait_s: float = 0.0) -> bool:
+        place = self._present()
+        tree, parts = snapshot.split(self._state.contents(), "state")
+        header = self._checkpoints.header(Point(step, place.generation), place.rank, place.world_size)
+        return self._checkpoints.save(header, parts, tree, ddp.capture_all(), wait_s=wait_s)
+
+    def _packed(self, point: Point) -> memoryview:
+        """The live state as bytes for another rank."""
+        place = self._present()
+        tree, parts = snapshot.split(self._state.contents(), "state")
+        header = self._checkpoints.header(point, place.rank, place.world_size)
+        return store.pack_state(header, parts, tree, dict(self._layouts))
+
+    def _become(self, found: Checkpoint) -> None:
+        self._state.load(snapshot.join(found.tree, found.tensors), own=found.header.slot == self._checkpoints.slot)
+
+    def _present(self) -> GenerationStarted:
+        if self._place is None:
+            raise UsageError("no generation has begun in this process")
+        return self._place
+
+    # ---- from one generation to the next
+
+    def _enter(self) -> GenerationStarted | Point:
+        self._numerics = numerics.describe(self._process.device)
+        self._coming = self._process.take_coming_group(self._next_place())
+        self._blob = self._coming.blob()
+        place = self._agent.enter(self._entry(look=False), self._enter_again)
+        if isinstance(place, Point):
+            self._coming.group.drop()
+        return place
+
+    def _next_place(self) -> Place:
+        """The one the open round offers; before there is any, the present one, or the seat's."""
+        offered, present, admitted = self._agent.offered_place, self._place, self._process.admitted
+        if offered is not None:
+            return offered
+        if present is not None:
+            return Place(self._checkpoints.slot, present.rank, present.world_size)
+        return Place(admitted.slot, admitted.slot, admitted.world_size)
+
+    def _enter_again(self, asked: EnterAgain) -> Entered:
+        """The round wants to know what the disk holds, or has another place for this process."""
+        if asked.place is not None and asked.place != self._coming.place:
+            self._coming.group.drop()
+            self._coming = self._process.take_coming_group(asked.place)
+            self._blob = self._coming.blob()
+        return self._entry(look=asked.look)
+
+    def _entry(self, *, look: bool) -> Entered:
+        return Entered(
+            points=tuple(self._checkpoints.held()) if look else (),
+            own_parts=self._state.has_own_parts,
+            numerics=self._numerics,
+            blob=self._blob,
+            place=self._coming.place,
+            live=self._live,
+            looked=look,
+        )
+
+    def _begin(self, place: GenerationStarted) -> None:
+        began = time.monotonic()
+        process, is_first = self._process, self._place is None
+        self._place = process.place = place
+        if process.group is not None:
+            process.group.drop()
+        process.group = self._coming.begins(place, self._agent)
+        self._watch(process.group)
+        formed = process.group.form()
+        if not is_first:
+            self._state.reset()
+        self._restore(place, formed)
+        self._agent.step = self._state.completed_steps
+        self._agent.trains(place.generation)
+        voice.say(
+            f"generation {place.generation}: rank {place.rank} of {place.world_size} "
+            f"{'begins at' if place.restore is None else 'goes on from'} step {self._state.completed_steps}, "
+            f"{time.monotonic() - began:.3f} s after it was told ({place.text})"
+        )
+
+    def _watch(self, formed: group.Group) -> None:
+        """From now on the control thread can break the group, whatever this thread is blocked in."""
+        self._agent.on_break = watchdog.guarded(formed.break_)
+        self._agent.check()
+
+    def _leave(self, reason: str, gently: bool) -> None:
+        """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""
+        if not gently:
+            self._agent.report_failure()
+        self._agent.on_break = _nothing_to_break
+        watchdog.left()
+        step = self._state.completed_steps
+        if self._process.group is not None:
+            self._process.group.break_(reason)
+            self._process.group.drop()
+            self._process.group = None
+        self._live = self._state.recall()
+        told = self._agent.interrupted or gently  # then the control thread has said why already
+        why = "" if told else f": a collective failed: {reason}"
+        kept = "" if self._live is not None else "; the last commit is no longer in memory"
+        voice.warn(f"left the generation at step {step}{why}{kept}")
+
+    # ---- state
+
+    def _restore(self, place: GenerationStarted, formed: group.Group) -> None:
+        state, process, point = self._state, self._process, place.restore
+        state.bind(self, place.rank)
+        if point is None:
+            self._start_from_rank_0(place, formed)
+            point = Point(state.completed_steps, place.generation)
+        else:
+            self._obtain(place, point)
+            ddp.attach_all(formed, self._layouts)
+        self._due_step = state.completed_steps
+        state.begin(point)
+        transfer.require_equal(self._digest(), "the restored state", process.device)
+
+    def _obtain(self, place: GenerationStarted, point: Point) -> None:
+        """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others."""
+        device, is_live = self._process.device, self._live == point
+        if not is_live:
+            self._state.forget()  # until it is whole again
+        try:
+            if place.source != place.rank:
+                found = self._checkpoints.unpack(transfer.receive(place.source, device))
+            else:
+                if place.serves:
+                    packed = self._packed(point) if is_live else self._checkpoints.pack(point)
+                    transfer.send(packed, place.serves, device)
+                if is_live:
+                    return
+                found = self._checkpoints.load(point)
+        except CheckpointError as error:
+            if place.source == place.rank and not is_live:
+                self._checkpoints.reject(point, str(error))
+            raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
+        self._become(found)
+        assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
+        self._layouts = found.layout
+
+    def _start_from_rank_0(self, place: GenerationStarted, formed: group.Group) -> None:
+        """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
+        state, process = self._state, self._process
+        ddp.attach_all(formed, None)
+        self._layouts = ddp.capture_all()
+        if place.rank == 0:
+            self._save_or_fail(0)
+        packed = self._checkpoints.pack(Point(0, place.generation)) if place.rank == 0 else None
+        received = transfer.broadcast(packed, 0, process.device)
+        if place.rank != 0:
+            found = self._checkpoints.unpack(received)
+            own = state.contents()["own"]
+            contents = snapshot.join(found.tree, found.tensors)
+            state.load({"shared": contents["shared"], "own": own}, own=True)
+            self._save_or_fail(0)
+
+    def _save_or_fail(self, step: int) -> None:
+        if not self._save(step, wait_s=self._process.settings.topo_timeout_s):
+            raise StoreError(
+                f"the state of step {step} could not be saved in {self._state.checkpoint_config.directory or ''}"
+                f"{self._process.settings.checkpoint_path}: make room or set CHECKPOINT_PATH to a folder that can be "
+                "written; `bash scripts/recover.sh` then goes on from the newest point"
+            )
+
+    def _digest(self) -> int:
+        digest = xxhash.xxh3_64()
+        for tensor in self._state.weights():
+            digest.update(snapshot.bytes_of(tensor))
+        digest.update(repr((self._state.completed_steps, ddp.capture_all())).encode())
+        return digest.intdigest() >> 1
+
+    def _checkpoints_of(self, slot: int) -> RankCheckpoints:
+        process, config = self._process, self._state.checkpoint_config
+        return RankCheckpoints(
+            config,
+            Path(config.directory or process.settings.checkpoint_path).resolve(),
+            job=process.admitted.job,
+            job_name=process.job_name,
+            slot=slot,
+            node=self._agent.node,
+        )
+
+    # ---- the end
+
+    def _finish(self, place: GenerationStarted) -> None:
+        """Make the last commit durable and wait until that is so on every rank; until then this rank may be needed."""
+        state = self._state
+        if state.uncommitted_steps:
+            voice.warn(
+                f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
+                "are committed now; call state.commit() after every step"
+            )
+        step = state.completed_steps
+        self._agent.step = step
+        ddp.sync_buffers_all()
+        state.remember(Point(step, place.generation))
+        self._save_or_fail(step)
+        self._agent.complete(place.generation, step)
+        self._agent.on_break = _nothing_to_break
+
+    def _load_final(self, point: Point) -> None:
+        """Training is finished: become the final state, alone, from this rank's point or another rank's."""
+        admitted = self._process.admitted
+        root = self._checkpoints.root
+        slots = [admitted.slot, *(slot for slot in range(admitted.world_size) if slot != admitted.slot)]
+        for slot in slots:
+            for found in store.scan(store.rank_directory(root, slot), admitted.job):
+                if found.point.step != point.step or not found.is_usable:
+                    continue
+                try:
+                    final = store.read(found)
+                except CheckpointError as error:
+                    voice.warn(f"passed over the final state in {found.path}: {error}")
+                    continue
+                self._become(final)
+                voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+                return
+        raise StoreError(
+            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
+            "bring back the checkpoint folder of any rank"
+        )
+
+
+_NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")
+
+
+def _in_short(error: Exception) -> str:
+    """One line: gloo's errors begin with a source file and end with advice for another program."""
+    return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+
+
+def _nothing_to_break(_reason: str) -> None:
+    """Between two generations there is no group."""
