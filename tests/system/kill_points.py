@@ -8,7 +8,8 @@ the mark that a kill has happened is a file, made exclusively just before it, so
 point              the process dies                                                           NUMBER
 =================  =========================================================================  ================
 forming            having published its address and learned the others', not yet connected    generation
-restoring          connected, before it takes over the restore point                          its step
+receiving          connected, before it takes over what another rank or a disk gave it        its step
+restoring          holding the restore point, before it is known that all do                  its step
 backward           in the middle of the backward pass, some gradients reduced, some not       the step
 stepped            after the optimizer's step, before the commit                              the step
 saving             a checkpoint is written but not renamed into place                         its step
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import runtime
+from runtime.core.point import Point
 from runtime.service.agent import Agent
 from runtime.store import durable
 from runtime.store.checkpoint import folder
@@ -73,13 +75,18 @@ class KillPoints:
         Agent.address_map = address_map  # type: ignore[method-assign, assignment]
 
     def _wrap_restoring(self) -> None:
-        inner = runtime.elastic.TorchState.load
+        inner_load, inner_begin = runtime.elastic.TorchState.load, runtime.elastic.TorchState.begin
 
         def load(state: Any, contents: dict[str, Any], *, own: bool) -> None:
-            self.here("restoring", contents["shared"]["steps"])
-            inner(state, contents, own=own)
+            self.here("receiving", contents["shared"]["steps"])
+            inner_load(state, contents, own=own)
+
+        def begin(state: Any, point: Point) -> None:
+            self.here("restoring", point.step)
+            inner_begin(state, point)
 
         runtime.elastic.TorchState.load = load  # type: ignore[method-assign, assignment]
+        runtime.elastic.TorchState.begin = begin  # type: ignore[method-assign, assignment]
 
     def _wrap_saving(self) -> None:
         inner = durable.publish
