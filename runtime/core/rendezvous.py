@@ -133,10 +133,7 @@ class Rendezvous:
         names = ledger.names_of(ledger.absent)
         if not (names and policy.is_elastic):
             return names
-        present = ledger.present()
-        if present >= policy.min_world_size:
-            return f"{names}, at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)"
-        return f"{names}: {present} of at least {policy.min_world_size} (MIN_WORKER_NUM) are here"
+        return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)")
 
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""

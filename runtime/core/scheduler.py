@@ -403,10 +403,12 @@ class SchedulerCore:
         self._rendezvous.refresh()
         if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
+            missing = self._rendezvous.waits_for() + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
         elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
             waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {ledger.names_of(ledger.absent)}")
+            missing = ledger.names_of(ledger.absent) + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
         else:
             self._ending.judge_emptiness()
 
