@@ -29,6 +29,9 @@ from runtime.core.restore import Joined, Restore, choose, differing, must_look
 from runtime.core.state import Seat, next_line
 from runtime.core.world import World, rank_of_slot
 
+LEAVE_TOGETHER_S = 1.0
+"""How long after the first one all others have left a generation at its commit; later they cannot come to another."""
+
 
 @dataclass(slots=True)
 class Round:
@@ -43,6 +46,7 @@ class Round:
     """Of those who joined with their part of the address map, and what place it was made for."""
     look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
     gently: bool = False  # the generation goes on until its members leave it at a commit
+    leave_by: float | None = None  # and the first of them has
     told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
     version: int = -1  # of who was present when the places were told
 
@@ -83,10 +87,17 @@ class Rendezvous:
             self.round.text, self.round.blames_nobody = reason, False
             self._invite_everybody()
 
+    def harden_if_stuck(self) -> None:
+        """Whoever has not left with the others waits for them in a collective."""
+        round_ = self.round
+        if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
+            self.harden("the others have left the generation at a commit")
+
     def harden(self, reason: str) -> None:
         """The generation that was to be left at its next commit cannot go on."""
         if self.round is not None and self.round.gently:
-            self.round.text, self.round.gently, self.round.opened_at = reason, False, self._ledger.now
+            self.round.text, self.round.gently, self.round.leave_by = reason, False, None
+            self.round.opened_at = self._ledger.now
             self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
             self._invite_everybody()
 
@@ -96,10 +107,16 @@ class Rendezvous:
         for seat in self._ledger.live_seats():
             self.invite(seat)
 
-    def refresh(self) -> None:
-        """Who is present may have changed: tell whose place is another now, and close the round if all are in."""
+    def refresh_at(self) -> float | None:
+        """At once where ``refresh`` is due: when the socket is drained, so that many losses are told as one."""
         ledger, round_ = self._ledger, self.round
-        if round_ is None or round_.version == ledger.version or not ledger.policy.is_elastic:
+        is_due = round_ is not None and round_.version != ledger.version and ledger.policy.is_elastic
+        return ledger.now if is_due else None
+
+    def refresh(self) -> None:
+        """Who is present has changed: tell whose place is another now, and close the round if all are in."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or self.refresh_at() is None:
             return
         round_.version = ledger.version
         for seat in ledger.live_seats():
@@ -156,6 +173,8 @@ class Rendezvous:
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
+        if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
+            round_.leave_by = ledger.now + LEAVE_TOGETHER_S
         self._world.expect_now(seat.slot)
         self._close_if_complete(round_)
 
@@ -167,9 +186,17 @@ class Rendezvous:
             {slot for slot in slots if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined}
         )
 
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: the open round waits as much longer."""
+        now, round_ = self._ledger.now, self.round
+        if round_ is not None:
+            round_.opened_at = min(round_.opened_at + gap_s, now)
+            if round_.leave_by is not None:
+                round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
+
     def timed_out(self) -> bool:
         """Whether the open round has waited TOPO_TIMEOUT."""
-        deadline = self.deadline()
+        deadline = self.deadline() if self.is_urgent() else None
         return deadline is not None and deadline <= self._ledger.now
 
     def deadline(self) -> float | None:
@@ -177,7 +204,7 @@ class Rendezvous:
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
             return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
         if self.round.gently:
-            return None  # the generation trains: it may come to its next commit when it does
+            return self.round.leave_by  # the generation trains: it comes to its next commit when it does
         return self.round.opened_at + self._ledger.policy.topo_timeout_s
 
     def _close_if_complete(self, round_: Round) -> None:

@@ -192,7 +192,8 @@ class SchedulerCore:
         candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
         candidates.append(self._ending.deadline())
         if self._ending.ended is None:
-            candidates += [self._rendezvous.deadline(), self._world.shrink_deadline(), self._start_deadline()]
+            candidates += [self._rendezvous.deadline(), self._rendezvous.refresh_at()]
+            candidates += [self._world.shrink_deadline(), self._start_deadline()]
         return min((deadline for deadline in candidates if deadline is not None), default=None)
 
     # ---- events
@@ -378,9 +379,7 @@ class SchedulerCore:
         self._leases.shift(gap_s)
         self._admission.shift(gap_s)
         self._rebuild.shift(gap_s)
-        now = self._ledger.now
-        if self._rendezvous.round is not None:
-            self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
+        self._rendezvous.shift(gap_s)
         self._ending.shift(gap_s)
         self._world.shift(gap_s)
         text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
@@ -400,6 +399,7 @@ class SchedulerCore:
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()
             self._world.begin_without_the_absent()
+        self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
         if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"

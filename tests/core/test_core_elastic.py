@@ -383,6 +383,26 @@ def test_a_failed_collective_hardens_a_gentle_round() -> None:
     assert told["s0"].text == "a collective of generation 1 failed at worker 1"
 
 
+def test_who_does_not_leave_with_the_others_is_called_out() -> None:
+    """It went on to a step that those who left at the last commit will not do with it."""
+    house = grown()
+    house.join("0", live=(7, 1))
+    house.tick(0.75)
+    house.stall(5.0)
+    assert house.invited() == {}
+    house.tick(1.0)
+    told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
+    assert set(told) == {"s0", "s1", "s2", "s3"} and not any(message.gently for message in told.values())
+    assert told["s1"].text == "the others have left the generation at a commit"
+
+
+def test_a_newcomers_join_hurries_nobody() -> None:
+    house = grown()
+    house.join("3")
+    house.tick(3.0)
+    assert house.invited() == {} and house.core.phase() == "training"
+
+
 def test_more_newcomers_join_the_gentle_round() -> None:
     house = training(2, 2, 4)
     for node in ("2", "3"):
