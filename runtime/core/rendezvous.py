@@ -114,15 +114,17 @@ class Rendezvous:
         return ledger.now if is_due else None
 
     def refresh(self) -> None:
-        """Who is present has changed: tell whose place is another now, and close the round if all are in."""
+        """Who is present has changed: close the round if all who are left are in, or tell whose place is another now."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or self.refresh_at() is None:
             return
         round_.version = ledger.version
+        if self._world.is_complete(len(round_.joined)):
+            self._close(round_)
+            return
         for seat in ledger.live_seats():
             if seat.slot is not None and self._world.place_of(seat.slot) != round_.told.get(seat.node):
                 self.invite(seat)
-        self._close_if_complete(round_)
 
     def invite(self, seat: Seat) -> None:
         """Tell one member about the open round (again)."""
