@@ -85,7 +85,7 @@ class Rendezvous:
             self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
             self.round.text, self.round.blames_nobody = reason, False
-            self._invite_everybody()
+            self._invite_everybody_again()
 
     def harden_if_stuck(self) -> None:
         """Whoever has not left with the others waits for them in a collective."""
@@ -99,6 +99,14 @@ class Rendezvous:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
             self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._invite_everybody_again()
+
+    def _invite_everybody_again(self) -> None:
+        """At once; where the world may go on without somebody, after that is decided, for the round may close by it."""
+        if self.round is not None and self._ledger.policy.is_elastic:
+            self.round.told.clear()
+            self.round.version = -1
+        else:
             self._invite_everybody()
 
     def _invite_everybody(self) -> None:

@@ -395,6 +395,7 @@ class SchedulerCore:
             self._ending.if_everybody_left()
             return
         self._give_slots()
+        self._open_round_if_needed()  # before the world goes on without somebody, which may close one
         self._world.shrink()
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()

@@ -159,6 +159,20 @@ def test_the_world_shrinks_after_the_grace_and_not_before() -> None:
     assert [house.start_of(node).rank for node in ("0", "2")] == [0, 1]
 
 
+def test_a_loss_that_shrinks_an_open_round_opens_no_other_one() -> None:
+    house = training(4, 2, 4, shrink_grace_s=0.0)
+    house.close("s1", gone=True)
+    house.tick()
+    house.join("0", [(5, 1)])
+    house.join("2", [(5, 1)])
+    house.now += 4
+    for node in "02":
+        house.beat(node, Activity.WAITING)
+    house.tick(1.0)
+    assert retired(house) == [3] and house.committed().slots == (0, 2)
+    assert house.invited() == {} and house.core.phase() == "training"
+
+
 def test_without_a_grace_the_world_shrinks_at_once() -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
@@ -367,6 +381,7 @@ def test_a_loss_hardens_a_gentle_round() -> None:
     house = grown()
     round_id = house.last("s0", RoundOpened).round
     house.close("s1", gone=True)
+    house.tick()
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
     assert set(told) == {"s0", "s2", "s3"}
     assert not any(message.gently for message in told.values())
@@ -378,6 +393,7 @@ def test_a_loss_hardens_a_gentle_round() -> None:
 def test_a_failed_collective_hardens_a_gentle_round() -> None:
     house = grown()
     house.beat("1", Activity.WAITING)
+    house.tick()
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
     assert not any(message.gently for message in told.values()) and "s0" in told
     assert told["s0"].text == "a collective of generation 1 failed at worker 1"
