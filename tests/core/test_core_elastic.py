@@ -139,6 +139,16 @@ def test_a_loss_in_the_first_round_shrinks_it_after_the_grace() -> None:
     assert retired(house) == [1] and house.committed().slots == (0, 2)
 
 
+def test_one_more_than_the_world_to_form_takes_part_where_one_of_that_is_lost() -> None:
+    house = elastic(2, 2, 3, node_timeout_s=60.0)
+    house.register("a")
+    house.register("b")
+    house.close("sb", gone=True)
+    house.crash(after_s=1.0)
+    house.register("c")
+    assert house.seat("c").slot == 2
+
+
 # ---- shrinking
 
 
