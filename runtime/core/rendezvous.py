@@ -42,6 +42,7 @@ class Round:
     opened_at: float
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
+    came: set[str] = field(default_factory=set)  # who has joined, be it that more was asked of it then
     blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
     """Of those who joined with their part of the address map, and what place it was made for."""
     look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
@@ -122,7 +123,7 @@ class Rendezvous:
         return ledger.now if is_due else None
 
     def refresh(self) -> None:
-        """Who is present has changed: close the round if all who are left are in, or tell whose place is another now."""
+        """Who is present has changed: close the round if all of them are in, or tell whose place is another now."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or self.refresh_at() is None:
             return
@@ -165,9 +166,10 @@ class Rendezvous:
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""
         if self.round is not None:
+            self.round.came.discard(node)
+            self.round.told.pop(node, None)
             self.round.joined.pop(node, None)
             self.round.blobs.pop(node, None)
-            self.round.told.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
         """A member joins the open round; with the last one the generation is committed."""
@@ -178,6 +180,7 @@ class Rendezvous:
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
+        round_.came.add(seat.node)
         round_.joined[seat.node] = Joined(
             seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
         )
@@ -262,7 +265,8 @@ class Rendezvous:
         round_.look = True
         for rank, member in by_rank.items():
             if not member.looked:
-                self.forget(seats[rank].node)
+                del round_.joined[seats[rank].node]
+                round_.blobs.pop(seats[rank].node, None)
                 self.invite(seats[rank])
         return True
 

@@ -315,7 +315,7 @@ class SchedulerCore:
         round_ = self._rendezvous.round
         if round_ is None or not round_.gently:
             self._corroborate()
-        elif seat.node not in round_.joined:
+        elif seat.node not in round_.came:
             number = self._ledger.state.generation_number
             self._rendezvous.harden(f"a collective of generation {number} failed at worker {seat.node}")
 
@@ -372,7 +372,7 @@ class SchedulerCore:
         """A member's collective failed: members of its generation whose connection is closed too need no grace."""
         round_ = self._rendezvous.round
         for seat in self._leases.closing():
-            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.joined):
+            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
                 self._lose(seat, "its connection closed and a collective with it failed")
 
     def _stalled(self, gap_s: float) -> None:
