@@ -25,9 +25,9 @@ from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training.base_state import State
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.context import Process
-from runtime.training.state import TorchState
 
 __all__ = ["Session"]
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 class Session:
     """The running ``elastic.run`` of a process that has, or may get, a slot."""
 
-    def __init__(self, process: Process, state: TorchState) -> None:
+    def __init__(self, process: Process, state: State) -> None:
         self._process = process
         self._agent = process.agent
         self._state = state
@@ -177,7 +177,7 @@ class Session:
         self._watch(process.group)
         formed = process.group.form()
         if not is_first:
-            self._state.reset()
+            self._state.on_reset()
         self._restore(place, formed)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
