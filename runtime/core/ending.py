@@ -94,8 +94,8 @@ class Ending:
         same error would wait for nobody.
         """
         ledger = self._ledger
-        seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
-        return 2 * len(seats) >= ledger.policy.world_size and all(
+        seats = (ledger.state.seat_of_slot(slot) for slot in ledger.absent)
+        return 2 * len(ledger.absent) >= ledger.policy.world_size and all(
             seat is not None and ledger.presences[seat.node].last_words for seat in seats
         )
 

@@ -60,12 +60,15 @@ class Ledger:
     ready: Ready = field(default_factory=Ready)
     presences: dict[str, Presence] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
-    absent: set[int] = field(default_factory=set)  # slots without a live holder
+    absent: set[int] = field(default_factory=set)  # slots without a live holder; changes only with a record
+    _written: int = 0
+    _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")
 
     def write(self, record: Record) -> None:
         """Decide something durable."""
         self.ready.records.append(record)
         self.state.apply(record)
+        self._written += 1
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
@@ -80,6 +83,14 @@ class Ledger:
 
     def names_of(self, slots: set[int]) -> str:
         """The slots' holders, for messages: ``2, 5, 7``."""
+        if slots is not self.absent:
+            return self._named(slots)
+        state = (self._written, len(slots))
+        if self._absent_names[0] != state:  # else thousands are told of thousands, worked out for each
+            self._absent_names = (state, self._named(slots))
+        return self._absent_names[1]
+
+    def _named(self, slots: set[int]) -> str:
         shown = [self.state.by_slot.get(slot, str(slot)) for slot in heapq.nsmallest(NAMED, slots)]
         return ", ".join(shown) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")
 
