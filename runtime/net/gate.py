@@ -11,6 +11,7 @@ DISCONNECTED event of its descriptor; so the address that was looked up when it 
 from __future__ import annotations
 
 import enum
+import math
 import socket
 import struct
 import time
@@ -27,7 +28,7 @@ ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
 """How many events one look at the door takes in: twice what ZeroMQ queues before its I/O thread waits for us."""
 UNKNOWN = "an address unknown"
-SWOLLEN_CHECK_S = 1.0
+CHECK_S = 1.0  # how often connections are looked at over which no message came
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
 
 _EVENT = struct.Struct("=HI")
@@ -64,6 +65,15 @@ class Ended:
     is_counted: bool
 
 
+@dataclass(slots=True)
+class _Unheard:
+    """A connection over which no whole message has come, in bytes received."""
+
+    first: int
+    last: int
+    silent_checks: int = 0  # in a row, without a byte
+
+
 class Gate:
     """Watches one listening socket; not thread-safe.
 
@@ -73,6 +83,9 @@ class Gate:
         max_connections: how many may stand at a time, finished handshake or not; the next is closed at once.
         max_unheard_bytes: how much may arrive over a connection while no message of it is complete: ZeroMQ bounds
             the frame and the queue, but not the frames of one message.
+        silence_s: after about a third longer without a byte a connection is closed: every process of ours says
+            something more often, and where it has nothing to say ZeroMQ's own heartbeat does. A check that comes late
+            counts once, so that whoever stands still loses nobody.
     """
 
     def __init__(
@@ -81,12 +94,14 @@ class Gate:
         keys: ClusterKeys | None,
         max_connections: int,
         max_unheard_bytes: int,
+        silence_s: float,
     ) -> None:
         self._socket = listening
         self._max_connections = max_connections
         self._max_unheard_bytes = max_unheard_bytes
         self._heard: set[int] = set()  # descriptors over which a message came since the last check
-        self._unheard_from: dict[int, int] = {}  # descriptor → bytes received when it was first silent
+        self._max_silent_checks = math.ceil(silence_s * 4 / 3 / CHECK_S)
+        self._unheard: dict[int, _Unheard] = {}  # by descriptor
         self._check_at = 0.0
         self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
         self._turned_away: set[int] = set()
@@ -133,14 +148,14 @@ class Gate:
                 self._turned_away.discard(value)
                 if failure is not None and not was_turned_away:
                     rejected.append(Rejected(address, failure))
-                self._unheard_from.pop(value, None)
+                self._unheard.pop(value, None)
                 ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
         rejected += self._turn_away()
         if time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + SWOLLEN_CHECK_S
-            rejected += self._end_swollen()
+            self._check_at = time.monotonic() + CHECK_S
+            rejected += self._look_at_unheard()
         return ended, rejected
 
     def heard(self, descriptors: Iterable[int]) -> None:
@@ -188,18 +203,24 @@ class Gate:
             _shut_down(descriptor)
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
-    def _end_swollen(self) -> Iterator[Rejected]:
-        """Close connections over which much has come and no end of a message."""
+    def _look_at_unheard(self) -> Iterator[Rejected]:
+        """Close connections over which much has come and no end of a message, or nothing for long."""
         heard, self._heard = self._heard, set()
-        for descriptor in self._address_of.keys() - self._turned_away:
-            if descriptor in heard:
-                self._unheard_from.pop(descriptor, None)
-                continue
+        for descriptor in self._unheard.keys() & heard:
+            del self._unheard[descriptor]
+        for descriptor in self._address_of.keys() - heard - self._turned_away:
             received = _bytes_received(descriptor)
-            if received - self._unheard_from.setdefault(descriptor, received) > self._max_unheard_bytes:
+            if received is None:
+                continue
+            known = self._unheard.setdefault(descriptor, _Unheard(received, -1))
+            known.silent_checks = known.silent_checks + 1 if received == known.last else 0
+            known.last = received
+            if received - known.first > self._max_unheard_bytes:
                 self._turned_away.add(descriptor)
                 _shut_down(descriptor)
                 yield Rejected(self._address_of[descriptor], Rejection.ENDLESS)
+            elif known.silent_checks >= self._max_silent_checks:
+                _shut_down(descriptor)
 
 
 def _why(event: int, value: int) -> Rejection:
@@ -222,16 +243,16 @@ def _peer_address(descriptor: int) -> str:
         connection.detach()
 
 
-def _bytes_received(descriptor: int) -> int:
+def _bytes_received(descriptor: int) -> int | None:
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return 0  # closed meanwhile
+        return None  # closed meanwhile
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        return int(_BYTES_RECEIVED.unpack(info)[0]) if len(info) == _BYTES_RECEIVED.size else 0
+        return int(_BYTES_RECEIVED.unpack(info)[0]) if len(info) == _BYTES_RECEIVED.size else None
     except OSError:
-        return 0  # closed meanwhile
+        return None  # closed meanwhile
     finally:
         connection.detach()
 

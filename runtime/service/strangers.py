@@ -79,6 +79,7 @@ class Strangers:
     def __init__(self) -> None:
         self.totals: Counter[Offence] = Counter()
         self._tallies = {offence: _Tally() for offence in Offence}
+        self._is_counting = False  # something was counted that may have to be said
         self._refusals_said = 0
         self._refusals_from = float("-inf")
 
@@ -102,10 +103,14 @@ class Strangers:
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
         """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
-        said = []
+        said: list[Note] = []
+        if not self._is_counting:
+            return said
+        self._is_counting = False
         for offence, tally in self._tallies.items():
             if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
                 said.append(Note(Level.WARNING, self._line(offence, tally, now)))
+            self._is_counting = self._is_counting or self._tallies[offence].count > 0
         return said
 
     def _is_due(self, offence: Offence, tally: _Tally, now: float, is_last: bool) -> bool:
@@ -118,6 +123,7 @@ class Strangers:
 
     def _count(self, offence: Offence, address: str, example: str = "") -> None:
         self.totals[offence] += 1
+        self._is_counting = True
         tally = self._tallies[offence]
         tally.count += 1
         tally.example = tally.example or example[:200]
