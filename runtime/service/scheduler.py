@@ -111,7 +111,7 @@ class SchedulerService:
         path = settings.recovery_path.resolve()
         addresses = listen_addresses(settings)
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
-        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"), _seldom_collected():
+        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"), seldom_collected():
             server = self._server = Server(
                 addresses,
                 settings.sched_port,
@@ -297,7 +297,7 @@ class SchedulerService:
 
 
 @contextlib.contextmanager
-def _seldom_collected() -> Iterator[None]:
+def seldom_collected() -> Iterator[None]:
     """Let Python look for cycles less often: ten thousand registrations are many objects and none.
 
     With its own thresholds it walked through all of them again and again, a sixth of what forming a job cost.
