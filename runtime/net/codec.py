@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from runtime.core import messages
-from runtime.core.messages import PROTOCOL, Heartbeat
+from runtime.core.messages import PROTOCOL, Activity, Heartbeat
 from runtime.errors import ProtocolError
 
 MAX_ITEMS = 4096
@@ -59,8 +59,11 @@ def _protocol_of(plain: Any) -> int | None:
 
 
 def head_of(packed: bytes, message: Heartbeat) -> bytes:
-    """The bytes of a heartbeat before its step, its last field; none where they are not written as we write them."""
-    if messages.SCHEMA.pack(message) != packed:
+    """The bytes of a heartbeat before its step, its last field; none where the next one will differ in more than that.
+
+    That is so before training begins, and to be expected where the bytes are not written as we write them.
+    """
+    if message.activity is not Activity.TRAINING or messages.SCHEMA.pack(message) != packed:
         return b""
     return packed[: -len(msgpack.packb(message.step))]
 
