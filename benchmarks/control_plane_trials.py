@@ -62,7 +62,7 @@ class MassLoss:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Single losses: the scheduler's decisions, and the first one told to all."""
+    """Single losses: from each kill to the scheduler's decision, and from the first decision until all are told."""
 
     decision_s: list[float]
     told_s: float
@@ -181,9 +181,10 @@ def losses(workers: int, clients: int, victims: int) -> Losses:
         for number, pid in enumerate(pids):
             killed_s = time.monotonic()
             os.kill(pid, 9)
-            decisions.append(log.wait_for_losses(number + 1) - killed_s)
+            decided_s = log.wait_for_losses(number + 1)
+            decisions.append(decided_s - killed_s)
             if number == 0:
-                told_s = crowds.last("opened", since_s=killed_s) - killed_s
+                told_s = crowds.last("opened", since_s=killed_s) - decided_s
                 time.sleep(SETTLE_S)
             time.sleep(PAUSE_S)
         return Losses(decisions, told_s)
