@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime import config
@@ -41,8 +42,11 @@ def main() -> int:
         admitted = agent.register()
         if options.say:
             print(f"says {options.say!r}", flush=True)
-        claim_folder(rank_directory(settings.checkpoint_path, admitted.slot), admitted.job, settings.job_name)
-        final = train(agent, options)
+
+        def claim(slot: int) -> None:
+            claim_folder(rank_directory(settings.checkpoint_path, slot), admitted.job, settings.job_name)
+
+        final = train(agent, options, claim)
     except SameBitsError as error:
         print(f"samebits: {error}", file=sys.stderr, flush=True)
         agent.leave(on_purpose=isinstance(error, JobStoppedError), text=str(error))
@@ -56,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def train(agent: Agent, options: argparse.Namespace) -> Point:
+def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], object]) -> Point:
     points: list[Point] = []
     pace = threading.Event()
     while True:
@@ -64,6 +68,7 @@ def train(agent: Agent, options: argparse.Namespace) -> Point:
         if isinstance(place, Point):
             return place
         try:
+            claim(place.slot)
             agent.publish(place.generation, b"here")
             agent.address_map(place.generation)
             agent.step = place.restore.step if place.restore else 0
