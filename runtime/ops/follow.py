@@ -110,6 +110,7 @@ class Follower:
         self._screen = Screen(sys.stdout)
         self._tail = LossTail(settings.log_dir / f"{name_of('0')}.log")
         self._link = SchedulerLink(settings)
+        self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
         self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
@@ -197,8 +198,8 @@ class Follower:
     def _look_for_processes(self) -> None:
         """Take in what was started since the last look, by whomever."""
         settings = self._settings
-        names = process_names(kept_start.nodes_of(settings.log_dir, settings))  # others may be added meanwhile
-        for name, identity in read_pid_files(settings.log_dir, names).items():
+        self._names = process_names(kept_start.nodes_of(settings.log_dir, settings))  # some are added or removed
+        for name, identity in read_pid_files(settings.log_dir, self._names).items():
             if self._known.get(name) == identity:
                 continue
             self._known[name] = identity
@@ -224,7 +225,9 @@ class Follower:
             os.close(descriptor)
             line = last_line(self._settings.log_dir / f"{name}.log")
             is_done = not death.is_bad and self._training_is_finished()
-            self._following.died(name, identity, death, line, time.monotonic(), is_done=is_done)
+            was_removed = name not in self._names
+            now = time.monotonic()
+            self._following.died(name, identity, death, line, now, is_done=is_done, was_removed=was_removed)
             if name == SCHEDULER:
                 self._scheduler_death = death
 

@@ -128,18 +128,28 @@ class Following:
             self._say(f"{self._title(name)} was started again (pid {identity.pid})")
 
     def died(
-        self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float, *, is_done: bool = False
+        self,
+        name: str,
+        identity: ProcessIdentity,
+        death: Death,
+        last_line: str,
+        now: float,
+        *,
+        is_done: bool = False,
+        was_removed: bool = False,
     ) -> None:
         """A process that was found has ended; ``last_line`` is what it logged last.
 
-        ``is_done``: training is finished, so that a worker is expected to go.
+        ``is_done``: training is finished, so that a worker is expected to go. ``was_removed``: it was told to go.
         """
         known = (*self._local.values(), *self._targets)
         local = next((one for one in known if one.identity == identity), None)
         if local is None:
             return
         local.runs = False
-        if name != SCHEDULER and (death.is_bad or not is_done):
+        if was_removed and not self.is_closing:
+            self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
+        elif name != SCHEDULER and (death.is_bad or not is_done):
             self._worker_died(name, identity, death, last_line, now)
 
     def linked(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from runtime import config
 from runtime.core.agent_events import Entered
 from runtime.core.point import Point
-from runtime.errors import GenerationEndedError, JobStoppedError, SameBitsError
+from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.store.checkpoint import rank_directory
@@ -30,12 +30,14 @@ def main() -> int:
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
     parser.add_argument("--not-while", type=Path, help="does not start while this file is there")
+    parser.add_argument("--only-node", default="", help="the only node that --not-while is meant for")
     options = parser.parse_args()
     if options.fail_before:
         raise RuntimeError("this script cannot even start")
-    while options.not_while is not None and options.not_while.exists():
-        threading.Event().wait(0.02)  # as if it imported something large
     settings, _ = config.read()
+    waits = options.not_while is not None and options.only_node in ("", settings.node_id)
+    while waits and options.not_while.exists():
+        threading.Event().wait(0.02)  # as if it imported something large
     voice.set_up(f"worker {settings.node_id}")
     agent = Agent(settings, settings.job_name, "cpu")
     try:
@@ -82,7 +84,7 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
             return agent.complete(place.generation, agent.step)
-        except GenerationEndedError as ended:
+        except (GenerationEndedError, HostsUpdatedInterrupt) as ended:
             if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
                 raise ValueError("a loss that is no number") from None
             print(f"left generation {place.generation}: {ended}", flush=True)
