@@ -24,7 +24,7 @@ from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedIn
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
-from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.coming import ComingGroup
@@ -80,7 +80,7 @@ class Session:
     def close(self) -> None:
         """The function is through, or failed for good."""
         ddp.generation_ended()
-        self._state.bind(None, context.get_rank())
+        self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
             self._own_folder.release()
 
