@@ -1,8 +1,8 @@
 """Many tensors as one: laid end to end, so that a collective runs once for all of them.
 
-Here lives the memory they are laid in. Never here: what is done with it, groups. The one idea: one flat tensor per dtype
-and device, in the order the tensors are given, so the same tensors always lie in the same places and sum to the same
-bits.
+Here lives the memory they are laid in. Never here: what is done with it, groups. The one idea: one flat tensor per
+dtype and device, in the order the tensors are given, so the same tensors always lie in the same places and sum to the
+same bits; and they are changed all together, or not at all.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ class FlatBuffers:
 
     @torch.no_grad()
     def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-        """Let ``change`` alter the tensors in place, flat; where it raises, those of its kind stay as they are."""
+        """Let ``change`` alter the tensors, flat; where it raises, all of them stay as they are."""
         kinds: dict[_Kind, list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for kind, alike in kinds.items():
-            flat, views = self._laid_out(kind, alike)
-            torch._foreach_copy_(views, alike)
+        laid_out = {kind: self._laid_out(kind, alike) for kind, alike in kinds.items()}
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(views, kinds[kind])
+        for flat, _ in laid_out.values():
             change(flat)
-            torch._foreach_copy_(alike, views)
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(kinds[kind], views)
 
     def _laid_out(self, kind: _Kind, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         sizes = [tensor.numel() for tensor in tensors]
