@@ -84,7 +84,7 @@ class Session:
         """The function is through, or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
-        self._state.bind(None, context.get_rank())
+        self._state.bind(None, 0 if context.is_spare() else context.get_rank())
         if self._own_folder is not None:
             self._own_folder.release()
 
