@@ -31,6 +31,7 @@ from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
 from runtime.training import breaking, ddp, device, gloo, group, launch, numerics
 from runtime.training.coming import ComingGroup, likely_place
+from runtime.training.departing import Departure
 from runtime.training.group import Group
 
 COLLECTIVE_TOO_EARLY = (
@@ -57,6 +58,7 @@ class Process:
     coming: ComingGroup | None = None  # begun already, for the first generation
     has_trained: bool = False  # elastic.run was entered
     ending: _Ending = field(default_factory=lambda: _Ending())
+    departure: Departure = field(default_factory=Departure)
 
     def let_go_in_child(self) -> None:
         """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
@@ -134,6 +136,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
     process = Process(settings, job_name, chosen, agent, admitted, addresses, coming=coming, ending=ending)
     if settings.enable_recovery:
+        ending.departure = process.departure
+        process.departure.install()
         process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
     else:
         process.place = launch.join_plain_group(agent, settings)
@@ -222,6 +226,7 @@ class _Ending:
     def __init__(self) -> None:
         self.agent: Agent | None = None
         self.quiet = False
+        self.departure = Departure()
         self._error: BaseException | None = None
         self._status = 0
 
@@ -257,7 +262,9 @@ class _Ending:
         if self.agent is not None:
             told_to = self._error is not None and self._error is self.agent.must_end
             text = f"its program ended with status {self._status}" if self._error is None else _named(self._error)
-            on_purpose = told_to or (self._status == 0 and self._error is None)
+            if self.departure.has_left:
+                text = "it was asked to (SIGTERM)"
+            on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)
             self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
         breaking.leave_with(self._status)
         if isinstance(self._error, SameBitsError):

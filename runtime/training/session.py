@@ -29,6 +29,7 @@ from runtime.training.base_state import State
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
+from runtime.training.departing import Stage
 from runtime.training.warmth import warm_up
 
 __all__ = ["Session"]
@@ -59,6 +60,7 @@ class Session:
 
     def run(self, call: Callable[[], Result]) -> Result | None:
         """Call the function until it returns in a generation that ends well."""
+        self._process.departure.stage = Stage.TRAINING
         while True:
             lost = None
             try:
@@ -69,6 +71,7 @@ class Session:
                 self._begin(place)
                 result = call()
                 self._finish(place)
+                self._process.departure.obey()
                 return result
             except Exception as error:
                 if not group.is_communication_failure(error):
@@ -79,6 +82,7 @@ class Session:
 
     def close(self) -> None:
         """The function is through, or failed for good."""
+        self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
         self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
@@ -110,7 +114,9 @@ class Session:
             self._save(step)
 
     def check(self) -> None:
-        """Raise what ended the generation, or asks this rank to leave it."""
+        """Raise what ended the generation, or asks this rank to leave it, or the job."""
+        if self._agent.must_end is None:
+            self._process.departure.obey()
         self._agent.check()
 
     def sync(self) -> None:
@@ -148,7 +154,8 @@ class Session:
     def _enter(self) -> GenerationStarted | Point:
         self._numerics = numerics.describe(self._process.device)
         self._begin_to_connect(self._next_place())
-        place = self._agent.enter(self._entry(look=False), self._enter_again)
+        with self._process.departure.waits():
+            place = self._agent.enter(self._entry(look=False), self._enter_again)
         if isinstance(place, Point):
             self._begin_to_connect(None)
         return place
