@@ -81,6 +81,8 @@ class Settings:
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float
+    shrink_grace_s: float
+    reset_limit: int
     spare_num: int
     checkpoint_path: Path
     log_dir: Path
@@ -144,12 +146,10 @@ class _Reading:
             self.warnings.append(f"{found} is used; {other} differs and is ignored. Mend: unset one of the two")
         self.values[variable.field] = value
         self.shown[variable.name] = found
-        if not variable.capability.built and not self._asks_for_nothing(variable, value):
-            capability, harmless = variable.capability, variable.accepts_only
-            expected = "no value" if harmless is None else f"no value, or {harmless}"
+        if not variable.capability.built:
             self.problems.append(
-                f"{found}: not built yet in this release ({capability.name}); expected {expected}. "
-                f"Mend: unset {name}; {capability.meanwhile}"
+                f"{found}: not built yet in this release ({variable.capability.name}); expected no value. "
+                f"Mend: unset {name}; {variable.capability.meanwhile}"
             )
 
     def _take_default(self, variable: Variable) -> None:
@@ -168,15 +168,6 @@ class _Reading:
         else:
             self.values[variable.field] = variable.kind.parse(variable.default)
             self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
-
-    def _asks_for_nothing(self, variable: Variable, value: object) -> bool:
-        if variable.accepts_only is None:
-            return False
-        same_as = _BY_NAME.get(variable.accepts_only)
-        if same_as is None:
-            return value == variable.kind.parse(variable.accepts_only)
-        # Where the other variable is itself missing or wrong, its own problem is the one to show.
-        return same_as.field not in self.values or value == self.values[same_as.field]
 
     def check_relations(self) -> None:
         """What no variable can get wrong alone; a relation with an unreadable value is left until that is mended."""
@@ -214,9 +205,11 @@ class _Reading:
         names = [name for name in ("MIN_WORKER_NUM", "WORKER_NUM", "MAX_WORKER_NUM") if name in self.shown]
         sizes = [self.values[_BY_NAME[name].field] for name in names]
         if sizes != sorted(sizes):
+            given = [self.shown[name] for name in names if name != "WORKER_NUM"]
+            bounds = [found.partition("=")[0] for found in given if not found.endswith(" (default)")]
             self.problems.append(
                 f"{', '.join(self.shown[name] for name in names)}: expected {' ≤ '.join(names)}. "
-                "Mend: unset MIN_WORKER_NUM MAX_WORKER_NUM, or put them in this order"
+                f"Mend: unset {' '.join(bounds)}, or put them in this order"
             )
 
     def _check_listening(self) -> None:

@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 MOST_WORKERS = 100_000
+MOST_RESETS = 1_000_000
 LONGEST_S = 1e9
 """Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
 
@@ -182,10 +183,8 @@ class Capability:
 _JOB = Capability("a job")
 _RECOVERY = Capability("recovery")
 _INSECURE = Capability("listening without authentication")
-_ELASTIC = Capability(
-    "a world that shrinks and grows", built=False, meanwhile="the world has WORKER_NUM workers, or waits for them"
-)
-_SPARES = Capability("spares", built=False, meanwhile="a killed worker is started again with `bash scripts/recover.sh`")
+_ELASTIC = Capability("a world that shrinks and grows")
+_SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
 
 
@@ -194,8 +193,7 @@ class Variable:
     """One environment variable.
 
     ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
-    value". ``shown_default`` is what the README says instead, in both languages. ``accepts_only`` is the value that
-    asks for nothing and is therefore accepted before the capability is built (None: whatever is set is refused).
+    value". ``shown_default`` is what the README says instead, in both languages.
     """
 
     name: str
@@ -207,7 +205,6 @@ class Variable:
     meaning_zh: str
     example: str = ""
     shown_default: tuple[str, str] = ("", "")
-    accepts_only: str | None = None
     scope: Scope = Scope.ANY
     required: bool = False
     secret: bool = False
@@ -244,8 +241,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NODE_ID", "node_id", _NODE, None, _JOB,
-        "The worker's name; digits below WORKER_NUM are its slot. Ignored in the scheduler role.",
-        "worker 的名字；小于 WORKER_NUM 的数字即其 slot。scheduler 角色忽略此变量。",
+        "The worker's name; digits below MAX_WORKER_NUM are its slot, other digits name a spare. Ignored in the "
+        "scheduler role.",
+        "worker 的名字；小于 MAX_WORKER_NUM 的数字即其 slot，更大的数字为热备（spare）。scheduler 角色忽略此变量。",
         example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,
     ),
     Variable(
@@ -292,15 +290,15 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Smallest world that trains on.",
-        "可继续训练的最小 world size。",
-        accepts_only="WORKER_NUM", scope=Scope.JOB,
+        "Smallest world that trains on; below it everybody waits.",
+        "可继续训练的最小 world size；低于它则全体等待。",
+        scope=Scope.JOB,
     ),
     Variable(
         "MAX_WORKER_NUM", "max_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Largest world that is formed.",
-        "可组成的最大 world size。",
-        accepts_only="WORKER_NUM", scope=Scope.JOB,
+        "Largest world that is formed: up to it, workers that arrive later join at the next commit.",
+        "可组成的最大 world size：未达此数时，后到的 worker 在下一次 commit 时加入。",
+        scope=Scope.JOB,
     ),
     Variable(
         "START_GRACE", "start_grace_s", _seconds(0), "30", _ELASTIC,
@@ -308,10 +306,20 @@ VARIABLES: tuple[Variable, ...] = (
         "首次组网时，人数未达 WORKER_NUM 但已达 MIN_WORKER_NUM，等待多少秒后开始。",
     ),
     Variable(
+        "SHRINK_GRACE", "shrink_grace_s", _seconds(0), "10", _ELASTIC,
+        "Seconds a lost worker is waited for before the world goes on without it, if MIN_WORKER_NUM are left.",
+        "丢失的 worker 等待多少秒后不再等它（剩余不少于 MIN_WORKER_NUM 时）。",
+    ),
+    Variable(
+        "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
+        "How often training may begin anew, after a loss or to grow, before the job ends; `0`: as often as it must.",
+        "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
+    ),
+    Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
-        "Spares admitted beyond the largest world.",
-        "在最大 world size 之外接纳的热备（spare）数。",
-        accepts_only="0", scope=Scope.JOB,
+        "Spares admitted beyond the largest world; one takes a lost worker's slot at once.",
+        "在最大 world size 之外接纳的热备（spare）数；有 worker 丢失时，热备立即接替其 slot。",
+        scope=Scope.JOB,
     ),
     Variable(
         "CHECKPOINT_PATH", "checkpoint_path", _FOLDER, "./ckpt_of_rank", _RECOVERY,

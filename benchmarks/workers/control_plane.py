@@ -333,7 +333,7 @@ class Crowd:
         standing = None
         if self._round is not None:
             size = self._settings.worker_num
-            standing = Standing(1, self._generation, self._round, slot, size, restore=None, final=None)
+            standing = Standing(1, self._generation, self._round, slot, size, restore=None, final=None, rank=slot)
         return SCHEMA.pack(
             Register(
                 protocol=PROTOCOL,

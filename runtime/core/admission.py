@@ -14,9 +14,10 @@ from runtime.core.ledger import NAMED, Ledger
 from runtime.core.messages import PROTOCOL, Admitted, Fenced, Pending, Refusal, Refused, Register
 from runtime.core.ready import Level
 from runtime.core.rebuild import is_placeholder
-from runtime.core.records import SeatGranted, SeatRetired
+from runtime.core.records import SeatGranted, SeatRetired, SpareAdmitted
 from runtime.core.restore import differing
 from runtime.core.state import Seat
+from runtime.core.world import World
 
 MIN_RETRY_S = 0.05
 MUST_LEAVE = ": this process must not touch the job again"
@@ -36,9 +37,10 @@ class Waiting:
 class Admission:
     """Answers Register; knows who waits for a seat."""
 
-    def __init__(self, ledger: Ledger, leases: Leases) -> None:
+    def __init__(self, ledger: Ledger, leases: Leases, world: World) -> None:
         self._ledger = ledger
         self._leases = leases
+        self._world = world
         self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
         self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
         self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
@@ -57,10 +59,12 @@ class Admission:
         late = self._late_member(message)
         if late is not None:
             return late
+        if self._is_late_spare(message, seat):
+            return self._admit_spare(message, incarnation=message.incarnation)
         if message.incarnation > 0 or (seat is not None and seat.session == message.session):
             self._fence(message, seat)
             return None
-        if seat is None or seat.slot is None:
+        if seat is None or seat.is_retired:
             return self._admit_unknown(message)
         return self._admit_known(message, seat)
 
@@ -130,28 +134,37 @@ class Admission:
     def _late_member(self, message: Register) -> Seat | None:
         """Its seat was kept for whoever can say the same as the members who rebuilt the job."""
         state, standing = self._ledger.state, message.standing
-        kept = None if standing is None else state.seat_of_slot(standing.slot)
+        slots = () if state.generation is None else state.generation.slots
+        known = standing is not None and 0 <= standing.rank < len(slots)
+        kept = state.seat_of_slot(slots[standing.rank]) if standing is not None and known else None
         if (
             standing is None
             or kept is None
+            or kept.slot is None
             or state.generation is None
             or not is_placeholder(kept.session)
             or (standing.generation, standing.round) != (state.generation.generation, state.generation.round)
         ):
             return None
+        slot = kept.slot
         if kept.node != message.node:
-            self._ledger.write(SeatRetired(kept.node, standing.slot))
-        return self._seat(message, standing.slot, incarnation=message.incarnation)
+            self._ledger.write(SeatRetired(kept.node, slot))
+        return self._seat(message, slot, incarnation=message.incarnation)
+
+    def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
+        """A spare of the job that was rebuilt: the members, who knew nothing of it, could not report it."""
+        is_spare = seat is None and message.incarnation > 0 and message.standing is None
+        return is_spare and self._has_room_for_spare()
 
     # ---- rules 2 and 6
 
     def _may_resume(self, message: Register, seat: Seat) -> bool:
         gave_up = seat.left or self._ledger.presences[seat.node].is_gone
-        return seat.session == message.session and seat.slot is not None and not gave_up
+        return seat.session == message.session and not seat.is_retired and not gave_up
 
     def _welcome_back(self, seat: Seat) -> Seat:
         if self._leases.renew(seat):
-            self._ledger.ready.say(f"worker {seat.node} is back ({seat.process}), same incarnation {seat.incarnation}")
+            self._ledger.ready.say(f"{seat.title} is back ({seat.process}), same incarnation {seat.incarnation}")
         self.welcome(seat)
         return seat
 
@@ -181,38 +194,39 @@ class Admission:
             self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
             return None
         if cool_down_left > 0:
-            text = (
-                f"the last process of worker {seat.node}, {seat.process}, was lost ({seat.reason}); "
-                f"its seat is free again in {cool_down_left:.1f} s (REGISTER_COOLDOWN={policy.cool_down_s:g})"
-            )
-            self._refuse(message, Refusal.COOLING_DOWN, text, max(cool_down_left, MIN_RETRY_S))
+            self._refuse_cooling_down(message, seat, "its seat is free again", cool_down_left)
             return None
-        assert seat.slot is not None
+        if seat.slot is None:
+            return self._admit_unknown(message)
         return self._grant(message, seat.slot)
 
     # ---- rule 1
 
     def _admit_unknown(self, message: Register) -> Seat | None:
-        world_size = self._ledger.policy.world_size
-        wanted = _slot_named_by(message.node)
-        known = self._ledger.state.seats.get(message.node)
-        if wanted is not None and wanted >= world_size:
-            self._refuse(
-                message,
-                Refusal.FULL,
-                f"NODE_ID={message.node} names a spare, and this job has none: the slots are 0..{world_size - 1}",
-            )
+        """A node that holds nothing: a free slot, a lost seat whose cool-down has passed, a spare's place."""
+        state = self._ledger.state
+        wanted, known = _slot_named_by(message.node), state.seats.get(message.node)
+        if known is not None and known.is_retired and known.lost:
+            cool_down_left = self._leases.cool_down_left_s(known)
+            if cool_down_left > 0:
+                self._refuse_cooling_down(message, known, "its slot was given away; it may return", cool_down_left)
+                return None
+        if wanted is not None and wanted >= self._ledger.policy.max_world_size:
+            if self._has_room_for_spare():
+                return self._admit_spare(message)
+            self._refuse_spare(message)
             return None
-        holder = None if wanted is None else self._ledger.state.seat_of_slot(wanted)
-        if wanted is not None and holder is None:
-            return self._grant(message, wanted)
-        if holder is not None and known is None:
+        holder = None if wanted is None else state.seat_of_slot(wanted)
+        named = None if wanted is None or holder is not None else self._world.free_slot(wanted)
+        if named is not None:
+            return self._grant(message, named)
+        if holder is not None and known is None and not self._ledger.policy.is_elastic:
             return self._take_over(message, [holder])
-        by_slot = self._ledger.state.by_slot
-        if len(by_slot) == world_size:
-            return self._take_over(message, [self._ledger.state.seats[node] for node in by_slot.values()])
-        if known is not None or self._ledger.state.generation is not None:
-            return self._grant(message, min(set(range(world_size)) - by_slot.keys()))
+        free = self._world.free_slot()
+        if free is None:
+            return self._take_over(message, [state.seats[node] for node in state.by_slot.values()])
+        if known is not None or self._world.has_begun:
+            return self._grant(message, free)
         return self._wait_for_full_house(message)
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
@@ -222,19 +236,21 @@ class Admission:
             for seat in holders
             if seat.lost or seat.left
         ]
-        if not waits:
+        wait_s, slot, lost = min(waits, key=lambda entry: entry[:2], default=(0.0, 0, None))
+        if lost is not None and wait_s <= 0:
+            self._ledger.write(SeatRetired(lost.node, slot))
+            return self._grant(message, slot)
+        if self._has_room_for_spare():
+            return self._admit_spare(message)
+        if lost is None:
             names = ", ".join(f"{seat.node} ({seat.process})" for seat in holders[:4])
             more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
             retry = self._ledger.policy.node_timeout_s
             self._refuse(message, Refusal.FULL, f"no seat for worker {message.node}: held by {names}{more}", retry)
             return None
-        wait_s, slot, seat = min(waits, key=lambda entry: entry[:2])
-        if wait_s > 0:
-            text = f"slot {slot} of worker {seat.node}, lost ({seat.reason}), is free again in {wait_s:.1f} s"
-            self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
-            return None
-        self._ledger.write(SeatRetired(seat.node, slot))
-        return self._grant(message, slot)
+        text = f"slot {slot} of worker {lost.node}, lost ({lost.reason}), is free again in {wait_s:.1f} s"
+        self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
+        return None
 
     def _wait_for_full_house(self, message: Register) -> Seat | None:
         """Slots of nodes that name none are decided when all are in, before anything is written."""
@@ -251,11 +267,11 @@ class Admission:
             if is_new:
                 ledger.ready.say(f"{registered}/{world_size} registered")
             return None
-        self._seat_pending()
+        self.seat_pending()
         return ledger.state.seats[message.node]
 
-    def _seat_pending(self) -> None:
-        """The house is full: everybody who waited gets a slot, by (host, node id)."""
+    def seat_pending(self) -> None:
+        """The house is full, or has been waited for long enough: who waited gets a slot, by (host, node id)."""
         ledger = self._ledger
         waiting = sorted(
             (entry.register for entry in self.pending.values()),
@@ -272,7 +288,7 @@ class Admission:
     def _grant(self, message: Register, slot: int) -> Seat:
         seat = self._seat(message, slot)
         if self.pending and len(self._ledger.state.by_slot) + len(self.pending) >= self._ledger.policy.world_size:
-            self._seat_pending()
+            self.seat_pending()
         return seat
 
     def _seat(self, message: Register, slot: int, incarnation: int | None = None) -> Seat:
@@ -281,14 +297,9 @@ class Admission:
         if incarnation is None:
             incarnation = before.incarnation + 1 if before is not None else 1
         ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
-        seat = ledger.state.seats[message.node]
-        if before is not None:
-            ledger.sessions.pop(before.session, None)
-        ledger.sessions[seat.session] = seat.node
-        self._leases.begin(seat, heard=True)
-        self.welcome(seat)
-        world_size = ledger.policy.world_size
-        registered = world_size - len(ledger.absent) + len(self.pending)
+        seat = self._hold(message, before)
+        registered = ledger.present() + len(self.pending)
+        world_size = max(ledger.policy.world_size, registered)
         named = 0 < len(ledger.absent) <= NAMED and not self.pending and ledger.state.final is None
         text = f"{registered}/{world_size} registered: worker {seat.node} ({seat.process}) has slot {slot}"
         if incarnation > 1:
@@ -296,10 +307,45 @@ class Admission:
         ledger.ready.say(text + (f"; waiting for {ledger.names_of(ledger.absent)}" if named else ""))
         return seat
 
+    def _has_room_for_spare(self) -> bool:
+        return len(self._ledger.state.spares) < self._ledger.policy.spare_num
+
+    def _admit_spare(self, message: Register, incarnation: int | None = None) -> Seat:
+        ledger = self._ledger
+        before = ledger.state.seats.get(message.node)
+        if incarnation is None:
+            incarnation = before.incarnation + 1 if before is not None else 1
+        ledger.write(SpareAdmitted(message.node, incarnation, message.session, message.process))
+        seat = self._hold(message, before)
+        ready = f"{len(ledger.state.spares)} of {ledger.policy.spare_num} (SPARE_NUM)"
+        text = f"spare {seat.node} ({seat.process}) is here, {ready}"
+        ledger.ready.say(text + (f", incarnation {incarnation}" if incarnation > 1 else ""))
+        return seat
+
+    def _hold(self, message: Register, before: Seat | None) -> Seat:
+        """What was granted is this session's from now on."""
+        ledger = self._ledger
+        if before is not None:
+            ledger.sessions.pop(before.session, None)
+        seat = ledger.state.seats[message.node]
+        ledger.sessions[seat.session] = seat.node
+        self._leases.begin(seat, heard=True)
+        self.welcome(seat)
+        return seat
+
+    def _refuse_spare(self, message: Register) -> None:
+        policy, spares = self._ledger.policy, self._ledger.state.spares
+        text = f"NODE_ID={message.node} names a spare, and "
+        if policy.spare_num == 0:
+            text += f"this job has none: the slots are 0..{policy.max_world_size - 1}"
+            self._refuse(message, Refusal.FULL, text)
+        else:
+            text += f"all {policy.spare_num} (SPARE_NUM) are here: {', '.join(list(spares)[:NAMED])}"
+            self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
+
     def welcome(self, seat: Seat) -> None:
         """Tell the session that it holds the seat."""
         ledger = self._ledger
-        assert seat.slot is not None
         ledger.tell(
             seat.node,
             Admitted(
@@ -319,6 +365,13 @@ class Admission:
         ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
         if retry_after_s > 0 and len(self.refused) < MAX_REFUSED + 2 * ledger.policy.world_size:
             self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)
+
+    def _refuse_cooling_down(self, message: Register, seat: Seat, what: str, wait_s: float) -> None:
+        text = (
+            f"the last process of {seat.title}, {seat.process}, was lost ({seat.reason}); "
+            f"{what} in {wait_s:.1f} s (REGISTER_COOLDOWN={self._ledger.policy.cool_down_s:g})"
+        )
+        self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
 
     def _wait(self, waiting: dict[str, Waiting], message: Register, for_s: float) -> None:
         until = self._ledger.now + for_s

@@ -23,6 +23,7 @@ from runtime.core.agent_events import (
     Entered,
     Failed,
     Heard,
+    LeaveGently,
     Leaving,
     Mapped,
     MustEnd,
@@ -103,14 +104,18 @@ class AgentCore:
         self.activity = Activity.SEATED
         self.generation = 0
         self.step_count = 0
-        self.offered_place: Place | None = None  # in the generation that the offered round makes
-        self._slot = 0
-        self._place: GenerationStarted | None = None
+        self.slot: int | None = None  # None: a spare's
+        self.offered_place: Place | None = None  # by the last round
+        self._full_place: Place | None = None  # in a world of full size, as admitted
+        self._started: GenerationStarted | None = None  # the last
         self._final: Point | None = None
         self._joined: RoundId | None = None
         self._offered: RoundId | None = None
         self._must_look = False  # that round wants to know what the disk holds
+        self._is_gentle = False  # that round lets the generation go on to its next commit
         self._entered: Entered | None = None
+        self._asked: tuple[RoundId, Place | None, bool] | None = None  # what it was asked last to enter again for
+        self._is_asked = False  # and has not yet
         self._blob: bytes | None = None
         self._connected = False
         self._registered = False  # on this connection
@@ -168,6 +173,8 @@ class AgentCore:
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
+                    if self._is_invited() and self._is_gentle:  # there was no commit at which it could leave
+                        self._ready.notices.append(BreakGroup(self._waits_for))
             case Spoke(text):
                 if self.seated:
                     self._send(LastWords(self._credential(), text, self.step_count))
@@ -183,7 +190,7 @@ class AgentCore:
         self._heartbeat()
 
     def _enter(self, event: Entered) -> None:
-        self._entered = event
+        self._entered, self._is_asked = event, False
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None
             self._join()
@@ -194,14 +201,14 @@ class AgentCore:
 
     def _is_invited(self) -> bool:
         """Whether a round was offered that has not become this process's generation: its join then says it all."""
-        return self._offered is not None and (self._place is None or self._offered > self._place.round)
+        return self._offered is not None and (self._started is None or self._offered > self._started.round)
 
     def _join(self) -> None:
         if self._entered is None or self._offered is None or not self._registered:
             return
         entered = self._entered
         if self._must_look and not entered.looked:
-            self._ready.notices.append(EnterAgain(entered.place, look=True))
+            self._ask(self.offered_place or entered.place)
             return
         self._joined = self._offered
         self._send(
@@ -217,6 +224,14 @@ class AgentCore:
                 looked=entered.looked,
             )
         )
+
+    def _ask(self, place: Place | None) -> None:
+        """What was brought does not fit the round: let the process enter again, once for the same."""
+        assert self._entered is not None and self._offered is not None
+        asked = (self._offered, place, self._must_look and not self._entered.looked)
+        if asked != self._asked or not self._is_asked:
+            self._ready.notices.append(EnterAgain(place, look=asked[2]))
+        self._asked, self._is_asked = asked, True
 
     def _publish(self) -> None:
         if self._blob is not None and self._registered:
@@ -288,17 +303,18 @@ class AgentCore:
         )
 
     def _standing(self) -> Standing | None:
-        place = self._place
-        if place is None:
+        started = self._started
+        if started is None:
             return None
         return Standing(
             term=self.term,
-            generation=place.generation,
-            round=place.round,
-            slot=self._slot,
-            world_size=place.world_size,
-            restore=place.restore,
+            generation=started.generation,
+            round=started.round,
+            slot=started.slot,
+            world_size=started.world_size,
+            restore=started.restore,
             final=self._final,
+            rank=started.rank,
         )
 
     def _credential(self) -> Credential:
@@ -360,7 +376,8 @@ class AgentCore:
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
             return  # a late word of another job's scheduler must not take this process away from its own
         first, resumed = not self.seated, self.seated and not self._registered
-        self._slot = message.slot
+        self.slot = slot = message.slot
+        self._full_place = None if slot is None else Place(slot, slot, message.world_size)
         self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
         self._registered, self._refused_since = True, None
         if first:
@@ -400,16 +417,32 @@ class AgentCore:
         if self.activity is Activity.FINISHED or (self._offered is not None and message.round < self._offered):
             return
         is_new = message.round != self._offered
-        self._offered, self._must_look = message.round, message.look
-        self.offered_place = message.place
+        hardens = self._is_gentle and not message.gently
+        self._offered, self._must_look, self._is_gentle = message.round, message.look, message.gently
+        if message.place is not None:
+            self.slot, self.offered_place = message.place.slot, message.place
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
-        if is_new and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
-            self._ready.notices.append(BreakGroup(text))
+        if (is_new or hardens) and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
+            leave = LeaveGently if message.gently and self.activity is Activity.TRAINING else BreakGroup
+            self._ready.notices.append(leave(text))
         elif message.missing and self.activity is Activity.WAITING and text != self._waits_for:
             self._ready.notices.append(Waits(text))
         self._waits_for = text
-        if self.activity is Activity.WAITING:
+        if self.activity is not Activity.WAITING or self._entered is None:
+            return
+        if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):
             self._join()
+        else:
+            self._ask(message.place)
+
+    def _is_ready_for(self, place: Place) -> bool:
+        """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
+        return self._entered is not None and (self._entered.place or self._full_place) == place
+
+    def _was_asked_for(self, place: Place) -> bool:
+        """Whether it has entered again for this round and place already, whatever it has brought."""
+        asked = None if self._is_asked or self._asked is None else self._asked[:2]
+        return asked == (self._offered, place)
 
     def _generation_started(self, message: GenerationStarted) -> None:
         self.term = message.term
@@ -417,8 +450,10 @@ class AgentCore:
             return
         if self._offered is not None and message.round < self._offered:
             return  # it is over already: the round that replaces it was told first, and would not be told as new again
-        self.generation, self._blob, self._entered = message.generation, self._entered.blob or None, None
-        self._place, self._must_look = message, False
+        is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
+        blob = self._entered.blob if is_ready else b""
+        self.generation, self._blob, self._entered = message.generation, blob or None, None
+        self._started, self._must_look, self.slot = message, False, message.slot
         self._ready.notices.append(Began(message))
         self._become(Activity.FORMING)
 

@@ -13,6 +13,7 @@ from runtime.core.messages import EndJob, EndKind
 from runtime.core.ready import Ended, Level
 from runtime.core.records import JobFinished, JobInterrupted
 from runtime.core.rendezvous import Rendezvous
+from runtime.core.world import World
 
 END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
 
@@ -25,14 +26,15 @@ class Ending:
         first_cause: the first loss, for whoever asks why.
     """
 
-    def __init__(self, ledger: Ledger, admission: Admission, rendezvous: Rendezvous) -> None:
+    def __init__(self, ledger: Ledger, world: World, admission: Admission, rendezvous: Rendezvous) -> None:
         self._ledger = ledger
+        self._world = world
         self._admission = admission
         self._rendezvous = rendezvous
         self._first_heard_at: float | None = None
         self._filling_since = ledger.now
         self._empty_since: float | None = None
-        self._leave_by: float | None = None
+        self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
         self.ended: Ended | None = None
         self.first_cause = ""
 
@@ -57,12 +59,17 @@ class Ending:
             self._leave_by = min(self._leave_by + gap_s, now + END_GRACE_S)
         self._filling_since = min(self._filling_since + gap_s, now)
 
+    def filling_since(self) -> float | None:
+        """When the first one was heard; None before."""
+        return None if self._first_heard_at is None else self._filling_since
+
     def deadline(self) -> float | None:
         """When one of the judgements is worth asking again."""
         if self.ended is not None:
             return self._leave_by
         empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
-        return min((at for at in (self.fill_deadline(), empty) if at is not None), default=None)
+        candidates = (self.fill_deadline(), empty, self._leave_by)
+        return min((at for at in candidates if at is not None), default=None)
 
     def fill_deadline(self) -> float | None:
         """When a first generation has been waited for long enough."""
@@ -73,7 +80,12 @@ class Ending:
     def judge_emptiness(self) -> None:
         """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
         ledger = self._ledger
-        occupied = len(ledger.absent) < ledger.policy.world_size and not self._most_failed_by_themselves()
+        if ledger.present():
+            self._leave_by = None
+        elif self._leave_by is not None and self._leave_by <= ledger.now:
+            self._job_finished()
+            return
+        occupied = self._is_occupied() and not self._most_failed_by_themselves()
         awaited = self._first_heard_at is None and ledger.state.final is None
         if occupied or self._admission.pending or self._admission.refused or awaited:
             self._empty_since = None
@@ -84,8 +96,13 @@ class Ending:
             if ledger.state.final is not None:
                 self._job_finished()
             else:
-                left = "no worker is left" if len(ledger.absent) == ledger.policy.world_size else "most workers failed"
+                left = "most workers failed" if self._is_occupied() else "no worker is left"
                 self.end_job(EndKind.INTERRUPTED, f"{left}; first cause: {self.first_cause or 'unknown'}")
+
+    def _is_occupied(self) -> bool:
+        """Whether somebody is here for whom the job goes on: a spare only waits while the house fills."""
+        ledger = self._ledger
+        return ledger.present() > 0 or (ledger.state.generation is None and bool(ledger.state.spares))
 
     def _most_failed_by_themselves(self) -> bool:
         """Whether the missing, half of the job or more, all ended by an error of their own.
@@ -95,7 +112,7 @@ class Ending:
         """
         ledger = self._ledger
         seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
-        return 2 * len(seats) >= ledger.policy.world_size and all(
+        return 2 * len(seats) >= self._world.size() and all(
             seat is not None and ledger.presences[seat.node].last_words for seat in seats
         )
 
@@ -109,16 +126,23 @@ class Ending:
         ledger, state = self._ledger, self._ledger.state
         if self.ended is not None:
             overdue = self._leave_by is not None and self._leave_by <= ledger.now
-            if overdue or len(ledger.absent) == ledger.policy.world_size:
+            if overdue or not (ledger.present() or state.spares):
                 ledger.ready.ended = self.ended
+            return
+        if ledger.present():
             return
         if ledger.policy.recovery and state.generation is not None and state.final is None:
             return  # stopped, not finished: recover.sh goes on from here
         if state.final is None and (self._admission.pending or self._admission.refused):
             return  # nothing was trained yet, and somebody asks for a seat
-        seats = [state.seats[node] for node in state.by_slot.values()]
-        if len(seats) == ledger.policy.world_size and all(seat.left for seat in seats):
+        if len(state.by_slot) < self._world.size() or not all(
+            state.seats[node].left for node in state.by_slot.values()
+        ):
+            return
+        if not state.spares:
             self._job_finished()
+        elif self._leave_by is None:
+            self._leave_by = ledger.now + END_GRACE_S
 
     def _job_finished(self) -> None:
         self._ledger.write(JobFinished())
@@ -135,11 +159,11 @@ class Ending:
             self._job_finished()
             return
         step = max((presence.step for presence in ledger.presences.values()), default=0)
-        ledger.write(JobInterrupted(kind, step, text))
+        ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number))
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
         message = EndJob(ledger.state.term, kind, text)
-        for seat in ledger.live_seats():
+        for seat in ledger.everybody():
             ledger.tell(seat.node, message)
         self._tell_those_who_wait()
         self.if_everybody_left()

@@ -29,9 +29,7 @@ class Leases:
         presence = Presence(ledger.now + ledger.policy.node_timeout_s, ledger.now if heard else None)
         ledger.presences[seat.node] = presence
         if seat.slot is not None:
-            ledger.absent.discard(seat.slot)
-            if not ledger.absent:
-                ledger.absent.clear()  # an emptied set is still walked at its greatest size, for every invitation
+            ledger.meet(seat.slot)
         heapq.heappush(self._deadlines, (presence.lease_until, seat.node, seat.incarnation))
 
     def renew(self, seat: Seat) -> bool:
@@ -78,8 +76,8 @@ class Leases:
         ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), presence.last_words or reason))
         self._closing.discard(seat.node)
         if seat.slot is not None:
-            ledger.absent.add(seat.slot)
-        ledger.ready.say(f"worker {seat.node} ({seat.process}) is lost: {seat.reason}", Level.WARNING)
+            ledger.miss(seat.slot)
+        ledger.ready.say(f"{seat.title} ({seat.process}) is lost: {seat.reason}", Level.WARNING)
 
     def closing(self) -> list[Seat]:
         """Live seats whose connection is closed and has not come back: lost at once, if a collective failed too."""
@@ -90,7 +88,7 @@ class Leases:
         self._ledger.write(SeatLeft(seat.node, seat.incarnation))
         self._closing.discard(seat.node)
         if seat.slot is not None:
-            self._ledger.absent.add(seat.slot)
+            self._ledger.miss(seat.slot, at_once=True)
 
     def expired(self) -> list[tuple[Seat, str]]:
         """Seats whose lease is over now, with the reason. Ask only after the socket is drained."""
@@ -99,7 +97,7 @@ class Leases:
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             _, node, incarnation = heapq.heappop(self._deadlines)
             seat = ledger.state.seats.get(node)
-            if seat is None or seat.incarnation != incarnation or seat.lost or seat.left:
+            if seat is None or seat.incarnation != incarnation or seat.lost or seat.left or seat.is_retired:
                 continue
             presence = ledger.presences[node]
             due, reason = self._due(presence)

@@ -1,12 +1,13 @@
 """What the parts of the scheduler's core share during one step: the durable state, the volatile one, and the Ready.
 
 ``write`` is the only way to change durable state: the record goes to the Ready and into the state in one breath, so the
-two cannot differ.
+two cannot differ. ``miss`` and ``meet`` are the only way to change who is missing.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
@@ -19,7 +20,10 @@ NAMED = 12  # how many nodes a sentence names before it counts the rest
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The job's fixed settings, as far as decisions depend on them. Durations in seconds."""
+    """The job's fixed settings, as far as decisions depend on them. Durations in seconds.
+
+    The bounds of the world are ``world_size`` itself where they are not given: then nothing shrinks or grows.
+    """
 
     world_size: int
     job_name: str
@@ -30,6 +34,21 @@ class Policy:
     reconnect_grace_s: float = 0.5
     topo_timeout_s: float = 1800.0
     rebuild: bool = True  # from living workers, where the journal is empty
+    min_world_size: int = 0
+    max_world_size: int = 0
+    spare_num: int = 0
+    start_grace_s: float = 30.0
+    shrink_grace_s: float = 10.0
+    reset_limit: int = 0  # generations beyond the first; 0: no limit
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)
+        object.__setattr__(self, "max_world_size", self.max_world_size or self.world_size)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the world may have more than one size."""
+        return self.min_world_size < self.max_world_size
 
 
 @dataclass(slots=True)
@@ -60,7 +79,9 @@ class Ledger:
     ready: Ready = field(default_factory=Ready)
     presences: dict[str, Presence] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
-    absent: set[int] = field(default_factory=set)  # slots without a live holder
+    absent: dict[int, float] = field(default_factory=dict)
+    """Slots that are expected and have no live holder → until when an elastic world waits for one."""
+    version: int = 0  # of who is present: every change counts
 
     def write(self, record: Record) -> None:
         """Decide something durable."""
@@ -73,12 +94,35 @@ class Ledger:
         if session:  # else the seat was rebuilt without a word of its holder
             self.ready.send(session, message)
 
+    def miss(self, slot: int, *, at_once: bool = False) -> None:
+        """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""
+        self.absent[slot] = self.now + (0.0 if at_once else self.policy.shrink_grace_s)
+        self.version += 1
+
+    def meet(self, slot: int) -> None:
+        """The slot has a live holder, or is not expected any more."""
+        self.absent.pop(slot, None)
+        if not self.absent:
+            self.absent.clear()  # an emptied dict is still walked at its greatest size, for every invitation
+        self.version += 1
+
+    def present(self) -> int:
+        """How many slots have a holder who is believed alive."""
+        if not self.policy.is_elastic:
+            return self.policy.world_size - len(self.absent)
+        by_slot = self.state.by_slot
+        return len(by_slot) - sum(slot in by_slot for slot in self.absent)
+
+    def everybody(self) -> list[Seat]:
+        """Members and spares who are believed alive."""
+        return self.live_seats() + [self.state.seats[node] for node in self.state.spares]
+
     def live_seats(self) -> list[Seat]:
-        """Seats whose holder is believed alive, by slot."""
+        """Seats with a slot whose holder is believed alive, by slot."""
         by_slot = self.state.by_slot
         return [self.state.seats[by_slot[slot]] for slot in sorted(by_slot) if slot not in self.absent]
 
-    def names_of(self, slots: set[int]) -> str:
+    def names_of(self, slots: Collection[int]) -> str:
         """The slots' holders, for messages: ``2, 5, 7``."""
         shown = [self.state.by_slot.get(slot, str(slot)) for slot in heapq.nsmallest(NAMED, slots)]
         return ", ".join(shown) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")

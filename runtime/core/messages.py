@@ -98,6 +98,7 @@ class Standing:
     world_size: int
     restore: Point | None  # what the generation started from
     final: Point | None  # training is finished there
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Admitted:
     session: str
     job: str
     term: int
-    slot: int
+    slot: int | None  # None: a spare
     incarnation: int
     world_size: int
     finished: Point | None  # training is over; this is the final point
@@ -273,6 +274,7 @@ class GenerationStarted:
     source: int  # the rank whose copy of the point the receiver loads; its own rank where it holds it
     serves: tuple[int, ...]  # the ranks the receiver sends its copy to
     text: str
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)

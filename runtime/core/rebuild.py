@@ -8,8 +8,9 @@ an older job's last process never defines anything (S15).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from runtime.core.ledger import Ledger
 from runtime.core.messages import Process, Refusal, Refused, Register, RoundId, Standing
@@ -56,10 +57,18 @@ class Rebuild:
         if self._is_over or not (ledger.policy.recovery and ledger.policy.rebuild) or ledger.state.seats:
             return False
         if not self._is_report(message):
-            if self._until is None:
+            if self._until is None and not self._is_spare(message):
                 return False
+            self._begin(message)
             self._hold(message)
             return True
+        self._begin(message)
+        if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.max_world_size:
+            self._reports[message.session] = message
+        return True
+
+    def _begin(self, message: Register) -> None:
+        ledger = self._ledger
         if self._until is None:
             self._until = ledger.now + ledger.policy.node_timeout_s
             text = (
@@ -67,17 +76,20 @@ class Rebuild:
                 f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
             )
             ledger.ready.say(text, Level.WARNING)
-        if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.world_size:
-            self._reports[message.session] = message
-        return True
+
+    def _is_spare(self, message: Register) -> bool:
+        """Whether an earlier job's spare is here first: its members will follow."""
+        is_of_another = message.job not in ("", self._ledger.state.job) and message.standing is None
+        return self._ledger.policy.spare_num > 0 and is_of_another and message.incarnation > 0
 
     def _is_report(self, message: Register) -> bool:
-        standing = message.standing
+        standing, policy = message.standing, self._ledger.policy
         return (
             standing is not None
             and message.job not in ("", self._ledger.state.job)
-            and standing.world_size == self._ledger.policy.world_size
-            and 0 <= standing.slot < standing.world_size
+            and policy.min_world_size <= standing.world_size <= policy.max_world_size
+            and 0 <= standing.rank < standing.world_size
+            and 0 <= standing.slot - standing.rank <= policy.max_world_size - standing.world_size
             and all(0 < number < _TOO_MANY for number in (standing.term, standing.generation, message.incarnation))
         )
 
@@ -100,7 +112,7 @@ class Rebuild:
         if not whole and ledger.now < self._until:
             return None
         self._until, self._is_over = None, True
-        most = [one for one, members in groups.items() if 2 * len(members) > one.world_size]
+        most = [one for one, members in groups.items() if 2 * len(members) > one.world_size and _rises(members)]
         if len({one.job for one in most}) != 1:
             ledger.ready.say(f"no job is rebuilt: {_shown(groups)}; a majority of one generation must agree. {_MEND}")
             return None
@@ -120,11 +132,12 @@ class Rebuild:
         reports = [one for one in self._reports.values() if one.job == last.job]
         standings = [one.standing for one in reports if one.standing is not None]
         term = max(ledger.state.term, *(one.term for one in standings)) + 1
-        digits = all(message.node == str(slot) for slot, message in members.items())
+        slots = _slots_by_rank(last.world_size, members)
+        digits = all(message.node == str(slots[rank]) for rank, message in members.items())
         seats = []
-        for slot in range(last.world_size):
-            if slot in members:
-                message = members[slot]
+        for rank, slot in enumerate(slots):
+            if rank in members:
+                message = members[rank]
                 seats.append(SeatGranted(message.node, slot, message.incarnation, message.session, message.process))
             else:
                 node = str(slot) if digits else f"unknown holder of slot {slot}"
@@ -143,7 +156,7 @@ class Rebuild:
                 boot_id=ledger.boot_id,
                 at=ledger.now,
                 seats=tuple(seats),
-                generation=GenerationCommitted(top, last.round, in_it, last.restore, line, ()),
+                generation=GenerationCommitted(top, last.round, in_it, last.restore, line, (), slots if in_it else ()),
                 final=max((one.final for one in standings if one.final is not None), default=None),
             )
         )
@@ -163,7 +176,7 @@ def is_placeholder(session: str) -> bool:
 
 
 def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
-    """The reports by what they agree on, and by slot; where two claim one slot neither counts."""
+    """The reports by what they agree on, and by rank; where two claim one rank neither counts."""
     groups: dict[Agreement, dict[int, Register]] = {}
     claimed_twice: set[tuple[Agreement, int]] = set()
     for message in reports:
@@ -171,12 +184,28 @@ def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Regi
         assert isinstance(standing, Standing)
         key = Agreement(message.job, standing.generation, standing.round, standing.world_size, standing.restore)
         group = groups.setdefault(key, {})
-        if standing.slot in group:
-            claimed_twice.add((key, standing.slot))
-        group[standing.slot] = message
-    for key, slot in claimed_twice:
-        groups[key].pop(slot, None)
+        if standing.rank in group:
+            claimed_twice.add((key, standing.rank))
+        group[standing.rank] = message
+    for key, rank in claimed_twice:
+        groups[key].pop(rank, None)
     return {key: members for key, members in groups.items() if members}
+
+
+def _slots_by_rank(world_size: int, members: Mapping[int, Register]) -> tuple[int, ...]:
+    """The slots that were reported, and for each of the others the first that keeps all of them rising."""
+    slots: list[int] = []
+    for rank in range(world_size):
+        standing = members[rank].standing if rank in members else None
+        slots.append(standing.slot if standing is not None else slots[-1] + 1 if slots else 0)
+    return tuple(slots)
+
+
+def _rises(members: Mapping[int, Register]) -> bool:
+    """Whether slots rise with ranks and leave room for the ranks between."""
+    reported = [(rank, members[rank].standing) for rank in sorted(members)]
+    places = [(rank, standing.slot) for rank, standing in reported if standing is not None]
+    return all(b_slot - a_slot >= b_rank - a_rank for (a_rank, a_slot), (b_rank, b_slot) in pairwise(places))
 
 
 def _shown(groups: dict[Agreement, dict[int, Register]]) -> str:

@@ -86,8 +86,26 @@ class SeatRetired:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareAdmitted:
+    """``node`` is ready to take a lost node's slot and holds none; supersedes what the node held before."""
+
+    node: str
+    incarnation: int
+    session: str
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGiven:
+    """The spare ``node`` takes ``slot``; its incarnation stays."""
+
+    node: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationCommitted:
-    """One committed membership: ``members`` are (node, incarnation), by rank."""
+    """One committed membership: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
 
     generation: int
     round: RoundId
@@ -95,6 +113,7 @@ class GenerationCommitted:
     restore: Point | None
     line: tuple[Cut, ...]
     numerics: Pairs
+    slots: tuple[int, ...]  # rising
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +148,7 @@ class JobInterrupted:
     kind: EndKind
     step: int
     cause: str
+    generation: int = 0  # the last that was committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,8 @@ Record = (
     | SeatLeft
     | SeatQuiet
     | SeatRetired
+    | SpareAdmitted
+    | SlotGiven
     | GenerationCommitted
     | TrainingFinished
     | JobInterrupted
@@ -167,5 +189,7 @@ SCHEMA = Schema(
         11: JobFinished,
         12: SeatQuiet,
         13: JobRebuilt,
+        14: SpareAdmitted,
+        15: SlotGiven,
     }
 )

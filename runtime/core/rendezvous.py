@@ -1,6 +1,6 @@
 """Rounds and generations (DESIGN section 6): when the members meet, and what they are told when all are in.
 
-One round is open at a time and takes in every loss that happens meanwhile. It closes when each slot's present holder
+One round is open at a time and takes in every loss that happens meanwhile. It closes when everybody the world awaits
 has joined; then the generation is written, and only then is anybody told its place. The address map of a generation is
 volatile: members repeat their part until their group stands, so a restarted scheduler collects it again.
 """
@@ -16,6 +16,7 @@ from runtime.core.messages import (
     AddressMap,
     GenerationStarted,
     Join,
+    Place,
     Publish,
     Refusal,
     Refused,
@@ -26,6 +27,7 @@ from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
 from runtime.core.state import Seat, next_line
+from runtime.core.world import World, rank_of_slot
 
 
 @dataclass(slots=True)
@@ -37,15 +39,20 @@ class Round:
     opened_at: float
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
-    blobs: dict[str, bytes] = field(default_factory=dict)  # of those who joined with their part of the address map
+    blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
+    """Of those who joined with their part of the address map, and what place it was made for."""
     look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
+    gently: bool = False  # the generation goes on until its members leave it at a commit
+    told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
+    version: int = -1  # of who was present when the places were told
 
 
 class Rendezvous:
     """Opens and closes rounds; starts generations and hands out their address maps."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, world: World) -> None:
         self._ledger = ledger
+        self._world = world
         self._rounds_opened = 0
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation this term committed
@@ -54,44 +61,94 @@ class Rendezvous:
 
     # ---- rounds
 
-    def open(self, reason: str, *, blames_nobody: bool = False) -> None:
+    def open(self, reason: str, *, blames_nobody: bool = False, gently: bool = False) -> None:
         """A new round: every live member is told to leave its generation and join."""
         ledger = self._ledger
         self._rounds_opened += 1
-        self._restore, self._blobs = None, {}
-        self.round = Round(RoundId(ledger.state.term, self._rounds_opened), reason, ledger.now, blames_nobody)
+        self._restore, self._blobs, self._world.has_begun = None, {}, True
+        round_id = RoundId(ledger.state.term, self._rounds_opened)
+        self.round = Round(round_id, reason, ledger.now, blames_nobody, gently=gently)
         ledger.ready.say(f"round {self.round.id} opened: {reason}")
         self._invite_everybody()
 
-    def blame(self, reason: str) -> None:
-        """The cause of the open round is known now: tell those who wait, once."""
+    def is_urgent(self) -> bool:
+        """Whether a round is open and the last generation is over, not only to be left at its next commit."""
+        return self.round is not None and not self.round.gently
+
+    def blame(self, reason: str, *, breaks: bool) -> None:
+        """Somebody is gone: tell those who wait, once, and, if that ``breaks`` the generation, those who train on."""
+        if breaks:
+            self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
             self.round.text, self.round.blames_nobody = reason, False
             self._invite_everybody()
 
+    def harden(self, reason: str) -> None:
+        """The generation that was to be left at its next commit cannot go on."""
+        if self.round is not None and self.round.gently:
+            self.round.text, self.round.gently, self.round.opened_at = reason, False, self._ledger.now
+            self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._invite_everybody()
+
     def _invite_everybody(self) -> None:
+        if self.round is not None:
+            self.round.version = self._ledger.version
         for seat in self._ledger.live_seats():
             self.invite(seat)
+
+    def refresh(self) -> None:
+        """Who is present may have changed: tell whose place is another now, and close the round if all are in."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or round_.version == ledger.version or not ledger.policy.is_elastic:
+            return
+        round_.version = ledger.version
+        for seat in ledger.live_seats():
+            if seat.slot is not None and self._world.place_of(seat.slot) != round_.told.get(seat.node):
+                self.invite(seat)
+        self._close_if_complete(round_)
 
     def invite(self, seat: Seat) -> None:
         """Tell one member about the open round (again)."""
         ledger, round_ = self._ledger, self.round
-        if round_ is None:
+        if round_ is None or seat.slot is None or not self._world.is_awaited(seat.slot):
             return
-        missing = ledger.names_of(ledger.absent)
-        message = RoundOpened(ledger.state.term, seat.incarnation, round_.id, round_.text, missing, look=round_.look)
+        place = self._world.place_of(seat.slot)
+        message = RoundOpened(
+            term=ledger.state.term,
+            incarnation=seat.incarnation,
+            round=round_.id,
+            text=round_.text,
+            missing=self._missing(),
+            place=place,
+            look=round_.look,
+            gently=round_.gently,
+        )
+        if ledger.policy.is_elastic:
+            round_.told[seat.node] = place
         ledger.tell(seat.node, message)
+
+    def _missing(self) -> str:
+        """Who is not there, and what becomes of that."""
+        ledger, policy = self._ledger, self._ledger.policy
+        names = ledger.names_of(ledger.absent)
+        if not (names and policy.is_elastic):
+            return names
+        present = ledger.present()
+        if present >= policy.min_world_size:
+            return f"{names}, at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)"
+        return f"{names}: {present} of at least {policy.min_world_size} (MIN_WORKER_NUM) are here"
 
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""
         if self.round is not None:
             self.round.joined.pop(node, None)
             self.round.blobs.pop(node, None)
+            self.round.told.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
         """A member joins the open round; with the last one the generation is committed."""
         ledger, round_ = self._ledger, self.round
-        if round_ is None or message.round != round_.id:
+        if round_ is None or message.round != round_.id or seat.slot is None:
             return
         committed = ledger.state.generation
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
@@ -101,19 +158,17 @@ class Rendezvous:
             seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
         )
         if message.blob:
-            round_.blobs[seat.node] = message.blob
-        if len(round_.joined) == ledger.policy.world_size and not ledger.absent:
-            self._close(round_)
+            round_.blobs[seat.node] = (message.blob, message.place)
+        self._world.expect_now(seat.slot)
+        self._close_if_complete(round_)
 
     def waits_for(self) -> str:
         """Whom the open round waits for."""
         ledger, round_ = self._ledger, self.round
-        missing = {
-            slot
-            for slot in range(ledger.policy.world_size)
-            if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined
-        }
-        return ledger.names_of(missing)
+        slots = {*self._world.members(), *ledger.absent}
+        return ledger.names_of(
+            {slot for slot in slots if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined}
+        )
 
     def timed_out(self) -> bool:
         """Whether the open round has waited TOPO_TIMEOUT."""
@@ -124,51 +179,64 @@ class Rendezvous:
         """When the open round has waited long enough."""
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
             return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
+        if self.round.gently:
+            return None  # the generation trains: it may come to its next commit when it does
         return self.round.opened_at + self._ledger.policy.topo_timeout_s
+
+    def _close_if_complete(self, round_: Round) -> None:
+        if self._world.is_complete(len(round_.joined)):
+            self._close(round_)
 
     def _close(self, round_: Round) -> None:
         ledger, state = self._ledger, self._ledger.state
-        by_rank = {slot: round_.joined[node] for slot, node in sorted(state.by_slot.items())}
-        if not self._same_numerics(by_rank) or self._asks_disks(round_, by_rank):
+        slots = tuple(self._world.members())
+        seats = [state.seats[state.by_slot[slot]] for slot in slots]
+        by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
+        if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
         restore = choose(by_rank, state.generation)
-        members = tuple((node, state.seats[node].incarnation) for _, node in sorted(state.by_slot.items()))
         ledger.write(
             GenerationCommitted(
                 generation=state.generation_number + 1,
                 round=round_.id,
-                members=members,
+                members=tuple((seat.node, seat.incarnation) for seat in seats),
                 restore=restore.point,
                 line=next_line(state.generation, restore.point),
                 numerics=by_rank[0].numerics,
+                slots=slots,
             )
         )
         self.round, self._restore = None, restore
-        self._blobs = {rank: round_.blobs[node] for rank, (node, _) in enumerate(members) if node in round_.blobs}
-        ledger.ready.say(f"generation {state.generation_number} starts with {len(members)} workers; {restore.text}")
+        self._blobs = {}
+        for rank, seat in enumerate(seats):
+            blob, made_for = round_.blobs.get(seat.node, (b"", None))
+            if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
+                self._blobs[rank] = blob
+        ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
         self._start_everybody()
-        self._tell_address_map([node for node, _ in members])
+        self._tell_address_map([seat.node for seat in seats])
 
-    def _asks_disks(self, round_: Round, by_rank: dict[int, Joined]) -> bool:
+    def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
+        """Whether what was made for one place, by default that of a full world, is good in this one."""
+        default = Place(place.slot, place.slot, self._ledger.policy.world_size)
+        return (made_for or default) == place
+
+    def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Joined]) -> bool:
         """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
         if not must_look(by_rank, self._ledger.state.generation):
             return False
         round_.look = True
         for rank, member in by_rank.items():
             if not member.looked:
-                seat = self._ledger.state.seat_of_slot(rank)
-                assert seat is not None, "every rank of a closing round is seated"
-                self.forget(seat.node)
-                self.invite(seat)
+                self.forget(seats[rank].node)
+                self.invite(seats[rank])
         return True
 
-    def _same_numerics(self, by_rank: dict[int, Joined]) -> bool:
+    def _same_numerics(self, seats: Sequence[Seat], by_rank: dict[int, Joined]) -> bool:
         same = True
         for rank, member in by_rank.items():
             if member.numerics != by_rank[0].numerics:
-                seat = self._ledger.state.seat_of_slot(rank)
-                assert seat is not None, "every rank of a closing round is seated"
-                self._refuse_numerics(seat, member.numerics, by_rank[0].numerics, "rank 0")
+                self._refuse_numerics(seats[rank], member.numerics, by_rank[0].numerics, "rank 0")
                 same = False
         return same
 
@@ -183,7 +251,7 @@ class Rendezvous:
         ledger.ready.say(text, Level.WARNING)
         ledger.write(SeatLeft(seat.node, seat.incarnation))
         if seat.slot is not None:
-            ledger.absent.add(seat.slot)
+            ledger.miss(seat.slot, at_once=True)
         self.forget(seat.node)
 
     # ---- generations
@@ -191,9 +259,10 @@ class Rendezvous:
     def rank_of(self, seat: Seat) -> int | None:
         """The seat's rank in the last committed generation; None where this incarnation is no member."""
         committed = self._ledger.state.generation
-        if committed is None or seat.slot is None or seat.slot >= len(committed.members):
+        rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
+        if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):
             return None
-        return seat.slot if committed.members[seat.slot] == (seat.node, seat.incarnation) else None
+        return rank
 
     def can_tell(self) -> bool:
         """Whether a member that missed its GenerationStarted can still be told; not after a scheduler restart."""
@@ -248,6 +317,7 @@ class Rendezvous:
                 source=restore.source_of(rank),
                 serves=restore.served_by(rank),
                 text=restore.text,
+                slot=committed.slots[rank],
             ),
         )
 

@@ -33,6 +33,7 @@ from runtime.core.rebuild import Rebuild
 from runtime.core.records import JobCreated, TermStarted, TrainingFinished
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.state import JobState, Seat
+from runtime.core.world import World
 
 MAX_FENCED = 1000
 
@@ -89,15 +90,17 @@ class SchedulerCore:
     def __init__(self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str) -> None:
         self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
         self._leases = Leases(ledger)
-        self._admission = Admission(ledger, self._leases)
-        self._rendezvous = Rendezvous(ledger)
+        self._world = World(ledger)
+        self._admission = Admission(ledger, self._leases, self._world)
+        self._rendezvous = Rendezvous(ledger, self._world)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
+        self._newcomer = ""  # it can go on, and somebody is ready to join it
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
-        self._ending = Ending(ledger, self._admission, self._rendezvous)
+        self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
     # ---- the contract
 
@@ -107,10 +110,10 @@ class SchedulerCore:
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
         ledger.write(TermStarted(state.term + 1, ledger.boot_id, ledger.now))
-        ledger.absent.update(range(ledger.policy.world_size))
+        self._world.load()
         for seat in state.seats.values():
             ledger.sessions[seat.session] = seat.node
-            if seat.lost or seat.left or seat.slot is None:
+            if seat.lost or seat.left or seat.is_retired:
                 ledger.presences[seat.node] = Presence(ledger.now)
             else:
                 self._leases.begin(seat, heard=False)
@@ -172,13 +175,14 @@ class SchedulerCore:
             return "ending"
         if state.final:
             return "finished"
-        if self._rendezvous.round:
+        if self._rendezvous.is_urgent():
             return f"forming; waiting for {self._rendezvous.waits_for()}"
         if state.generation is None:
-            return f"filling; waiting for {self._ledger.names_of(set(self._ledger.absent))}"
+            return f"filling; waiting for {self._ledger.names_of(self._ledger.absent)}"
         return "training"
 
     def _finish_step(self) -> Ready:
+        self._give_slots()
         self._open_round_if_needed()
         ready, self._ledger.ready = self._ledger.ready, Ready()
         ready.wake_at = self._wake_at()
@@ -188,7 +192,7 @@ class SchedulerCore:
         candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
         candidates.append(self._ending.deadline())
         if self._ending.ended is None:
-            candidates.append(self._rendezvous.deadline())
+            candidates += [self._rendezvous.deadline(), self._world.shrink_deadline(), self._start_deadline()]
         return min((deadline for deadline in candidates if deadline is not None), default=None)
 
     # ---- events
@@ -228,10 +232,12 @@ class SchedulerCore:
             self._ending.hear_somebody()
         if seat is None:
             return
-        if seat.incarnation != old_incarnation:
+        if seat.slot is not None and seat.incarnation != old_incarnation:
             self._rendezvous.forget(seat.node)
             self._done.pop(seat.node, None)
-            if self._ledger.state.generation is not None:
+            if self._world.is_new(seat.slot):
+                self._world.expect_later(seat.slot)
+            elif self._ledger.state.generation is not None:
                 what = "was started again" if old_incarnation else "takes the place of a lost one"
                 self._broken.append(f"worker {seat.node} {what} ({seat.process})")
         self._rendezvous.invite(seat)
@@ -243,6 +249,7 @@ class SchedulerCore:
             return
         ledger, state = self._ledger, self._ledger.state
         self._ending.hear_somebody()
+        self._world.load()
         heard = {message.session for message in reporters}
         for seat in state.seats.values():
             self._leases.begin(seat, heard=seat.session in heard)
@@ -260,7 +267,7 @@ class SchedulerCore:
             seat is not None
             and sender.job == self._ledger.state.job
             and (sender.session, sender.incarnation) == (seat.session, seat.incarnation)
-            and seat.slot is not None
+            and not seat.is_retired
         ):
             return None if seat.left else seat
         if sender.job == self._ledger.state.job:
@@ -275,7 +282,7 @@ class SchedulerCore:
         presence = self._ledger.presences[seat.node]
         presence.activity, presence.round = Activity.WAITING, message.round
         was_in_it = presence.generation == self._ledger.state.generation_number
-        if self._rendezvous.round is not None and was_in_it and self._rendezvous.rank_of(seat) is not None:
+        if self._rendezvous.is_urgent() and was_in_it and self._rendezvous.rank_of(seat) is not None:
             self._corroborate()
         self._rendezvous.join(seat, message)
 
@@ -285,8 +292,10 @@ class SchedulerCore:
         presence.activity, presence.generation = message.activity, message.generation
         presence.round, presence.step = message.round, message.step
         was_in_it = message.generation == ledger.state.generation_number and self._rendezvous.rank_of(seat) is not None
+        if seat.slot is not None and message.activity is not Activity.SEATED:
+            self._world.expect_now(seat.slot)
         if message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
-            self._corroborate()
+            self._member_waits(seat)
         if self._ending.answer(seat.session):
             return
         if ledger.state.final is not None:
@@ -297,6 +306,17 @@ class SchedulerCore:
                 self._rendezvous.invite(seat)
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
+        elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
+            self._newcomer = f"worker {seat.node} ({seat.process}) joins"
+
+    def _member_waits(self, seat: Seat) -> None:
+        """A member has left its generation: because a collective failed, or, asked gently, at a commit."""
+        round_ = self._rendezvous.round
+        if round_ is None or not round_.gently:
+            self._corroborate()
+        elif seat.node not in round_.joined:
+            number = self._ledger.state.generation_number
+            self._rendezvous.harden(f"a collective of generation {number} failed at worker {seat.node}")
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         """A member of the last generation says where it is; mend what it missed."""
@@ -320,13 +340,13 @@ class SchedulerCore:
         point = Point(max(self._done.values()), committed.generation)
         ledger.write(TrainingFinished(point))
         ledger.ready.say(f"training is finished at step {point.step}: every worker's last commit is durable")
-        for member in ledger.live_seats():
+        for member in ledger.everybody():
             ledger.tell(member.node, Finished(ledger.state.term, point))
 
     def _leave(self, seat: Seat, message: Leave) -> None:
         if message.on_purpose:
             self._leases.leave(seat)
-            self._ledger.ready.say(f"worker {seat.node} left: {message.text}")
+            self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
         else:
             self._ledger.presences[seat.node].is_gone = True
@@ -338,12 +358,12 @@ class SchedulerCore:
         self._rebuild.forget(session)
         node = self._ledger.sessions.get(session)
         seat = self._ledger.state.seats.get(node) if node is not None else None
-        if seat is None or seat.session != session or seat.slot is None:
+        if seat is None or seat.session != session or seat.is_retired:
             return
         reason = self._leases.close(seat, gone=gone)
         if reason is not None:
             self._lose(seat, reason)
-        elif self._rendezvous.round is not None and self._rendezvous.round.joined:
+        elif self._rendezvous.round is not None and self._rendezvous.round.joined and self._rendezvous.is_urgent():
             self._corroborate()
         self._ending.if_everybody_left()
 
@@ -362,6 +382,7 @@ class SchedulerCore:
         if self._rendezvous.round is not None:
             self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
         self._ending.shift(gap_s)
+        self._world.shift(gap_s)
         text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
         self._ledger.ready.say(text, Level.WARNING)
 
@@ -373,7 +394,14 @@ class SchedulerCore:
         self._judge_reports()
         if self._ending.ended is not None:
             self._ending.if_everybody_left()
-        elif self._rendezvous.timed_out():
+            return
+        self._give_slots()
+        self._world.shrink()
+        if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
+            self._admission.seat_pending()
+            self._world.begin_without_the_absent()
+        self._rendezvous.refresh()
+        if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
         elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
@@ -384,16 +412,29 @@ class SchedulerCore:
 
     # ---- losses, rounds
 
+    def _give_slots(self) -> None:
+        if self._ending.ended is None:
+            for seat in self._world.give_slots():
+                self._rendezvous.invite(seat)
+
+    def _start_deadline(self) -> float | None:
+        return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
+
     def _lose(self, seat: Seat, reason: str) -> None:
         self._leases.end(seat, reason)
+        if seat.slot is None:
+            return  # a spare: no event for the job
         cause = f"worker {seat.node} ({seat.process}): {seat.reason}"
         self._ending.first_cause = self._ending.first_cause or cause
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
     def _gone(self, seat: Seat, why: str) -> None:
         """The seat has no live holder any more, for whatever reason."""
+        if seat.slot is None:
+            return
+        self._world.expect_now(seat.slot)
         self._rendezvous.forget(seat.node)
-        self._rendezvous.blame(why)
+        self._rendezvous.blame(why, breaks=self._rendezvous.rank_of(seat) is not None)
         if self._ledger.state.final is not None or self._ending.ended is not None:
             return
         self._done.pop(seat.node, None)
@@ -417,12 +458,24 @@ class SchedulerCore:
         ledger, state = self._ledger, self._ledger.state
         reasons, self._broken = self._broken, []
         failed, self._failed_collective = self._failed_collective, ""
+        newcomer, self._newcomer = self._newcomer, ""
         if self._rendezvous.round is not None or state.final is not None or self._ending.ended is not None:
             return
         if state.generation is None:
-            if not ledger.absent:
-                self._rendezvous.open(f"all {ledger.policy.world_size} workers are registered")
+            if self._world.may_begin():
+                self._world.begin_without_the_absent()
+                here, size = ledger.present(), ledger.policy.world_size
+                few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
+                self._rendezvous.open(few if here < size else f"all {here} workers are registered")
         elif (reasons or failed) and ledger.policy.recovery:
             self._done.clear()
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            self._rendezvous.open(reasons[0] + more if reasons else failed, blames_nobody=not reasons)
+            reason = reasons[0] + more if reasons else failed
+            if self._world.has_resets_left():
+                self._rendezvous.open(reason, blames_nobody=not reasons)
+            else:
+                limit = f"it began anew {ledger.policy.reset_limit} times (RESET_LIMIT)"
+                self._ending.end_job(EndKind.INTERRUPTED, f"{limit}; now {reason}")
+        elif newcomer and self._world.has_resets_left():
+            self._done.clear()
+            self._rendezvous.open(newcomer, gently=True)

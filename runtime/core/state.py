@@ -24,6 +24,8 @@ from runtime.core.records import (
     SeatQuiet,
     SeatResumed,
     SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
     TermStarted,
     TrainingFinished,
 )
@@ -46,7 +48,7 @@ class Seat:
     """The durable facts about a node that was admitted."""
 
     node: str
-    slot: int | None  # None: retired; the node keeps its incarnation count
+    slot: int | None  # None: a spare, or retired; the node keeps its incarnation count
     incarnation: int
     session: str
     process: Process
@@ -54,6 +56,17 @@ class Seat:
     left: bool = False
     reason: str = ""
     quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
+    is_spare: bool = False
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether what the node held was taken away for good."""
+        return self.slot is None and not self.is_spare
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{'spare' if self.is_spare else 'worker'} {self.node}"
 
 
 @dataclass(slots=True)
@@ -67,6 +80,7 @@ class JobState:
     boot_id: str = ""
     seats: dict[str, Seat] = field(default_factory=dict)
     by_slot: dict[int, str] = field(default_factory=dict)
+    spares: dict[str, None] = field(default_factory=dict)  # those neither lost nor left, in the order they came
     generation: GenerationCommitted | None = None
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
@@ -104,17 +118,28 @@ class JobState:
             case SeatResumed():
                 seat = self.seats[record.node]
                 seat.lost, seat.left, seat.reason, seat.quiet_since = False, False, "", None
+                if seat.is_spare:
+                    self.spares[seat.node] = None
             case SeatLost():
                 seat = self.seats[record.node]
                 seat.lost, seat.reason = True, record.reason
                 seat.quiet_since = BootTime(self.boot_id, record.since)
+                self.spares.pop(seat.node, None)
             case SeatLeft():
                 self.seats[record.node].left = True
+                self.spares.pop(record.node, None)
             case SeatQuiet():
                 self.seats[record.node].quiet_since = BootTime(record.boot_id, record.since)
             case SeatRetired():
                 self.seats[record.node].slot = None
                 del self.by_slot[record.slot]
+            case SpareAdmitted():
+                self._admit_spare(record)
+            case SlotGiven():
+                seat = self.seats[record.node]
+                seat.slot, seat.is_spare = record.slot, False
+                self.spares.pop(seat.node, None)
+                self.by_slot[record.slot] = seat.node
             case GenerationCommitted():
                 self.generation = record
             case TrainingFinished():
@@ -127,7 +152,7 @@ class JobState:
     def _rebuild(self, record: JobRebuilt) -> None:
         self.job, self.name, self.settings = record.job, record.name, record.settings
         self.term, self.boot_id = record.term, record.boot_id
-        self.seats, self.by_slot = {}, {}
+        self.seats, self.by_slot, self.spares = {}, {}, {}
         for grant in record.seats:
             self._grant(grant)
         self.generation, self.final = record.generation, record.final
@@ -145,6 +170,17 @@ class JobState:
             del self.by_slot[old.slot]
         self.seats[record.node] = Seat(record.node, record.slot, record.incarnation, record.session, record.process)
         self.by_slot[record.slot] = record.node
+        self.spares.pop(record.node, None)
+
+    def _admit_spare(self, record: SpareAdmitted) -> None:
+        old = self.seats.get(record.node)
+        if old is not None and old.slot is not None:
+            del self.by_slot[old.slot]
+        self.seats[record.node] = Seat(
+            record.node, None, record.incarnation, record.session, record.process, is_spare=True
+        )
+        self.spares.pop(record.node, None)
+        self.spares[record.node] = None
 
     def snapshot(self) -> Iterator[Record]:
         """The fewest records whose replay gives this state."""
@@ -163,10 +199,13 @@ class JobState:
 
 
 def _seat_records(seat: Seat) -> Iterator[Record]:
-    slot = _NO_SLOT if seat.slot is None else seat.slot
-    yield SeatGranted(seat.node, slot, seat.incarnation, seat.session, seat.process)
-    if seat.slot is None:
-        yield SeatRetired(seat.node, _NO_SLOT)
+    if seat.is_spare:
+        yield SpareAdmitted(seat.node, seat.incarnation, seat.session, seat.process)
+    else:
+        slot = _NO_SLOT if seat.slot is None else seat.slot
+        yield SeatGranted(seat.node, slot, seat.incarnation, seat.session, seat.process)
+        if seat.slot is None:
+            yield SeatRetired(seat.node, _NO_SLOT)
     if seat.lost:
         yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason)
     if seat.quiet_since:

@@ -304,6 +304,12 @@ def policy_of(settings: Settings) -> Policy:
         reconnect_grace_s=settings.reconnect_grace_s,
         topo_timeout_s=settings.topo_timeout_s,
         rebuild=settings.rebuild,
+        min_world_size=settings.min_worker_num,
+        max_world_size=settings.max_worker_num,
+        spare_num=settings.spare_num,
+        start_grace_s=settings.start_grace_s,
+        shrink_grace_s=settings.shrink_grace_s,
+        reset_limit=settings.reset_limit,
     )
 
 

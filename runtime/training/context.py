@@ -126,11 +126,10 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     agent = Agent(settings, job_name, kind)
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
-    chosen = device.choose(settings.device, admitted.slot)
-    voice.set_up(f"worker {agent.node}")
-    voice.say(
-        f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}, job {admitted.job}"
-    )
+    chosen = device.choose(settings.device, _index(admitted.slot, agent.node))
+    voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
+    seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
+    voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
     process = Process(settings, job_name, chosen, agent, admitted, addresses, coming=coming, ending=ending)
@@ -171,9 +170,20 @@ def current(call: str) -> Process:
 
 
 def get_rank() -> int:
-    """This process's rank: in its generation, or, before the first one, the rank its seat will have."""
+    """This process's rank: in its generation, or, before the first one, the rank its seat will have.
+
+    Raises:
+        UsageError: in a spare, which has no rank before it takes a lost worker's place.
+    """
     process = current("runtime.get_rank()")
-    return process.place.rank if process.place is not None else process.admitted.slot
+    if process.place is not None:
+        return process.place.rank
+    if process.admitted.slot is None:
+        raise UsageError(
+            "runtime.get_rank() in a spare, which has no rank yet: ask inside the function that elastic.run calls, or "
+            "ask runtime.is_spare() first"
+        )
+    return process.admitted.slot
 
 
 def get_world_size() -> int:
@@ -187,13 +197,23 @@ def get_local_rank() -> int:
     process = current("runtime.get_local_rank()")
     if process.place is not None:
         return process.place.local_rank
-    return process.admitted.slot % max(1, torch.accelerator.device_count())
+    return _index(process.admitted.slot, process.agent.node) % max(1, torch.accelerator.device_count())
 
 
 def is_spare() -> bool:
     """Whether this process holds no slot and waits to replace a lost one."""
-    current("runtime.is_spare()")
-    return False
+    process = current("runtime.is_spare()")
+    return process.place is None and process.admitted.slot is None
+
+
+def _index(slot: int | None, node: str) -> int:
+    """Which of its host's devices a process takes, if the host has as many processes as devices.
+
+    A spare's is the one its number names, so that spares of one host do not crowd on one device.
+    """
+    if slot is not None:
+        return slot
+    return int(node) if node.isdecimal() else 0
 
 
 class _Ending:

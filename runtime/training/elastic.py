@@ -62,6 +62,9 @@ class _CountingSession:
         self._agent = agent
         self._state = state
 
+    def before_step(self) -> None:
+        """A rank that cannot recover needs nothing of the others."""
+
     def save(self) -> None:
         self._agent.step = self._state.completed_steps
         self._state.remember(Point(self._state.completed_steps, 1))

@@ -37,7 +37,7 @@ class LastCommit:
         self._versions = 0
         self._stepped: list[torch.Tensor] = []
 
-    def stepping(self, *_: object) -> None:
+    def stepping(self) -> None:
         """An optimizer begins a step: from now on the live tensors are no commit."""
         self._is_stepping = True
 

@@ -26,8 +26,10 @@ from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.checkpointing import RankCheckpoints
+from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.state import TorchState
+from runtime.training.warmth import warm_up
 
 __all__ = ["Session"]
 
@@ -35,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Session:
-    """The running ``elastic.run`` of a process that has, or may get, a slot."""
+    """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
     def __init__(self, process: Process, state: TorchState) -> None:
         self._process = process
@@ -45,8 +47,15 @@ class Session:
         self._layouts: Mapping[str, Any] = {}  # of the last commit
         self._live: Point | None = None  # the commit this process holds while it waits
         self._place: GenerationStarted | None = None
-        self._checkpoints = self._checkpoints_of(process.admitted.slot)
-        state.bind(self, process.admitted.slot)
+        self._coming: ComingGroup | None = None
+        self._own_folder: RankCheckpoints | None = None
+        slot = process.admitted.slot
+        if slot is None:
+            warm_up(state, process.device, process.group)
+            voice.say("this spare is warm: it takes the place of the next worker that is lost")
+        else:
+            self._take_slot(slot)
+        state.bind(self, slot or 0)
 
     def run(self, call: Callable[[], Result]) -> Result | None:
         """Call the function until it returns in a generation that ends well."""
@@ -72,15 +81,21 @@ class Session:
         """The function is through, or failed for good."""
         ddp.generation_ended()
         self._state.bind(None, context.get_rank())
-        self._checkpoints.release()
+        if self._own_folder is not None:
+            self._own_folder.release()
 
     # ---- the state's commits
+
+    def before_step(self) -> None:
+        """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit."""
+        ddp.sync_buffers_all()
+        ddp.settle_all()
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
         place, state = self._present(), self._state
         step = state.completed_steps
-        ddp.sync_buffers_all()
+        ddp.sync_buffers_all()  # where a forward pass came after the step
         layouts = ddp.settle_all()
         state.remember(Point(step, place.generation))
         if layouts is None:
@@ -132,37 +147,51 @@ class Session:
 
     def _enter(self) -> GenerationStarted | Point:
         self._numerics = numerics.describe(self._process.device)
-        self._coming = self._process.take_coming_group(self._next_place())
-        self._blob = self._coming.blob()
+        self._begin_to_connect(self._next_place())
         place = self._agent.enter(self._entry(look=False), self._enter_again)
         if isinstance(place, Point):
-            self._coming.group.drop()
+            self._begin_to_connect(None)
         return place
 
-    def _next_place(self) -> Place:
-        """The one the open round offers; before there is any, the present one, or the seat's."""
+    def _next_place(self) -> Place | None:
+        """The one the open round offers; before there is any, the present one, or the seat's; none for a spare."""
         offered, present, admitted = self._agent.offered_place, self._place, self._process.admitted
         if offered is not None:
             return offered
         if present is not None:
-            return Place(self._checkpoints.slot, present.rank, present.world_size)
-        return Place(admitted.slot, admitted.slot, admitted.world_size)
+            return Place(present.slot, present.rank, present.world_size)
+        return None if admitted.slot is None else Place(admitted.slot, admitted.slot, admitted.world_size)
+
+    def _begin_to_connect(self, place: Place | None) -> None:
+        """The next group is that of this place; what was begun for another one is given up."""
+        if self._coming is not None and self._coming.place != place:
+            self._coming.group.drop()
+            self._coming = None
+        if place is not None and self._coming is None:
+            self._take_slot(place.slot)
+            self._coming = self._process.take_coming_group(place)
+
+    def _take_slot(self, slot: int) -> None:
+        """The folder of the slot is this process's from now on."""
+        if self._own_folder is None or self._own_folder.slot != slot:
+            if self._own_folder is not None:
+                self._own_folder.release()
+            self._own_folder = self._checkpoints_of(slot)
 
     def _enter_again(self, asked: EnterAgain) -> Entered:
         """The round wants to know what the disk holds, or has another place for this process."""
-        if asked.place is not None and asked.place != self._coming.place:
-            self._coming.group.drop()
-            self._coming = self._process.take_coming_group(asked.place)
-            self._blob = self._coming.blob()
+        if asked.place is not None:
+            self._begin_to_connect(asked.place)
         return self._entry(look=asked.look)
 
     def _entry(self, *, look: bool) -> Entered:
+        coming = self._coming
         return Entered(
-            points=tuple(self._checkpoints.held()) if look else (),
+            points=tuple(self._checkpoints.held()) if look and self._own_folder is not None else (),
             own_parts=self._state.has_own_parts,
             numerics=self._numerics,
-            blob=self._blob,
-            place=self._coming.place,
+            blob=b"" if coming is None else coming.blob(),
+            place=None if coming is None else coming.place,
             live=self._live,
             looked=look,
         )
@@ -173,7 +202,9 @@ class Session:
         self._place = process.place = place
         if process.group is not None:
             process.group.drop()
-        process.group = self._coming.begins(place, self._agent)
+        self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
+        assert self._coming is not None, "a generation's member has a place"
+        process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)
         formed = process.group.form()
         if not is_first:
@@ -278,11 +309,20 @@ class Session:
         digest.update(repr((self._state.completed_steps, ddp.capture_all())).encode())
         return digest.intdigest() >> 1
 
+    def _root(self) -> Path:
+        directory = self._state.checkpoint_config.directory or self._process.settings.checkpoint_path
+        return Path(directory).resolve()
+
+    @property
+    def _checkpoints(self) -> RankCheckpoints:
+        assert self._own_folder is not None, "whoever has a place has a slot"
+        return self._own_folder
+
     def _checkpoints_of(self, slot: int) -> RankCheckpoints:
-        process, config = self._process, self._state.checkpoint_config
+        process = self._process
         return RankCheckpoints(
-            config,
-            Path(config.directory or process.settings.checkpoint_path).resolve(),
+            self._state.checkpoint_config,
+            self._root(),
             job=process.admitted.job,
             job_name=process.job_name,
             slot=slot,
@@ -309,11 +349,9 @@ class Session:
 
     def _load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's."""
-        admitted = self._process.admitted
-        root = self._checkpoints.root
-        slots = [admitted.slot, *(slot for slot in range(admitted.world_size) if slot != admitted.slot)]
-        for slot in slots:
-            for found in store.scan(store.rank_directory(root, slot), admitted.job):
+        root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
+        for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
+            for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):
                 if found.point.step != point.step or not found.is_usable:
                     continue
                 try:
@@ -321,7 +359,7 @@ class Session:
                 except CheckpointError as error:
                     voice.warn(f"passed over the final state in {found.path}: {error}")
                     continue
-                self._become(final)
+                self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
                 voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
                 return
         raise StoreError(

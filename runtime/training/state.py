@@ -28,6 +28,9 @@ Marks = list[tuple[int, int] | None]
 class Session(Protocol):
     """Where a state's commits go: the running ``elastic.run``."""
 
+    def before_step(self) -> None:
+        """An optimizer is about to step: the last moment at which this rank still is its last commit."""
+
     def save(self) -> None:
         """The state as it stands is a commit."""
 
@@ -109,7 +112,7 @@ class TorchState:
     def _hook_optimizers(self) -> None:
         optimizers = [one.value for one in self._handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._last_commit.stepping)
+            optimizer.register_step_pre_hook(self._before_step)
         self._counts_commits = not optimizers
         if optimizers:
             optimizers[0].register_step_post_hook(self._stepped)
@@ -267,6 +270,11 @@ class TorchState:
         if self._session is None:
             raise UsageError(f"state.{call}() belongs into a function that runs under runtime.elastic.run")
         return self._session
+
+    def _before_step(self, *_: object) -> None:
+        if self._session is not None:
+            self._session.before_step()
+        self._last_commit.stepping()
 
     def _stepped(self, *_: object) -> None:
         self._steps += 1

@@ -53,6 +53,8 @@ def test_defaults_are_those_of_the_design() -> None:
         min_worker_num=4,
         max_worker_num=4,
         start_grace_s=30.0,
+        shrink_grace_s=10.0,
+        reset_limit=0,
         spare_num=0,
         checkpoint_path=Path("./ckpt_of_rank"),
         log_dir=Path("./device"),
@@ -94,9 +96,12 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("NODE_TIMEOUT", "1800", "node_timeout_s", 1800.0),
     ("RECONNECT_GRACE", "0", "reconnect_grace_s", 0.0),
     ("TOPO_TIMEOUT", "5", "topo_timeout_s", 5.0),
-    ("MIN_WORKER_NUM", "4", "min_worker_num", 4),
-    ("MAX_WORKER_NUM", "4", "max_worker_num", 4),
-    ("SPARE_NUM", "0", "spare_num", 0),
+    ("MIN_WORKER_NUM", "2", "min_worker_num", 2),
+    ("MAX_WORKER_NUM", "8", "max_worker_num", 8),
+    ("START_GRACE", "0", "start_grace_s", 0.0),
+    ("SHRINK_GRACE", "0", "shrink_grace_s", 0.0),
+    ("RESET_LIMIT", "3", "reset_limit", 3),
+    ("SPARE_NUM", "1", "spare_num", 1),
     ("CHECKPOINT_PATH", "ckpt", "checkpoint_path", Path("ckpt")),
     ("LOG_DIR", "logs", "log_dir", Path("logs")),
     ("JOB_NAME", "my job", "job_name", "my job"),
@@ -118,8 +123,7 @@ def test_a_given_value_is_read_under_both_names(prefix: str, name: str, text: st
 
 
 def test_every_variable_of_the_table_is_given_a_value_somewhere() -> None:
-    unbuilt = {variable.name for variable in VARIABLES if not variable.capability.built}
-    assert {name for name, *_ in GIVEN} | unbuilt == {variable.name for variable in VARIABLES}
+    assert {name for name, *_ in GIVEN} == {variable.name for variable in VARIABLES}
 
 
 def test_an_empty_text_counts_as_unset() -> None:
@@ -187,6 +191,8 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("TOPO_TIMEOUT", "0", ("seconds, 0.001 or more",)),
     ("RECONNECT_GRACE", "-0.1", ("seconds, 0 or more",)),
     ("START_GRACE", "soon", ("seconds, 0 or more",)),
+    ("SHRINK_GRACE", "-1", ("seconds, 0 or more", "export SHRINK_GRACE=10")),
+    ("RESET_LIMIT", "-1", ("from 0 to 1000000", "export RESET_LIMIT=0")),
     ("SPARE_NUM", "-1", ("from 0 to 100000",)),
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
     ("MAX_WORKER_NUM", "100001", ("from 1 to 100000", "unset MAX_WORKER_NUM")),
@@ -200,11 +206,8 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("NODE_TIMEOUT", "1.5", ("HEARTBEAT_INTERVAL=1 (default)", "HEARTBEAT_INTERVAL=0.75")),
     ("NODE_TIMEOUT", "2000", ("TOPO_TIMEOUT=1800 (default)", "NODE_TIMEOUT ≤ TOPO_TIMEOUT", "TOPO_TIMEOUT=2000")),
     ("TOPO_TIMEOUT", "4", ("NODE_TIMEOUT=5 (default)", "NODE_TIMEOUT=4")),
-    # Each asks for what this release has not built.
-    ("SPARE_NUM", "1", ("not built yet", "spares", "unset SPARE_NUM", "recover.sh")),
-    ("START_GRACE", "30", ("not built yet", "unset START_GRACE")),
-    ("MAX_WORKER_NUM", "8", ("not built yet", "or WORKER_NUM", "unset MAX_WORKER_NUM")),
-    ("MIN_WORKER_NUM", "2", ("not built yet", "or WORKER_NUM", "unset MIN_WORKER_NUM")),
+    ("MAX_WORKER_NUM", "3", ("expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM", "unset MAX_WORKER_NUM")),
+    ("MIN_WORKER_NUM", "5", ("expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM", "unset MIN_WORKER_NUM")),
     ("CLUSTER_SECRET_FILE", "~/secret", ("only a shell expands", 'export CLUSTER_SECRET_FILE="$HOME/..."')),
 ]
 
@@ -252,8 +255,8 @@ def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
             "HEARTBEAT_INTERVAL": "3",
             "MIN_WORKER_NUM": "3",
             "MAX_WORKER_NUM": "2",
-            "START_GRACE": "5",
-            "SPARE_NUM": "2",
+            "START_GRACE": "x",
+            "SPARE_NUM": "-2",
             "CLUSTER_SECRET_FILE": "~/secret",
         }
     )

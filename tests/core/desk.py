@@ -85,7 +85,7 @@ class Desk:
 
 def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:
     return GenerationStarted(
-        term, incarnation, generation, RoundId(term, number), 3, 4, 0, 1, Point(20, 1), 3, (), "from 20"
+        term, incarnation, generation, RoundId(term, number), 3, 4, 0, 1, Point(20, 1), 3, (), "from 20", 3
     )
 
 

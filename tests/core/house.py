@@ -23,6 +23,7 @@ from runtime.core.messages import (
     Join,
     Leave,
     Pairs,
+    Place,
     Process,
     Publish,
     Refused,
@@ -159,11 +160,16 @@ class House:
         numerics: Pairs = NUMERICS,
         round_id: RoundId | None = None,
         blob: bytes = b"",
+        place: Place | None = None,
+        live: tuple[int, int] | None = None,
+        looked: bool = True,
     ) -> Ready:
         credential = self.credential(node)
         asked = round_id or self.last(credential.session, RoundOpened).round
         held = tuple(Point(step, generation) for step, generation in points)
-        return self.receive(credential.session, Join(credential, asked, held, own_parts, numerics, blob))
+        in_memory = None if live is None else Point(*live)
+        join = Join(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked)
+        return self.receive(credential.session, join)
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
         credential = self.credential(node)
@@ -221,11 +227,11 @@ class House:
 
     def train(self, **points: Iterable[tuple[int, int]]) -> House:
         """Form the next generation of the nodes that hold the seats; ``n0=[(step, generation)]`` for their points."""
-        for slot in range(self.policy.world_size):
-            node = self.core.state.by_slot[slot]
+        nodes = [node for _, node in sorted(self.core.state.by_slot.items())]
+        for node in nodes:
             self.join(node, points.get(f"n{node}", ()))
-        for slot in range(self.policy.world_size):
-            self.beat(self.core.state.by_slot[slot])
+        for node in nodes:
+            self.beat(node)
         return self
 
 

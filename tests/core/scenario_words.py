@@ -54,6 +54,8 @@ from runtime.core.records import (
     SeatQuiet,
     SeatResumed,
     SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
     TermStarted,
     TrainingFinished,
 )
@@ -98,7 +100,8 @@ def order_line(message: FromScheduler) -> str:
     match message:
         case Admitted():
             over = f", finished at {message.finished}" if message.finished else ""
-            return f"Admitted to slot {message.slot}, incarnation {message.incarnation}, term {message.term}{over}"
+            seat = "as a spare" if message.slot is None else f"to slot {message.slot}"
+            return f"Admitted {seat}, incarnation {message.incarnation}, term {message.term}{over}"
         case Pending():
             return f"Pending, {message.registered} of {message.world_size}"
         case Refused():
@@ -146,6 +149,10 @@ def record_line(record: Record) -> str:
             return f"SeatQuiet of worker {record.node} since {seconds(record.since)}"
         case SeatRetired():
             return f"SeatRetired: worker {record.node} has slot {record.slot} no more"
+        case SpareAdmitted():
+            return f"SpareAdmitted: worker {record.node}, incarnation {record.incarnation}"
+        case SlotGiven():
+            return f"SlotGiven to worker {record.node}: slot {record.slot}"
         case GenerationCommitted():
             return _committed_line(record)
         case JobRebuilt():

@@ -179,7 +179,7 @@ def test_a_stop_is_told_to_everybody_and_waits_until_they_have_left() -> None:
     house.register("0", session="waiting")
     house.stop("Ctrl-C in run.sh")
     text = "stopped by Ctrl-C in run.sh"
-    assert house.ready.records == [JobInterrupted(EndKind.STOPPED, 17, text)]
+    assert house.ready.records == [JobInterrupted(EndKind.STOPPED, 17, text, generation=1)]
     for session in ("s0", "s1", "waiting"):
         assert house.answer(session, EndJob) == EndJob(1, EndKind.STOPPED, text)
     assert house.ended is None
@@ -297,7 +297,7 @@ def test_a_job_without_workers_is_interrupted() -> None:
     house.tick(0.1)
     first = "worker 1 (pid 1001 on host-a): ValueError: no such sample"
     assert house.records(JobInterrupted) == [
-        JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}")
+        JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}", generation=1)
     ]
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
 
@@ -353,7 +353,9 @@ def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
     house = training_house(recovery=False)
     house.close("s1", gone=True)
     text = "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone (ENABLE_RECOVERY=0)"
-    assert house.records(SeatLost) and house.records(JobInterrupted) == [JobInterrupted(EndKind.FAILED, 0, text)]
+    assert house.records(SeatLost) and house.records(JobInterrupted) == [
+        JobInterrupted(EndKind.FAILED, 0, text, generation=1)
+    ]
     assert house.answer("s0", EndJob) == EndJob(1, EndKind.FAILED, text)
     house.leave("0", on_purpose=False, text="told to end")
     assert house.ended == Ended(EndKind.FAILED, text)

@@ -16,7 +16,7 @@ RESTORE = Point(40, 2)
 
 
 def standing(slot: int, *, generation: int = 3, world_size: int = 4, term: int = 2, number: int = 5) -> Standing:
-    return Standing(term, generation, RoundId(2, number), slot, world_size, RESTORE, None)
+    return Standing(term, generation, RoundId(2, number), slot, world_size, RESTORE, None, slot)
 
 
 def empty_house(world_size: int = 4, **changes: float | bool) -> House:
@@ -268,7 +268,7 @@ def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -
     started = [old.start_of(node) for node in "01"]
     new = House(policy(2), new_job_id="job-new")
     for slot, place in enumerate(started):
-        said = Standing(place.term, place.generation, place.round, slot, place.world_size, place.restore, None)
+        said = Standing(place.term, place.generation, place.round, slot, place.world_size, place.restore, None, slot)
         seat = old.seat(str(slot))
         new.register(seat.node, session=seat.session, job="job-1", incarnation=1, standing=said, process=seat.process)
     assert new.core.state.seats.keys() == old.core.state.seats.keys()

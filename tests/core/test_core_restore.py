@@ -14,7 +14,7 @@ from runtime.core.state import KEPT_CUTS, is_on_line, next_line
 
 
 def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut, ...] = ()) -> GenerationCommitted:
-    return GenerationCommitted(generation, RoundId(1, generation), (("0", 1),), restore, line, ())
+    return GenerationCommitted(generation, RoundId(1, generation), (("0", 1),), restore, line, (), (0,))
 
 
 def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Joined]:

@@ -9,6 +9,7 @@ from runtime.core.messages import (
     EndJob,
     EndKind,
     GenerationStarted,
+    Place,
     Process,
     RoundId,
     RoundOpened,
@@ -27,7 +28,12 @@ def test_the_first_round_opens_when_the_house_is_full() -> None:
     house.register("1")
     assert house.invited() == {"s0": RoundId(1, 1), "s1": RoundId(1, 1)}
     assert house.answer("s1", RoundOpened) == RoundOpened(
-        term=1, incarnation=1, round=RoundId(1, 1), text="all 2 workers are registered", missing=""
+        term=1,
+        incarnation=1,
+        round=RoundId(1, 1),
+        text="all 2 workers are registered",
+        missing="",
+        place=Place(slot=1, rank=1, world_size=2),
     )
     assert house.core.phase() == "forming; waiting for 0, 1"
 
@@ -39,7 +45,13 @@ def test_the_last_join_commits_the_generation_and_tells_everybody() -> None:
     house.join("0")
     assert house.ready.records == [
         GenerationCommitted(
-            generation=1, round=RoundId(1, 1), members=(("0", 1), ("1", 1)), restore=None, line=(), numerics=NUMERICS
+            generation=1,
+            round=RoundId(1, 1),
+            members=(("0", 1), ("1", 1)),
+            restore=None,
+            line=(),
+            numerics=NUMERICS,
+            slots=(0, 1),
         )
     ]
     assert {send.session for send in house.ready.sends} == {"s0", "s1"}
@@ -190,7 +202,7 @@ def test_a_round_waits_topo_timeout() -> None:
     house.beat("0", Activity.WAITING)
     house.tick()
     text = "the round waited 60 s (TOPO_TIMEOUT) for worker 0, 1"
-    assert house.records(JobInterrupted) == [JobInterrupted(EndKind.FORMATION_TIMEOUT, 0, text)]
+    assert house.records(JobInterrupted) == [JobInterrupted(EndKind.FORMATION_TIMEOUT, 0, text, generation=1)]
     assert house.answer("s0", EndJob) == EndJob(1, EndKind.FORMATION_TIMEOUT, text)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from runtime.core.messages import Activity
 from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatRetired
 from runtime.core.state import JobState
@@ -43,9 +47,31 @@ def eventful_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
+def spared_house() -> tuple[House, list[JobState]]:
+    """A job in which a spare took a slot, the dead node came back as a spare, and one spare died and one left."""
+    house = House(policy(2, cool_down_s=0.0, spare_num=2))
+    for node in ("0", "1", "7", "8"):
+        house.register(node)
+    house.train()
+    house.close("s1", gone=True)
+    house.train(n0=[(10, 1)])
+    house.register("1", session="1 again")
+    house.close("s8", gone=True)
+    house.leave("1")
+    house.crash(after_s=1.0)
+    house.register("8", session="8 again")
+    house.close("s0", gone=True)
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house])
+Make = Callable[[], tuple[House, list[JobState]]]
+
+
 def test_the_job_saw_every_kind_of_record() -> None:
     house, states = eventful_house()
-    kinds = {type(record) for record in house.journal}
+    kinds = {type(record) for record in (*house.journal, *spared_house()[0].journal)}
     every = set(SCHEMA._writers) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
     assert kinds == every
     assert states[-1].finished and states[-1] == house.core.state
@@ -77,21 +103,24 @@ def test_replaying_every_prefix_gives_the_state_at_that_record() -> None:
         assert seen == house.core.state
 
 
-def test_records_survive_their_own_writing() -> None:
-    house, _ = eventful_house()
+@HOUSES
+def test_records_survive_their_own_writing(make: Make) -> None:
+    house, _ = make()
     again = [SCHEMA.from_plain(SCHEMA.to_plain(record)) for record in house.journal]
     assert again == house.journal
 
 
-def test_a_snapshot_of_every_prefix_replays_to_the_same_state() -> None:
-    _, states = eventful_house()
+@HOUSES
+def test_a_snapshot_of_every_prefix_replays_to_the_same_state(make: Make) -> None:
+    _, states = make()
     for count, state in enumerate(states):
         if count:
             assert JobState.replay(state.snapshot()) == state, f"after {count} records"
 
 
-def test_a_snapshot_of_a_snapshot_is_the_same() -> None:
-    _, states = eventful_house()
+@HOUSES
+def test_a_snapshot_of_a_snapshot_is_the_same(make: Make) -> None:
+    _, states = make()
     first = list(states[-1].snapshot())
     assert list(JobState.replay(first).snapshot()) == first
 
@@ -109,9 +138,10 @@ def test_a_snapshot_is_bounded_by_the_seats() -> None:
     assert len(list(house.core.state.snapshot())) <= 8
 
 
-def test_what_was_journaled_after_a_snapshot_goes_on_as_before() -> None:
+@HOUSES
+def test_what_was_journaled_after_a_snapshot_goes_on_as_before(make: Make) -> None:
     """Compaction in the middle of a job changes nothing that follows."""
-    whole, _ = eventful_house()
+    whole, _ = make()
     for cut in range(2, len(whole.journal)):
         snapshot = list(JobState.replay(whole.journal[:cut]).snapshot())
         assert JobState.replay([*snapshot, *whole.journal[cut:]]) == whole.core.state, f"cut at {cut}"

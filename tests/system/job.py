@@ -33,6 +33,7 @@ from tests.system.processes import (
 )
 
 PROBE = REPOSITORY / "tests" / "system" / "probe.py"
+RIDER = PROBE.with_name("rider.py")
 Value = TypeVar("Value")
 
 POLL_S = 0.01
@@ -197,7 +198,7 @@ class Job(JobFolder):
         super().__init__(folder, workers=workers, settings=settings)
         self._starter = starter
         self._script = script
-        self._args = tuple(args) if script != PROBE else (*args, "--marks", str(folder))
+        self._args = tuple(args) if script not in (PROBE, RIDER) else (*args, "--marks", str(folder))
         self._workers: dict[int, Running] = {}
         self._scheduler: Running | None = None
         self.restarted: set[int] = set()

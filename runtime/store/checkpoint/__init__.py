@@ -8,7 +8,7 @@ it is whole, and it is never handed out without its hashes having been compared.
 
 from __future__ import annotations
 
-from runtime.store.checkpoint.folder import point_name, rank_directory
+from runtime.store.checkpoint.folder import point_name, rank_directory, slots_in
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
 from runtime.store.checkpoint.pruning import prune
@@ -33,6 +33,7 @@ __all__ = [
     "rank_directory",
     "read",
     "scan",
+    "slots_in",
     "unpack",
     "verify",
     "write_point",

@@ -38,6 +38,13 @@ def rank_directory(root: Path, rank: int) -> Path:
     return root / str(rank)
 
 
+def slots_in(root: Path) -> list[int]:
+    """The slots that have a folder there, in order."""
+    if not root.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+
 def point_name(point: Point) -> str:
     """The name of the point's directory."""
     return f"step_{point.step:010d}_gen_{point.generation:06d}"

@@ -1,0 +1,47 @@
+"""What a spare does while it waits for nothing in particular: everything that is slow the first time only.
+
+Here lives one call. Never here: anything that changes a bit of the state. The one idea: most of a process's first step
+is imports and first uses, of torch's compiler package, of an optimizer, of autograd, of DistributedDataParallel's
+reducer, of this package's own way of taking a state apart; a spare has all the time for them, and its user none later.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import nn
+
+from runtime.core.point import Point
+from runtime.store import checkpoint as store
+from runtime.training import ddp, rng, snapshot
+from runtime.training.group import Group
+from runtime.training.state import TorchState
+
+__all__ = ["warm_up"]
+
+
+def warm_up(state: TorchState, device: torch.device, alone: Group | None) -> None:
+    """Use once what a member of a generation uses; state, weights and random numbers stay as they are.
+
+    Args:
+        state: the user's, with its model and optimizers built.
+        device: that this process will train on; its context is made.
+        alone: the group of one, on which the wrappers' reducers are built once.
+    """
+    importlib.import_module("torch._dynamo")  # the first optimizer imports it, which takes seconds
+    before = rng.capture()
+    layer = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer(torch.ones(2, 2, device=device)).sum().backward()
+        optimizer.step()
+    if alone is not None:
+        ddp.attach_all(alone, None)
+        ddp.generation_ended()
+    tree, parts = snapshot.split(state.contents(), "state")
+    packed = store.pack_state(store.PointHeader("", Point(0, 1), 1, 0, 0, ""), parts, tree, {})
+    found = store.unpack(packed, "")
+    state.load(snapshot.join(found.tree, found.tensors), own=True)
+    rng.restore(before)

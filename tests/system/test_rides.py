@@ -1,0 +1,48 @@
+"""What users build around a step rides through a kill: the same bits as without one, wherever it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.system.job import RIDER, Job
+from tests.system.kill_list import replace
+
+pytestmark = pytest.mark.system
+
+STEPS = 30
+MIDDLE = 14
+
+RIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # name: (arguments, kills), each of another rank, one after the other
+    "accumulation": (("--accumulate", "4"), ("1:micro:49", "2:micro:62", "0:micro:75", "3:micro:88")),
+    "accumulation, not reduced inside a window": (
+        ("--accumulate", "4", "--no-sync"),
+        ("1:micro:49", "2:micro:62", "0:micro:75", "3:micro:88"),
+    ),
+    "a commit every ten steps": (("--commit-every", "10"), (f"1:stepped:{MIDDLE}", "2:stepped:25")),
+    "a collective between step and commit": (("--reduce-after",), (f"1:stepped:{MIDDLE}",)),
+    "weights changed by hand": (("--clamp",), (f"1:stepped:{MIDDLE}", f"0:committed:{MIDDLE + 5}")),
+    "mixed precision": (("--amp",), (f"1:committed:{MIDDLE}", f"2:micro:{MIDDLE + 7}")),
+    "two optimizers": (("--two-optimizers",), (f"1:committed:{MIDDLE}",)),
+    "batch norm": (("--batch-norm",), (f"0:committed:{MIDDLE}", f"1:stepped:{MIDDLE + 5}")),
+    "gradients as views of buckets": (("--bucket-view",), ("2:committed:1", f"1:committed:{MIDDLE}")),
+    "unused parameters are looked for": (("--find-unused",), (f"1:committed:{MIDDLE}",)),
+    "a static graph": (("--static-graph",), (f"1:committed:{MIDDLE}",)),
+    "a compiled module": (("--compile",), (f"1:committed:{MIDDLE}",)),
+}
+
+
+@pytest.mark.parametrize(("arguments", "kills"), RIDES.values(), ids=RIDES.keys())
+def test_it_rides_through(
+    arguments: tuple[str, ...],
+    kills: tuple[str, ...],
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+) -> None:
+    trained = ("--steps", str(STEPS), *arguments)
+    expected = undisturbed(*trained, script=RIDER)
+    job = new_job(*trained, *(word for kill in kills for word in ("--kill", kill)), script=RIDER)
+    replace(*(int(kill.partition(":")[0]) for kill in kills))(job)
+    assert job.wait_finished() == expected
