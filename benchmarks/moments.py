@@ -65,10 +65,12 @@ class Notebook:
         os.write(self._descriptor, json.dumps(asdict(moment)).encode() + b"\n")
 
 
-def before_and_after(owner: type | ModuleType, method: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
-    """Let every call of ``owner.method`` (a module's function, too) be preceded by ``before`` and, when it returns, be followed by ``after``.
+def before_and_after(
+    owner: type | ModuleType, method: str, before: Callable[..., Any], after: Callable[..., Any]
+) -> None:
+    """Let every call of ``owner.method`` be preceded by ``before`` and, when it returns, be followed by ``after``.
 
-    Both get the call's arguments, a method's object first.
+    The owner may also be a module, and the method its function. Both get the call's arguments, an object first.
     """
     original = getattr(owner, method)
 

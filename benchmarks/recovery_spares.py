@@ -7,6 +7,7 @@ that each recovery is proven by itself, and the next spare warms up without taki
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import signal
@@ -20,8 +21,6 @@ from benchmarks.moments import Channel, Moment
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
 from benchmarks.workers.paced import ENDLESSLY, Pace
 from benchmarks.workers.recovery import INTERVAL, PACE
-
-__all__ = ["HANG_S", "Account", "Loss", "LossyJob", "account", "loss_from", "undisturbed"]
 
 WARM_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
@@ -218,11 +217,10 @@ class LossyJob:
             return all(channel.reached[one] > highest for one in survivors | {pid})
 
         channel.wait_for(recovered, RECOVERED_WITHIN_S, f"the recovery of rank {rank} (node {node}, {number.name})")
+        self._nodes[rank] = newcomer
+        self._wait_for_pause(RECOVERED_WITHIN_S)
         if number is not signal.SIGKILL:
             self._stage.end(worker_name(node))
-        self._nodes[rank] = newcomer
-        self._pace.last_step = max(channel.reached[self._pids[one]] for one in self._nodes) + STEPS_TO_PAUSE
-        self._wait_for_pause(RECOVERED_WITHIN_S)
         loss = loss_from(channel.moments, lost_s, survivors, pid)
         if self._has_spare:
             self._spare = node
@@ -230,11 +228,15 @@ class LossyJob:
         self.moments += channel.take()
         return loss
 
+    def logs(self) -> str:
+        """The end of every log."""
+        return self._stage.logs()
+
     def step_ms(self) -> float:
         """The median of a step of rank 0's process at the time, away from any loss."""
         pid = self._pids[self._nodes[0]]
         steps = [one for one in self.moments if one.name == "stepped" and one.pid == pid]
-        between = sorted(after.at_s - before.at_s for before, after in zip(steps, steps[1:], strict=False))
+        between = sorted(after.at_s - before.at_s for before, after in itertools.pairwise(steps))
         return between[len(between) // 2] * 1e3 if between else math.nan
 
     def _train_for_a_while(self, rng: random.Random) -> None:
@@ -251,15 +253,22 @@ class LossyJob:
         channel.drain()
 
     def _wait_for_pause(self, within_s: float) -> None:
-        """Until all ranks have done the last step that they may, and have said which weights they have."""
-        channel, step = self._stage.channel, self._pace.last_step
+        """Let all ranks pause soon; returns when they have done their last step and said which weights they have."""
+        channel = self._stage.channel
         members = frozenset(self._pids[one] for one in self._nodes)
 
         def pauses() -> dict[int, str | None]:
+            step = self._pace.last_step
             return {one.pid: one.text for one in channel.select("pauses", pids=members) if one.step == step}
 
-        channel.wait_for(lambda: pauses().keys() == members, within_s, f"the pause of all ranks after step {step}")
-        digests = {one or "" for one in pauses().values()}
+        def pause() -> bool:
+            highest = max(channel.reached.get(pid, 0) for pid in members)
+            if not highest <= self._pace.last_step < ENDLESSLY:  # also where it was said too late for some
+                self._pace.last_step = highest + STEPS_TO_PAUSE
+            return pauses().keys() == members
+
+        channel.wait_for(pause, within_s, f"a pause of all ranks of {sorted(members)}")
+        digests, step = {one or "" for one in pauses().values()}, self._pace.last_step
         assert len(digests) == 1, f"the ranks' weights differ after step {step}: {pauses()}"
         self.digests[step] = digests.pop()
 

@@ -1,29 +1,31 @@
 """One trial of a recovery by restart: start a job, kill one rank at a random moment, see when what happened.
 
 Here live the trial, the points in time that it yields, and the floors. Never here: how many trials there are and what
-is made of them; a job with a spare (``recovery_spares``); peers (``recovery_peers``). The one idea: a recovery is over when every rank has finished a step that no rank had finished before the kill.
+is made of them; a job with a spare (``recovery_spares``); peers (``recovery_peers``). The one idea: a recovery is over
+when every rank has finished a step that no rank had finished before the kill.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.moments import Channel, Moment
-from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
+from benchmarks.processes import Job, Stage, worker_module, worker_name
 
 WORLD_SIZE = 4
 FIRST_KILL_AT_STEP = 25
 KILL_WITHIN_S = 0.3  # at a random moment of so many seconds from that step on: most of a checkpoint interval
 TRAINING_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
+SETTLED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +164,19 @@ def start_alone_s() -> float:
         if status != 0:
             raise ChildProcessError(f"the imports of a worker ended with status {status}:\n{stage.logs()}")
         return time.monotonic() - began_s
+
+
+def detection_s() -> float:
+    """From kill -9 of a process as large as a rank to the end of its connection: what the kernel takes to tell."""
+    with Stage() as stage, socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(TRAINING_WITHIN_S)
+        stage.start("holder", [*worker_module("recovery"), "holder", str(listening.getsockname()[1])], {})
+        connection, _ = listening.accept()
+        with connection:
+            connection.settimeout(TRAINING_WITHIN_S)
+            time.sleep(SETTLED_S)
+            killed_s = time.monotonic()
+            os.kill(stage.pids()["holder"], signal.SIGKILL)
+            with contextlib.suppress(ConnectionResetError):
+                connection.recv(1)
+            return time.monotonic() - killed_s
