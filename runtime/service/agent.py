@@ -102,6 +102,7 @@ class Agent:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
+        entered_place: what the part of the address map was made for that the rendezvous was last entered with.
     """
 
     def __init__(self, settings: Settings, job_name: str, device: str) -> None:
@@ -129,6 +130,7 @@ class Agent:
         self._began: GenerationStarted | None = None
         self._map: Mapped | None = None
         self._again: EnterAgain | None = None
+        self.entered_place: Place | None = None
         self._over: Point | None = None
         self._left = False
         self._is_dying = False
@@ -186,7 +188,9 @@ class Agent:
         with self._changed:
             self._began = self._map = self._again = None
         while True:
-            self._post(entered)
+            if self._over is None and self._began is None:  # else what was asked is settled meanwhile
+                self._post(entered)
+                self.entered_place = entered.place
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
             assert answer is not None, "only this thread takes it away"

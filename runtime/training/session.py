@@ -155,12 +155,13 @@ class Session:
 
     def _next_place(self) -> Place | None:
         """The one the open round offers; before there is any, the present one, or the seat's; none for a spare."""
-        offered, present, admitted = self._agent.offered_place, self._place, self._process.admitted
+        offered, present = self._agent.offered_place, self._place
+        slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
             return offered
         if present is not None:
             return Place(present.slot, present.rank, present.world_size)
-        return None if admitted.slot is None else Place(admitted.slot, admitted.slot, admitted.world_size)
+        return None if slot is None or slot >= world_size else Place(slot, slot, world_size)  # else a round will tell
 
     def _begin_to_connect(self, place: Place | None) -> None:
         """The next group is that of this place; what was begun for another one is given up."""
@@ -204,6 +205,8 @@ class Session:
             process.group.drop()
         self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
         assert self._coming is not None, "a generation's member has a place"
+        if self._agent.entered_place != self._coming.place:  # what it entered with was made for another one
+            self._agent.publish(place.generation, self._coming.blob())
         process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)
         formed = process.group.form()

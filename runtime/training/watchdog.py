@@ -20,7 +20,7 @@ from runtime.errors import StuckError
 from runtime.service import voice
 
 STDERR = 2  # whatever sys.stderr is at the moment
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.5
 STUCK_LOOKS = 2  # this many looks in a row must show the thread at rest in a collective
 
 _has_left = threading.Event()

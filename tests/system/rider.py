@@ -40,7 +40,7 @@ class Rider:
             module = torch.compile(self.bare, backend="aot_eager")  # type: ignore[assignment]
         self.model = DistributedDataParallel(
             module,
-            bucket_cap_mb=BUCKET_CAP_MB,
+            bucket_cap_mb=None if args.compile else BUCKET_CAP_MB,  # a compiled module wants the first to be smallest
             gradient_as_bucket_view=args.bucket_view,
             find_unused_parameters=args.find_unused,
             static_graph=args.static_graph,

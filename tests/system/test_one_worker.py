@@ -67,7 +67,7 @@ def test_a_killed_worker_waits_for_its_seat_and_goes_on_with_the_same_bits(
     assert "worker 2 " in job.wait_said(run, "was killed by signal 9 (SIGKILL)")
 
     left_at = max(int(job.wait_for(rank, r"left the generation at step (\d+)")[1]) for rank in (0, 1, 3))
-    restored = left_at // INTERVAL * INTERVAL
     for rank in job.ranks:
-        said = job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {restored}\b")
-        assert f"restore point: step {restored} of generation 1, from every rank's own checkpoint" in said.string
+        said = job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {left_at}\b")
+        assert f"restore point: step {left_at} of generation 1, in the memory of rank" in said.string
+        assert said.string.rstrip(")").endswith("2"), "it is sent to the newcomer"
