@@ -225,7 +225,7 @@ class Admission:
         free = self._world.free_slot()
         if free is None:
             return self._take_over(message, [state.seats[node] for node in state.by_slot.values()])
-        if known is not None or self._world.has_begun:
+        if known is not None or self._world.has_begun or free >= self._ledger.policy.world_size:
             return self._grant(message, free)
         return self._wait_for_full_house(message)
 

@@ -29,6 +29,9 @@ from runtime.core.restore import Joined, Restore, choose, differing, must_look
 from runtime.core.state import Seat, next_line
 from runtime.core.world import World, rank_of_slot
 
+LEAVE_TOGETHER_S = 1.0
+"""How long after the first one all others have left a generation at its commit; later they cannot come to another."""
+
 
 @dataclass(slots=True)
 class Round:
@@ -39,10 +42,12 @@ class Round:
     opened_at: float
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
     joined: dict[str, Joined] = field(default_factory=dict)
+    came: set[str] = field(default_factory=set)  # who has joined, be it that more was asked of it then
     blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
     """Of those who joined with their part of the address map, and what place it was made for."""
     look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
     gently: bool = False  # the generation goes on until its members leave it at a commit
+    leave_by: float | None = None  # and the first of them has
     told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
     version: int = -1  # of who was present when the places were told
 
@@ -81,13 +86,28 @@ class Rendezvous:
             self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
             self.round.text, self.round.blames_nobody = reason, False
-            self._invite_everybody()
+            self._invite_everybody_again()
+
+    def harden_if_stuck(self) -> None:
+        """Whoever has not left with the others waits for them in a collective."""
+        round_ = self.round
+        if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
+            self.harden("the others have left the generation at a commit")
 
     def harden(self, reason: str) -> None:
         """The generation that was to be left at its next commit cannot go on."""
         if self.round is not None and self.round.gently:
-            self.round.text, self.round.gently, self.round.opened_at = reason, False, self._ledger.now
+            self.round.text, self.round.gently, self.round.leave_by = reason, False, None
+            self.round.opened_at = self._ledger.now
             self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._invite_everybody_again()
+
+    def _invite_everybody_again(self) -> None:
+        """At once; where the world may go on without somebody, after that is decided, for the round may close by it."""
+        if self.round is not None and self._ledger.policy.is_elastic:
+            self.round.told.clear()
+            self.round.version = -1
+        else:
             self._invite_everybody()
 
     def _invite_everybody(self) -> None:
@@ -96,16 +116,24 @@ class Rendezvous:
         for seat in self._ledger.live_seats():
             self.invite(seat)
 
-    def refresh(self) -> None:
-        """Who is present may have changed: tell whose place is another now, and close the round if all are in."""
+    def refresh_at(self) -> float | None:
+        """At once where ``refresh`` is due: when the socket is drained, so that many losses are told as one."""
         ledger, round_ = self._ledger, self.round
-        if round_ is None or round_.version == ledger.version or not ledger.policy.is_elastic:
+        is_due = round_ is not None and round_.version != ledger.version and ledger.policy.is_elastic
+        return ledger.now if is_due else None
+
+    def refresh(self) -> None:
+        """Who is present has changed: close the round if all of them are in, or tell whose place is another now."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or self.refresh_at() is None:
             return
         round_.version = ledger.version
+        if self._world.is_complete(len(round_.joined)):
+            self._close(round_)
+            return
         for seat in ledger.live_seats():
             if seat.slot is not None and self._world.place_of(seat.slot) != round_.told.get(seat.node):
                 self.invite(seat)
-        self._close_if_complete(round_)
 
     def invite(self, seat: Seat) -> None:
         """Tell one member about the open round (again)."""
@@ -133,17 +161,15 @@ class Rendezvous:
         names = ledger.names_of(ledger.absent)
         if not (names and policy.is_elastic):
             return names
-        present = ledger.present()
-        if present >= policy.min_world_size:
-            return f"{names}, at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)"
-        return f"{names}: {present} of at least {policy.min_world_size} (MIN_WORKER_NUM) are here"
+        return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)")
 
     def forget(self, node: str) -> None:
         """The node was lost or left: what it brought into the open round is void."""
         if self.round is not None:
+            self.round.came.discard(node)
+            self.round.told.pop(node, None)
             self.round.joined.pop(node, None)
             self.round.blobs.pop(node, None)
-            self.round.told.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
         """A member joins the open round; with the last one the generation is committed."""
@@ -154,11 +180,14 @@ class Rendezvous:
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
+        round_.came.add(seat.node)
         round_.joined[seat.node] = Joined(
             seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
+        if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
+            round_.leave_by = ledger.now + LEAVE_TOGETHER_S
         self._world.expect_now(seat.slot)
         self._close_if_complete(round_)
 
@@ -170,9 +199,17 @@ class Rendezvous:
             {slot for slot in slots if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined}
         )
 
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: the open round waits as much longer."""
+        now, round_ = self._ledger.now, self.round
+        if round_ is not None:
+            round_.opened_at = min(round_.opened_at + gap_s, now)
+            if round_.leave_by is not None:
+                round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
+
     def timed_out(self) -> bool:
         """Whether the open round has waited TOPO_TIMEOUT."""
-        deadline = self.deadline()
+        deadline = self.deadline() if self.is_urgent() else None
         return deadline is not None and deadline <= self._ledger.now
 
     def deadline(self) -> float | None:
@@ -180,7 +217,7 @@ class Rendezvous:
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
             return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
         if self.round.gently:
-            return None  # the generation trains: it may come to its next commit when it does
+            return self.round.leave_by  # the generation trains: it comes to its next commit when it does
         return self.round.opened_at + self._ledger.policy.topo_timeout_s
 
     def _close_if_complete(self, round_: Round) -> None:
@@ -228,7 +265,8 @@ class Rendezvous:
         round_.look = True
         for rank, member in by_rank.items():
             if not member.looked:
-                self.forget(seats[rank].node)
+                del round_.joined[seats[rank].node]
+                round_.blobs.pop(seats[rank].node, None)
                 self.invite(seats[rank])
         return True
 

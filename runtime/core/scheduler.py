@@ -192,7 +192,8 @@ class SchedulerCore:
         candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
         candidates.append(self._ending.deadline())
         if self._ending.ended is None:
-            candidates += [self._rendezvous.deadline(), self._world.shrink_deadline(), self._start_deadline()]
+            candidates += [self._rendezvous.deadline(), self._rendezvous.refresh_at()]
+            candidates += [self._world.shrink_deadline(), self._start_deadline()]
         return min((deadline for deadline in candidates if deadline is not None), default=None)
 
     # ---- events
@@ -314,7 +315,7 @@ class SchedulerCore:
         round_ = self._rendezvous.round
         if round_ is None or not round_.gently:
             self._corroborate()
-        elif seat.node not in round_.joined:
+        elif seat.node not in round_.came:
             number = self._ledger.state.generation_number
             self._rendezvous.harden(f"a collective of generation {number} failed at worker {seat.node}")
 
@@ -371,16 +372,14 @@ class SchedulerCore:
         """A member's collective failed: members of its generation whose connection is closed too need no grace."""
         round_ = self._rendezvous.round
         for seat in self._leases.closing():
-            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.joined):
+            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
                 self._lose(seat, "its connection closed and a collective with it failed")
 
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)
         self._admission.shift(gap_s)
         self._rebuild.shift(gap_s)
-        now = self._ledger.now
-        if self._rendezvous.round is not None:
-            self._rendezvous.round.opened_at = min(self._rendezvous.round.opened_at + gap_s, now)
+        self._rendezvous.shift(gap_s)
         self._ending.shift(gap_s)
         self._world.shift(gap_s)
         text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
@@ -396,17 +395,21 @@ class SchedulerCore:
             self._ending.if_everybody_left()
             return
         self._give_slots()
+        self._open_round_if_needed()  # before the world goes on without somebody, which may close one
         self._world.shrink()
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()
             self._world.begin_without_the_absent()
+        self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
         if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {self._rendezvous.waits_for()}")
+            missing = self._rendezvous.waits_for() + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
         elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
             waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {ledger.names_of(ledger.absent)}")
+            missing = ledger.names_of(ledger.absent) + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
         else:
             self._ending.judge_emptiness()
 

@@ -148,18 +148,24 @@ class World:
                 best, best_key = seat, key
         return best
 
-    def shrink(self) -> bool:
-        """The world goes on without the slots whose grace is over, if enough are left. Whether there were any."""
+    def shortage(self) -> str:
+        """How many an elastic world lacks to its minimum, for messages; empty where it has enough."""
+        ledger, least = self._ledger, self._ledger.policy.min_world_size
+        if not ledger.policy.is_elastic or ledger.present() >= least:
+            return ""
+        return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
+
+    def shrink(self) -> None:
+        """The world goes on without the slots whose grace is over, if enough are left."""
         ledger = self._ledger
         deadline = self.shrink_deadline()
         if deadline is None or deadline > ledger.now:
-            return False
+            return
         due = [slot for slot in sorted(ledger.absent) if self._waits_until(slot) <= ledger.now]
         names = ledger.names_of(due)
         for slot in due:
             self._give_up(slot)
         ledger.ready.say(f"the world goes on without worker {names}: {ledger.present()} are left")
-        return True
 
     def shrink_deadline(self) -> float | None:
         """When ``shrink`` is worth asking."""

@@ -33,12 +33,18 @@ T = TypeVar("T")
 
 _SLICE = timedelta(milliseconds=20)  # how long a forgotten receiver can keep a thread once the breaker is thrown
 _NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
-_NO_BACKWARD = -1  # torch's number of the backward pass outside of one
 _MANY = 8  # works in flight; beyond, those that have ended are let go
+_MAIN_THREAD = threading.main_thread().ident
+
+# What torch's stubs do not have: the number of the backward pass that calls, and what is to happen before it ends.
+_NO_BACKWARD = -1
+_current_backward: Callable[[], int] = torch._C._current_graph_task_id
+_before_backward_ends: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
-    join_at_exit()
+    if threading.get_ident() != _MAIN_THREAD:
+        join_at_exit()
     deadline = time.monotonic() + timeout.total_seconds() if timeout else None
     part = min(_SLICE, timeout) if timeout else _SLICE
     while True:
@@ -159,6 +165,10 @@ class BreakableGroup(dist.ProcessGroup):
         timeout: of a send or receive for which the caller gives none.
         subgroup: makes a group of some of its ranks, for ``dist.new_group``.
         refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+
+    Attributes:
+        breaker: as given.
+        launched: gloo's own works that may still run; whoever knows that one has ended takes it out.
     """
 
     def __init__(
@@ -173,77 +183,60 @@ class BreakableGroup(dist.ProcessGroup):
         initialize: Any = super().__init__
         initialize(inner.rank(), inner.size())
         self._inner: Any = inner
-        self._breaker = breaker
+        self.breaker = breaker
         self._timeout = timeout
         self._subgroup = subgroup
         self._refusal = refusal
-        self._launched: set[dist.Work] = set()
-        self._backward: tuple[int, list[dist.Work]] = (_NO_BACKWARD, [])  # the last one, and what it launched
+        self.launched: set[dist.Work] = set()
 
     def unfinished(self) -> list[dist.Work]:
         """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
-        return [work for work in list(self._launched) if not work.is_completed()]
+        return [work for work in list(self.launched) if not work.is_completed()]
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
         self._keep(work)
-        return _Collective(work, self._breaker, self._launched)
-
-    def in_backward(self, name: str, *args: Any) -> dist.Work:
-        """Launch a collective inside a backward pass, which waits for all of them at its end: before what is queued
-        later than the first.
-
-        What this returns is gloo's own work: no Python runs when it ends.
-        """
-        work = self._launch(name, *args)
-        self._keep(work)
-        backward = torch._C._current_graph_task_id()
-        if self._backward[0] != backward:
-            works: list[dist.Work] = []
-            self._backward = (backward, works)
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._wait_for_all, works))
-        self._backward[1].append(work)
-        return work
-
-    def _wait_for_all(self, works: list[dist.Work]) -> None:
-        for work in works:
-            _wait_in_slices(work, self._breaker, self._launched, _NO_TIMEOUT)
-        works.clear()
+        return _Collective(work, self.breaker, self.launched)
 
     def _keep(self, work: dist.Work) -> None:
-        if len(self._launched) >= _MANY:  # works that nobody waits for
-            self._launched.intersection_update(self.unfinished())
-        self._launched.add(work)
+        if len(self.launched) >= _MANY:  # works that nobody waits for
+            self.launched.intersection_update(self.unfinished())
+        self.launched.add(work)
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
-        return _Pairwise(self._launch(name, *args, **kwargs), self._breaker, self._timeout)
+        return _Pairwise(self._launch(name, *args, **kwargs), self.breaker, self._timeout)
 
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
-        self._breaker.check()
+        self.breaker.check()
         if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
             raise UsageError(self._refusal)
         try:
             work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError:
-            self._breaker.check()
+            self.breaker.check()
             raise
         return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """As torch's own, which blocks inside gloo."""
-        self._breaker.check()
-        run_breakable(self._breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
+        self.breaker.check()
+        run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
 
     def new_group(
         self, ranks: list[int], *, timeout: timedelta, group_name: str, group_desc: str | None, pg_options: object
     ) -> dist.ProcessGroup | None:
         """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one."""
-        self._breaker.check()
+        self.breaker.check()
         if self._refusal is not None:
             raise UsageError(self._refusal)
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
+
+    def mesh(self) -> dist.ProcessGroupGloo:
+        """The backend of ``inner``: one for every device type."""
+        backend: dist.ProcessGroupGloo = self._inner._get_backend(torch.device("cpu"))
+        return backend
 
     def get_group_store(self) -> Store:
         """The store of ``inner``: a Python subclass of ProcessGroup cannot have one itself."""
@@ -265,19 +258,45 @@ class ReducerGroup(dist.ProcessGroup):
     """What DDP's reducer launches its buckets on, for the price of a few microseconds each.
 
     The reducer waits for its buckets in C++, at the end of the backward pass, where nobody could free it from a bucket
-    that gloo has forgotten. So each is awaited in Python just before that; the reducer then finds it done.
+    that gloo has forgotten. So all of them are awaited in Python just before that; the reducer then finds them done.
+    Python runs once per bucket, which goes to gloo past torch's dispatcher, and once per backward pass, where it waits;
+    none runs when a bucket is done.
     """
 
     def __init__(self, group: BreakableGroup) -> None:
         initialize: Any = super().__init__  # as in BreakableGroup
         initialize(group.rank(), group.size())
         self._group = group
+        self._breaker = group.breaker
+        self._launched = group.launched
+        mesh: Any = group.mesh()  # its methods are missing from torch's stubs
+        self._allreduce: Callable[..., dist.Work] = mesh.allreduce
+        self._backward = _NO_BACKWARD  # the last pass that launched something here
+        self._works: list[dist.Work] = []  # what it launched
 
     def allreduce(self, *args: Any) -> dist.Work:
         """Inside a backward pass as described, else (``Join``) as the group itself does it."""
-        if torch._C._current_graph_task_id() == _NO_BACKWARD:
+        backward = _current_backward()
+        if backward == _NO_BACKWARD:
             return self._group.collective("allreduce", *args)
-        return self._group.in_backward("allreduce", *args)
+        self._breaker.check()
+        if backward != self._backward:
+            self._backward, self._works = backward, []
+            # The reducer asks for its own turn with its last bucket, so it comes after this.
+            _before_backward_ends(functools.partial(self._wait_for_all, self._works))
+        try:
+            work = self._allreduce(*args)
+        except RuntimeError:
+            self._breaker.check()
+            raise
+        self._launched.add(work)
+        self._works.append(work)
+        return work
+
+    def _wait_for_all(self, works: list[dist.Work]) -> None:
+        for work in works:
+            _wait_in_slices(work, self._breaker, self._launched, _NO_TIMEOUT)
+        works.clear()
 
     def broadcast(self, *args: Any) -> dist.Work:
         """Of a new bucket layout, once."""

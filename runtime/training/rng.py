@@ -8,9 +8,11 @@ keeps the states in each rank's own points instead.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,15 +27,32 @@ class RngMode(enum.Enum):
 
 def seed_for(seed: int, rank: int, step: int) -> None:
     """Seed Python's, NumPy's (where it is loaded) and torch's generators for one step of one rank."""
-    digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
-    derived = int.from_bytes(digest, "little") >> 1
+    derived = _derived(seed, rank, step // _BLOCK)[step % _BLOCK]
     random.seed(derived)
     if (numpy_random := _numpy_random()) is not None:
         numpy_random.seed(derived & 0xFFFFFFFF)
-    if torch.accelerator.is_available():
-        torch.manual_seed(derived)
-    else:  # what torch.manual_seed comes to, without the stack it formats for devices that are not there: 1 µs, not 500
-        torch.default_generator.manual_seed(derived)
+    _seed_torch()(derived)
+
+
+_BLOCK = 64  # steps
+
+
+@functools.lru_cache(maxsize=1)
+def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
+    """The seeds of a block of steps: after a step every path of code is cold, so few are to be taken in each."""
+    digests = (
+        hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
+        for step in range(block * _BLOCK, (block + 1) * _BLOCK)
+    )
+    return tuple(int.from_bytes(digest, "little") >> 1 for digest in digests)
+
+
+@functools.cache
+def _seed_torch() -> Callable[[int], object]:
+    """Without an accelerator: what torch.manual_seed comes to, but for the stack it formats for devices that are not
+    there. 1 µs instead of 500.
+    """
+    return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def capture() -> dict[str, Any]:

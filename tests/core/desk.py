@@ -26,6 +26,7 @@ from runtime.core.messages import (
     Finished,
     FromScheduler,
     GenerationStarted,
+    Place,
     Process,
     RoundId,
     RoundOpened,
@@ -73,14 +74,27 @@ class Desk:
     def admitted(self, *, term: int = 1, finished: Point | None = None) -> AgentReady:
         return self.hear(Admitted("mine", "job-1", term, 3, 1, 4, finished))
 
-    def opens(self, number: int = 1, *, term: int = 1, incarnation: int = 1, missing: str = "") -> AgentReady:
-        return self.hear(RoundOpened(term, incarnation, RoundId(term, number), "because", missing))
+    def opens(
+        self,
+        number: int = 1,
+        *,
+        term: int = 1,
+        incarnation: int = 1,
+        missing: str = "",
+        place: Place | None = None,
+        look: bool = False,
+        gently: bool = False,
+    ) -> AgentReady:
+        round_id = RoundId(term, number)
+        return self.hear(RoundOpened(term, incarnation, round_id, "because", missing, place, look, gently))
 
     def starts(self, generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> AgentReady:
         return self.hear(started(generation, number=number, term=term, incarnation=incarnation))
 
-    def enters(self) -> AgentReady:
-        return self.step(Entered(POINTS, False, NUMERICS))
+    def enters(
+        self, *, blob: bytes = b"", place: Place | None = None, live: Point | None = None, looked: bool = True
+    ) -> AgentReady:
+        return self.step(Entered(POINTS, False, NUMERICS, blob, place, live, looked))
 
 
 def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:

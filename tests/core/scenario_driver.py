@@ -25,9 +25,14 @@ from tests.core.scenario_words import seconds
 HEARTBEAT_INTERVAL_S = 1.0
 SETTINGS: dict[str, tuple[str, Callable[[str], float | bool]]] = {
     "ENABLE_RECOVERY": ("recovery", lambda text: text == "1"),
+    "MAX_WORKER_NUM": ("max_world_size", int),
+    "MIN_WORKER_NUM": ("min_world_size", int),
     "NODE_TIMEOUT": ("node_timeout_s", float),
     "RECONNECT_GRACE": ("reconnect_grace_s", float),
     "REGISTER_COOLDOWN": ("cool_down_s", float),
+    "SHRINK_GRACE": ("shrink_grace_s", float),
+    "SPARE_NUM": ("spare_num", int),
+    "START_GRACE": ("start_grace_s", float),
     "TOPO_TIMEOUT": ("topo_timeout_s", float),
 }
 
@@ -130,7 +135,8 @@ class Scenario(Stage):
         self._note("journal", f"{state.job}, term {state.term}, generation {state.generation_number}{over}")
         for seat in state.seats.values():
             kind = "lost" if seat.lost else "left" if seat.left else "held"
-            text = f"slot {seat.slot} is {kind} by worker {seat.node}, incarnation {seat.incarnation}"
+            what = f"slot {seat.slot}" if seat.slot is not None else "a spare's seat" if seat.is_spare else "no seat"
+            text = f"{what} is {kind} by worker {seat.node}, incarnation {seat.incarnation}"
             self._note("journal", text)
 
     def _stop_job(self, by: str) -> None:
@@ -191,6 +197,7 @@ class Scenario(Stage):
             if worker.agent.activity is Activity.TRAINING:
                 worker.step = int(step)
                 self._points.setdefault(worker.node, []).append(Point(worker.step, worker.agent.generation))
+                worker.is_coming = worker.is_coming or worker.is_leaving
 
     def _fail(self, names: str) -> None:
         for worker in self._named(names):

@@ -19,8 +19,10 @@ from runtime.core.agent_events import (
     BreakGroup,
     Connected,
     Disconnected,
+    EnterAgain,
     Entered,
     Heard,
+    LeaveGently,
     Leaving,
     Mapped,
     MustEnd,
@@ -59,6 +61,7 @@ class Worker:
     is_connected: bool = False
     is_cut: bool = False  # off the network
     is_coming: bool = False  # its main thread is about to enter the rendezvous
+    is_leaving: bool = False  # it was asked to leave its generation at its next commit
     step: int = 0
     addresses: tuple[str, ...] = ()  # the members of the group it builds or trains in
     inbox: deque[AgentEvent] = field(default_factory=deque)
@@ -239,9 +242,12 @@ class Stage:
 
     def _obey(self, worker: Worker, notice: Notice) -> None:
         match notice:
-            case Seated() | BreakGroup():
+            case Seated() | BreakGroup() | EnterAgain():
                 worker.is_coming = True
+            case LeaveGently():
+                worker.is_leaving = True
             case Began(started):
+                worker.is_leaving = False
                 worker.step = started.restore.step if started.restore else 0
             case Mapped(_, blobs):
                 worker.addresses = tuple(blob.decode() for blob in blobs)
@@ -256,7 +262,7 @@ class Stage:
     def _enter(self, worker: Worker) -> None:
         worker.is_coming, worker.addresses = False, ()
         points = tuple(self._points.get(worker.node, ())[-2:])
-        self._tell(worker, Entered(points, False, NUMERICS, worker.name.encode()))
+        self._tell(worker, Entered(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place))
 
     def _form(self, addresses: tuple[str, ...]) -> None:
         """The group stands once every member has the same addresses."""

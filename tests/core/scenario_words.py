@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from runtime.core.agent_events import (
     BreakGroup,
+    LeaveGently,
     MustEnd,
     Notice,
     Over,
@@ -110,7 +111,7 @@ def order_line(message: FromScheduler) -> str:
         case Fenced():
             return f"Fenced, incarnation {message.incarnation}"
         case RoundOpened():
-            return f"RoundOpened {message.round}" + (f", missing {message.missing}" if message.missing else "")
+            return _opened_line(message)
         case GenerationStarted():
             return _started_line(message)
         case AddressMap():
@@ -121,6 +122,15 @@ def order_line(message: FromScheduler) -> str:
             return f"EndJob {message.kind.name}"
         case Status():
             return "Status"
+
+
+def _opened_line(message: RoundOpened) -> str:
+    line, place = f"RoundOpened {message.round}", message.place
+    if message.gently:
+        line += ", gently"
+    if place is not None and place.rank != place.slot:
+        line += f", slot {place.slot} would be rank {place.rank} of {place.world_size}"
+    return line + (f", missing {message.missing}" if message.missing else "")
 
 
 def _started_line(message: GenerationStarted) -> str:
@@ -169,7 +179,8 @@ def record_line(record: Record) -> str:
 def _committed_line(record: GenerationCommitted) -> str:
     members = " ".join(f"{node}.{incarnation}" for node, incarnation in record.members)
     start = record.restore or "the initial state"
-    return f"GenerationCommitted {record.generation} by round {record.round}: {members}, from {start}"
+    gaps = "" if record.slots == tuple(range(len(record.slots))) else f" in slots {_each(record.slots)}"
+    return f"GenerationCommitted {record.generation} by round {record.round}: {members}{gaps}, from {start}"
 
 
 def notice_line(notice: Notice) -> str | None:
@@ -179,6 +190,8 @@ def notice_line(notice: Notice) -> str | None:
             return f"waits {seconds(notice.retry_after_s)} s: {notice.text}" if notice.retry_after_s else notice.text
         case BreakGroup():
             return f"leaves its group: {notice.text}"
+        case LeaveGently():
+            return f"is to leave its group at its next commit: {notice.text}"
         case Waits():
             return f"waits in the rendezvous: {notice.text}"
         case MustEnd():

@@ -316,6 +316,13 @@ def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
     return True
 
 
+# ---- who comes
+
+
+def _add_node(world: World, rng: random.Random) -> bool:
+    return world.operator.add_node()
+
+
 FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "worker killed": _kill_worker,
     "several killed at once": _kill_several,
@@ -336,4 +343,5 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "worker terminated": _terminate_worker,
     "stop asked for": _ask_to_stop,
     "disk lost": _lose_disk,
+    "node added": _add_node,
 }

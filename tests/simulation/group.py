@@ -10,12 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runtime.core.messages import Place
+
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
 FORMS_S = (0.003, 0.05)
 NOTICES_S = (0.005, 0.1)
+
+
+def blob_of(session: str, place: Place) -> bytes:
+    """A member's part of the address map, made for one place."""
+    return f"{session}|{place.slot}.{place.rank}.{place.world_size}".encode()
+
+
+def session_in(blob: bytes) -> str:
+    """Whose part it is."""
+    return blob.decode().partition("|")[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +49,9 @@ class Groups:
         self._world = world
         self._groups: dict[tuple[str, int], Group] = {}
 
-    def arrive(self, worker: Worker, sessions: tuple[str, ...]) -> None:
+    def arrive(self, worker: Worker, blobs: tuple[bytes, ...]) -> None:
         """A member has the address map and connects to everybody in it."""
+        sessions = tuple(session_in(blob) for blob in blobs)
         job, generation = worker.agent.job, worker.generation
         group = self._groups.setdefault((job, generation), Group(job, generation, sessions))
         if group.sessions != sessions:

@@ -40,6 +40,7 @@ USUALLY_EVERY_S = {
     "worker terminated": 20.0,
     "stop asked for": 45.0,
     "disk lost": 20.0,
+    "node added": 15.0,
 }
 
 
@@ -78,6 +79,19 @@ class Mix:
     clock_spread: float  # how far the workers' clocks are off, as a part of one
     sweep_s: float  # how often the operator looks
     rates_hz: dict[str, float]  # fault → events per second
+    min_world_size: int
+    max_world_size: int
+    spare_num: int
+    start_grace_s: float
+    shrink_grace_s: float
+    has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
+    commit_every: int
+    p_dirty: float  # how often a failure finds a process between its step and its commit
+
+    @property
+    def most_nodes(self) -> int:
+        """How many nodes the job has room for."""
+        return self.max_world_size + self.spare_num
 
     @classmethod
     def draw(cls, rng: random.Random) -> Mix:
@@ -86,8 +100,17 @@ class Mix:
         scale = rng.choice((0.3, 1.0, 1.0, 2.0))
         chaos_s, step_s = rng.choice((10.0, 25.0, 25.0, 60.0, 110.0)) * rng.uniform(0.7, 1.3), rng.choice((0.3, 1.0))
         clock_spread = rng.choice((0.0, 0.0, 1e-4, 0.05, 0.3))
+        world_size, is_elastic = rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)), rng.random() < 0.4
         return cls(
-            world_size=rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)),
+            world_size=world_size,
+            min_world_size=rng.randint(1, world_size) if is_elastic else world_size,
+            max_world_size=world_size + rng.choice((0, 0, 1, 2)) if is_elastic else world_size,
+            spare_num=rng.choice((0, 0, 1, 2)),
+            start_grace_s=rng.choice((0.0, 3.0, 20.0)),
+            shrink_grace_s=rng.choice((0.0, 2.0, 10.0)),
+            has_memory=rng.random() < 0.6,
+            commit_every=rng.choice((1, 1, 3)),
+            p_dirty=rng.choice((0.0, 0.1, 0.5)),
             naming=rng.choice((Naming.SLOTS, Naming.SLOTS, Naming.NAMES, Naming.FRESH)),
             cool_down_s=rng.choice((0.0, 1.0, 1.0, 5.0, 30.0)),
             topo_timeout_s=rng.choice((60.0, 150.0)),

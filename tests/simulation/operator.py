@@ -25,6 +25,7 @@ class Operator:
         self._world = world
         self.crash_loops = 0  # how often the scheduler will die again soon after its start
         self._fresh_names = 0
+        self._added = 0  # nodes beyond those that the job was begun with
         self._scheduler_comes = False
         rng = world.rng
         world.after(rng.uniform(0.0, 3.0), self._start_scheduler)
@@ -33,11 +34,26 @@ class Operator:
         world.after(world.mix.sweep_s, self._sweep)
 
     def nodes(self) -> list[str]:
-        """The node ids of the job: one for every slot."""
+        """The node ids of the job: one for every slot of the world to form and every spare, and those added since."""
         if self._world.mix.naming is Naming.FRESH:
-            return [self._fresh_name() for _ in range(self._world.mix.world_size)]
-        prefix = "" if self._world.mix.naming is Naming.SLOTS else "node-"
-        return [f"{prefix}{slot}" for slot in range(self._world.mix.world_size)]
+            return [self._fresh_name() for _ in range(self._wanted())]
+        if self._world.mix.naming is Naming.NAMES:
+            return [f"node-{number}" for number in range(self._wanted())]
+        mix = self._world.mix
+        slots = [*range(mix.world_size + self._added), *range(mix.max_world_size, mix.most_nodes)]
+        return [str(slot) for slot in slots]
+
+    def _wanted(self) -> int:
+        return self._world.mix.world_size + self._world.mix.spare_num + self._added
+
+    def add_node(self) -> bool:
+        """The user gives the job one node more, where it has room."""
+        if self._wanted() >= self._world.mix.most_nodes:
+            return False
+        self._added += 1
+        if self._world.mix.naming is not Naming.FRESH:
+            self.start_worker_later(self.nodes()[self._world.mix.world_size + self._added - 1])
+        return True
 
     def start_scheduler_later(self) -> None:
         """The scheduler has died."""
@@ -70,7 +86,7 @@ class Operator:
             self._start_scheduler()
         finished = world.host.path.is_finished()
         if world.mix.naming is Naming.FRESH:
-            missing = world.mix.world_size - sum(not worker.is_of_another_job() for worker in world.workers)
+            missing = self._wanted() - sum(not worker.is_of_another_job() for worker in world.workers)
             names = [] if finished else [self._fresh_name() for _ in range(missing)]
         else:
             names = [
@@ -111,7 +127,7 @@ class Operator:
             return
         if world.mix.naming is Naming.FRESH:
             node = self._fresh_name() if any(worker.node == node for worker in world.started) else node
-            if sum(not worker.is_of_another_job() for worker in world.workers) >= world.mix.world_size + duplicate:
+            if sum(not worker.is_of_another_job() for worker in world.workers) >= self._wanted() + duplicate:
                 return
         elif self._has_process(node) and not duplicate:
             return

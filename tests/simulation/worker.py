@@ -22,9 +22,11 @@ from runtime.core.agent_events import (
     Connected,
     Disconnected,
     EndReason,
+    EnterAgain,
     Entered,
     Failed,
     Heard,
+    LeaveGently,
     Leaving,
     Mapped,
     MustEnd,
@@ -37,8 +39,9 @@ from runtime.core.agent_events import (
     Spoke,
     Trains,
 )
-from runtime.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Process, Register, RoundId
+from runtime.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Place, Process, Register, RoundId
 from runtime.core.point import Point
+from tests.simulation.group import blob_of
 from tests.simulation.network import Connection
 
 if TYPE_CHECKING:
@@ -97,6 +100,12 @@ class Worker:
         self._ranks: dict[int, int] = {}  # generation → its rank in it
         self.step = 0
         self.restored: Point | None = None
+        self.memory: Point | None = None  # its last commit
+        self._is_dirty = False  # between a step and its commit: that memory is not whole
+        self._leaves_at_commit = False
+        self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
+        self.slot: int | None = None
+        self.world_size = world.mix.world_size
         self.end_reason: EndReason | None = None
         self._clock_offset = rng.uniform(-1e4, 1e4)
         self.rate = 1.0 + rng.uniform(-mix.clock_spread, mix.clock_spread)
@@ -304,18 +313,24 @@ class Worker:
             case BreakGroup():
                 if self.is_in_group():
                     self._leave_group()
+            case LeaveGently():
+                self._leaves_at_commit = True
+            case EnterAgain(place, look):
+                takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
+                self.world.after(takes_s, self._enter_again, place, look, self.agent._offered)
             case Began(started):
                 if self.stage is Stage.ENDING:
                     return  # its main thread has something else in hand
                 self.stage = Stage.FORMING
                 self.generation, self.rank = started.generation, started.rank
+                self.slot, self.world_size, self._leaves_at_commit = started.slot, started.world_size, False
                 self._ranks[started.generation] = started.rank
                 self.step, self.restored = started.restore.step if started.restore else 0, started.restore
-                if not self._addresses_early:
+                if not self.agent._blob:
                     self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
             case Mapped(generation, blobs):
                 if self.stage is Stage.FORMING and generation == self.generation:
-                    self.world.groups.arrive(self, tuple(blob.decode() for blob in blobs))
+                    self.world.groups.arrive(self, blobs)
             case Over():
                 self.stage = Stage.OVER
                 self.world.after(self.world.rng.uniform(0.01, 1.0), self._return)
@@ -341,13 +356,32 @@ class Worker:
         if self._held(self._enter) or self.stage not in (Stage.STARTING, Stage.LEAVING_GROUP):
             return
         self.stage, self._waiting_at = Stage.RENDEZVOUS, self.world.now
-        points = self.world.checkpoints_of(self.agent.job, self.node).held()
-        blob = self.session.encode() if self._addresses_early else b""
-        self._agent_step(Entered(points, self.world.mix.has_own_parts, NUMERICS, blob))
+        if self._is_dirty:
+            self.memory, self._is_dirty = None, False
+        self._come(self.agent.offered_place, look=not self.world.mix.has_memory)
 
-    def _leave_group(self) -> None:
+    def _enter_again(self, place: Place | None, look: bool, offered: RoundId | None) -> None:
+        """The round needs another answer."""
+        if self._held(self._enter_again, place, look, offered) or self.stage is not Stage.RENDEZVOUS:
+            return
+        if offered == self.agent._offered:
+            self._come(place, look=look or not self.world.mix.has_memory)
+
+    def _come(self, place: Place | None, *, look: bool) -> None:
+        mix, slot = self.world.mix, self.agent.slot
+        full = None if slot is None else Place(slot, slot, mix.world_size)
+        place = place if self._knows_place else None
+        made_for = place or full
+        blob = blob_of(self.session, made_for) if self._addresses_early and made_for is not None else b""
+        points = self.world.checkpoints_of(self.agent.job, self.node).held() if look else ()
+        live = self.memory if mix.has_memory else None
+        self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look))
+
+    def _leave_group(self, *, at_commit: bool = False) -> None:
         """Out of the collective; what is being saved is finished or dropped before the rendezvous is entered."""
-        self.stage = Stage.LEAVING_GROUP
+        if self.stage is Stage.TRAINING and not at_commit and self.world.mix.p_dirty:
+            self._is_dirty = self.world.rng.random() < self.world.mix.p_dirty
+        self.stage, self._leaves_at_commit = Stage.LEAVING_GROUP, False
         self.world.groups.left(self)
         self.world.after(self.world.rng.uniform(0.01, 0.5), self._enter)
 
@@ -361,13 +395,14 @@ class Worker:
     def _publish(self, generation: int) -> None:
         if self._held(self._publish, generation) or not self.is_forming_in(generation):
             return
-        self._agent_step(Addressed(generation, self.session.encode()))
+        assert self.slot is not None
+        self._agent_step(Addressed(generation, blob_of(self.session, Place(self.slot, self.rank, self.world_size))))
 
     def group_stands(self, generation: int) -> None:
         """Connected to every member, and restored."""
         if self._held(self.group_stands, generation) or not self.is_forming_in(generation):
             return
-        self.stage = Stage.TRAINING
+        self.stage, self.memory = Stage.TRAINING, self.restored
         if self.step >= self.world.mix.target_step:
             self._save()
         self._agent_step(Trains(generation))
@@ -375,9 +410,15 @@ class Worker:
 
     def completes_step(self) -> None:
         """One optimizer step; a commit where it is due."""
+        mix = self.world.mix
         self.step += 1
-        if self.step >= self.world.mix.target_step or self.step % self.world.mix.save_every == 0:
+        is_commit = self.step >= mix.target_step or self.step % mix.save_every == 0
+        if is_commit:
             self._save()
+        if is_commit or self.step % mix.commit_every == 0:
+            self.memory = Point(self.step, self.generation)
+            if self._leaves_at_commit and self.stage is Stage.TRAINING:
+                self._leave_group(at_commit=True)
 
     def _save(self) -> None:
         if self.step >= self.world.mix.target_step:

@@ -88,6 +88,11 @@ class World:
             cool_down_s=self.mix.cool_down_s,
             topo_timeout_s=self.mix.topo_timeout_s,
             rebuild=self.mix.rebuilds,
+            min_world_size=min(self.mix.min_world_size, self.mix.world_size),
+            max_world_size=max(self.mix.max_world_size, self.mix.world_size),
+            spare_num=self.mix.spare_num,
+            start_grace_s=self.mix.start_grace_s,
+            shrink_grace_s=self.mix.shrink_grace_s,
         )
         self.now = 0.0
         self.is_calm = False

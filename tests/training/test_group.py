@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo
 
 from runtime.errors import CommunicationError, GenerationEndedError, UsageError
 from runtime.training import gloo
-from runtime.training.breakable_group import BreakableGroup
+from runtime.training.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.breaking import Breaker, run_breakable
 from runtime.training.group import Group, form, form_alone, is_communication_failure
 from runtime.training.meeting import MeetingStore
@@ -196,7 +196,41 @@ def test_an_uninterruptible_call_is_left_when_the_breaker_is_thrown() -> None:
 
 
 def test_a_work_honours_the_callers_own_timeout(alone: Group) -> None:
-    """With a peer that never joins; the group of one is only there for its breaker."""
+    pair, meshes = _without_its_peer(alone.breaker)
+    work = pair.allreduce([torch.ones(1)], dist.AllreduceOptions())
+    with pytest.raises(RuntimeError, match="timed out"):
+        work.wait(timedelta(milliseconds=50))
+    assert not work.is_completed()
+    gloo.cut(_all_of(meshes))
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        work.wait()
+
+
+def test_a_backward_pass_waits_for_its_buckets_also_after_one_that_failed() -> None:
+    breaker = Breaker("generation 2")
+    pair, meshes = _without_its_peer(breaker)
+    reducer = ReducerGroup(pair)
+    parameter = torch.ones(1, requires_grad=True)
+
+    def launch(_: torch.Tensor) -> None:
+        reducer.allreduce([torch.ones(1)], dist.AllreduceOptions())
+        if len(pair.unfinished()) == 1:
+            raise ZeroDivisionError("the script's own")
+        threading.Thread(target=breaker.throw, args=("the peer was lost",), daemon=True).start()
+
+    parameter.register_hook(launch)
+    with pytest.raises(ZeroDivisionError):
+        (parameter * 2).sum().backward()
+    with pytest.raises(GenerationEndedError, match="the peer was lost"):
+        (parameter * 2).sum().backward()
+    assert len(pair.unfinished()) == 2, "gloo still runs both: its mesh must not be freed before they end"
+    with pytest.raises(GenerationEndedError, match="the peer was lost"):
+        reducer.allreduce([torch.ones(1)], dist.AllreduceOptions())
+    gloo.cut(_all_of(meshes))
+
+
+def _without_its_peer(breaker: Breaker) -> tuple[BreakableGroup, list[ProcessGroupGloo]]:
+    """A group of two whose other rank is connected and never joins, and both meshes."""
     store, meshes = HashStore(), []
 
     def mesh(rank: int) -> None:
@@ -208,15 +242,10 @@ def test_a_work_honours_the_callers_own_timeout(alone: Group) -> None:
     mesh(0)
     other.join()
     inner = dist.ProcessGroup(store, 0, 2)
-    gloo.wrap(meshes[0] if meshes[0].rank() == 0 else meshes[1], inner, "1", "undefined")
-    pair = BreakableGroup(inner, alone.breaker, timedelta(seconds=WAIT_S), lambda *_: None)
-    work = pair.allreduce([torch.ones(1)], dist.AllreduceOptions())
-    with pytest.raises(RuntimeError, match="timed out"):
-        work.wait(timedelta(milliseconds=50))
-    assert not work.is_completed()
-    gloo.cut(_all_of(meshes))
-    with pytest.raises(RuntimeError, match="Connection closed"):
-        work.wait()
+    pair = BreakableGroup(inner, breaker, timedelta(seconds=WAIT_S), lambda *_: None)
+    for one in (inner, pair):
+        gloo.wrap(meshes[0] if meshes[0].rank() == 0 else meshes[1], one, "1", "undefined")
+    return pair, meshes
 
 
 def _all_of(meshes: list[ProcessGroupGloo]) -> gloo.Endpoints:

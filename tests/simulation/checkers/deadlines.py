@@ -26,7 +26,8 @@ def together_s(world: World) -> float:
     """From the last fault to the first step of everybody."""
     policy, mix = world.policy, world.mix
     once = policy.cool_down_s + 3 * policy.node_timeout_s
-    return slowest(world) * (2 * once + END_GRACE_S) + 2 * mix.prepares_s + SLACK_S
+    graces = policy.start_grace_s + 2 * policy.shrink_grace_s
+    return slowest(world) * (2 * once + END_GRACE_S + graces) + 2 * mix.prepares_s + advanced_s(world) + SLACK_S
 
 
 def advanced_s(world: World) -> float:

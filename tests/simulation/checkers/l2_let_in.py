@@ -49,6 +49,16 @@ class LetIn(Checker):
         return (holder.session, holder.quiet_since) if holder is not None else ("", 0.0)
 
     def _somebody_else_has_it(self, worker: Worker) -> bool:
-        """A rival for the seat: another process of the node, or where any name will do, whoever asked first."""
+        """A rival for the seat: another process of the node, or where any will do, whoever asked first."""
         rivals = any(one.node == worker.node and one is not worker for one in self.world.workers)
-        return rivals or self.world.mix.naming is Naming.FRESH
+        return rivals or self.world.mix.naming is Naming.FRESH or self._is_full()
+
+    def _is_full(self) -> bool:
+        """Whether its slot was given away meanwhile and there is no other place."""
+        core, policy = self.world.host.core, self.world.policy
+        assert core is not None
+        if policy.spare_num == 0 and policy.min_world_size == policy.max_world_size:
+            return False
+        spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
+        has_slot = len(core.state.by_slot) < policy.max_world_size and core.state.final is None
+        return len(spares) >= policy.spare_num and not has_slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.core.agent_events import Began
-from runtime.core.records import SeatGranted
+from runtime.core.records import SeatGranted, SlotGiven
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
@@ -17,9 +17,10 @@ class OneHolder(Checker):
     def watch(self) -> None:
         self._ranks: dict[tuple[str, int, int], Worker] = {}  # (job, generation, rank) → who began it
         self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SlotGiven].append(self._granted)
         self.world.when_noticed[Began].append(self._began)
 
-    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
         holders = self.world.witness.holders.values()
         sharing = [holder.node for holder in holders if holder.slot == record.slot]
         if len(sharing) > 1:

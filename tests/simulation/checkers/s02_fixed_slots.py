@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired
+from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 
@@ -18,6 +18,7 @@ class FixedSlots(Checker):
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
         self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SlotGiven].append(self._granted)
         self.world.when_recorded[SeatRetired].append(self._retired)
         self.world.when_recorded[GenerationCommitted].append(self._committed)
 
@@ -26,7 +27,7 @@ class FixedSlots(Checker):
         holders = self.world.witness.holders.values()
         self._slots = {holder.node: holder.slot for holder in holders if holder.slot is not None}
 
-    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
         if self._slots.setdefault(record.node, record.slot) != record.slot:
             self.violated(f"{record}, but the node had slot {self._slots[record.node]}")
 
@@ -35,6 +36,11 @@ class FixedSlots(Checker):
             self.violated(f"{record}, but the node did not have this slot")
 
     def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
-        for rank, (node, _) in enumerate(record.members):
-            if self._slots.get(node) != rank:
-                self.violated(f"{record}: rank {rank} is {node}, whose slot is {self._slots.get(node)}")
+        policy = self.world.policy
+        if policy.min_world_size == policy.max_world_size and record.slots != tuple(range(policy.world_size)):
+            self.violated(f"{record}: at fixed size a rank is a slot")
+        if list(record.slots) != sorted(set(record.slots)):
+            self.violated(f"{record}: slots do not rise with the ranks")
+        for slot, (node, _) in zip(record.slots, record.members, strict=True):
+            if self._slots.get(node) != slot:
+                self.violated(f"{record}: slot {slot} is {node}'s, whose slot is {self._slots.get(node)}")

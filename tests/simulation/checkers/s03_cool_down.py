@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.core.messages import Refusal, Refused
-from runtime.core.records import SeatGranted, SeatRetired
+from runtime.core.records import SeatGranted, SpareAdmitted
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
@@ -18,20 +18,19 @@ class CoolDown(Checker):
 
     def watch(self) -> None:
         self.world.when_recorded[SeatGranted].append(self._granted)
-        self.world.when_recorded[SeatRetired].append(self._retired)
+        self.world.when_recorded[SpareAdmitted].append(self._granted)
         self.world.when_answered[Refused].append(self._refused)
 
-    def _granted(self, event: Event | None, record: SeatGranted) -> None:
+    def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
+        """A process takes its node's seat again, or, the seat being taken away for it, another node's."""
         for old, granted in self.world.witness.granted:
-            if granted is record and old is not None and old.slot is not None:
+            if granted is record and old is not None:
                 self._must_be_free(old, record)
-
-    def _retired(self, event: Event | None, record: SeatRetired) -> None:
         for old in self.world.witness.retired:
-            if old.node == record.node:
+            if isinstance(record, SeatGranted) and old.slot == record.slot:
                 self._must_be_free(old, record)
 
-    def _must_be_free(self, old: Holder, record: SeatGranted | SeatRetired) -> None:
+    def _must_be_free(self, old: Holder, record: SeatGranted | SpareAdmitted) -> None:
         quiet_s = self.world.host.clock - old.quiet_since
         if not old.has_left and quiet_s < self.world.policy.cool_down_s - EPSILON_S:
             self.violated(f"{record}, {quiet_s:.3f} s after {old} was last heard")
@@ -41,7 +40,7 @@ class CoolDown(Checker):
             return
         witness, policy, now = self.world.witness, self.world.policy, self.world.host.clock
         holder = witness.holders.get(session.split("#")[0])
-        if holder is None or holder.slot is None:
+        if holder is None or holder.is_retired:
             return  # a stranger waits for somebody's seat: whose, is for the core to choose
         cool_down = max(0.0, witness.quiet_known_since(holder) + policy.cool_down_s - now)
         renewed = max(holder.accepted_at, witness.loaded_at, witness.stalled_at)

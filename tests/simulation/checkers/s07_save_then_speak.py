@@ -13,7 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, Record, SeatGranted
+from runtime.core.records import GenerationCommitted, Record, SeatGranted, SlotGiven, SpareAdmitted
 from runtime.core.state import JobState
 from tests.simulation.checkers.base import Checker
 
@@ -25,7 +25,7 @@ class SaveThenSpeak(Checker):
 
     def begin_job(self) -> None:
         self._disk = JobState()
-        self._seats: set[tuple[str, int, int]] = set()  # every (session, slot, incarnation) that is on disk
+        self._seats: set[tuple[str, int | None, int]] = set()  # every (session, slot, incarnation) that is on disk
         self._generations: dict[int, GenerationCommitted] = {}
 
     def watch(self) -> None:
@@ -38,6 +38,11 @@ class SaveThenSpeak(Checker):
             self._disk.apply(record)
             if isinstance(record, SeatGranted):
                 self._seats.add((record.session, record.slot, record.incarnation))
+            elif isinstance(record, SpareAdmitted):
+                self._seats.add((record.session, None, record.incarnation))
+            elif isinstance(record, SlotGiven):
+                seat = self._disk.seats[record.node]
+                self._seats.add((seat.session, record.slot, seat.incarnation))
             elif isinstance(record, GenerationCommitted):
                 self._generations[record.generation] = record
 
@@ -54,8 +59,11 @@ class SaveThenSpeak(Checker):
                     and (disk.term, disk.job) == (message.term, message.job)
                     and message.finished in (None, disk.final)
                 )
-            case Pending() | RoundOpened():
+            case Pending():
                 return disk.term == message.term
+            case RoundOpened():
+                slot = message.place.slot if message.place is not None else None
+                return disk.term == message.term and (session, slot, message.incarnation) in self._seats
             case GenerationStarted():
                 committed = self._generations.get(message.generation)
                 return (

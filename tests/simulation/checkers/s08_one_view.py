@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from runtime.core.agent_events import Began, Mapped
-from runtime.core.messages import AddressMap, GenerationStarted
+from runtime.core.messages import AddressMap, GenerationStarted, Place
 from runtime.core.records import GenerationCommitted
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
-from tests.simulation.group import Group
+from tests.simulation.group import Group, blob_of, session_in
 from tests.simulation.worker import Worker
 
 
@@ -51,8 +51,12 @@ class OneView(Checker):
         if committed is None or message.generation != len(self.world.witness.line.committed):
             return
         for blob, (node, incarnation) in zip(message.blobs, committed.members, strict=True):
-            if holders[node].incarnation == incarnation and blob.decode() != holders[node].session:
+            if holders[node].incarnation == incarnation and session_in(blob) != holders[node].session:
                 self.violated(f"{message}: {node} is {holders[node].session}")
+        size = len(committed.members)
+        for rank, (slot, blob) in enumerate(zip(committed.slots, message.blobs, strict=True)):
+            if blob != blob_of(session_in(blob), Place(slot, rank, size)):
+                self.violated(f"{message}: {blob!r} was made for another place than slot {slot}, rank {rank} of {size}")
 
     def _began(self, worker: Worker, notice: Began) -> None:
         if worker.agent.job != self.world.witness.job:
@@ -62,12 +66,14 @@ class OneView(Checker):
             self.violated(f"{worker} began {started}, of which there is no durable record")
         if committed.members[started.rank] != (worker.node, worker.agent.incarnation):
             self.violated(f"{worker} began {started}, the record says {committed}")
+        if started.slot != committed.slots[started.rank]:
+            self.violated(f"{worker} began {started}, the record says {committed}")
         if (started.world_size, started.restore) != (len(committed.members), committed.restore):
             self.violated(f"{worker} began {started}, the record says {committed}")
 
     def _has_map(self, worker: Worker, notice: Mapped) -> None:
         if worker.agent.job == self.world.witness.job and notice.generation == worker.generation:
-            own = notice.blobs[worker.rank].decode()
+            own = session_in(notice.blobs[worker.rank])
             if own != worker.session:
                 self.violated(f"{worker} is rank {worker.rank} and gets a map where that is {own}")
 

@@ -32,16 +32,21 @@ class NoWayBack(Checker):
             self.violated(f"{worker} went back from {before} to {(generation, term, round_)}")
         self._agents[worker.session] = (generation, term, round_)
 
+    def _is_cut_off(self, group: Group, newest: set[tuple[str, int]]) -> bool:
+        """Whether each of its members was replaced while no word reached it: what they do now is on no line."""
+        return all((worker.node, worker.agent.incarnation) not in newest for worker in group.members.values())
+
     def _began(self, worker: Worker, notice: Began) -> None:
         if worker.stage not in (Stage.RENDEZVOUS, Stage.ENDING):
             self.violated(f"{worker} is {worker.stage.value} and begins {notice.started}")
 
     def _trained(self, group: Group) -> None:
-        if group.job != self.world.witness.job or len(group.members) == 1:
+        committed = self.world.witness.line.committed
+        if group.job != self.world.witness.job or not committed:
             return
-        newest = len(self.world.witness.line.committed)
-        if group.generation < newest:
-            self.violated(f"{group.sessions} train generation {group.generation} after {newest} was committed")
+        newest = set(committed[-1].members)
+        if group.generation < len(committed) and not self._is_cut_off(group, newest):
+            self.violated(f"{group.sessions} train generation {group.generation} after {len(committed)} was committed")
         for worker in group.members.values():
             if worker.agent.generation != group.generation:
                 self.violated(f"{worker} trains generation {group.generation}, its agent is in another one")

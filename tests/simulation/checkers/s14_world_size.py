@@ -1,14 +1,17 @@
-"""S14, at fixed size: min = world size = max, and ranks are exactly 0..n-1.
+"""S14: min ≤ world size ≤ max, ranks are exactly 0..n-1, survivors keep their relative order.
 
-That survivors keep their relative order is here S2: a rank is a slot. Growing and shrinking are not built yet.
+And why a world is smaller than it was: nobody's slot is taken away while it is held, nor before its grace where no
+spare takes it, nor where too few would be left.
 """
 
 from __future__ import annotations
 
 from runtime.core.messages import Admitted, GenerationStarted
-from runtime.core.records import GenerationCommitted, SeatGranted
+from runtime.core.ready import Ready
+from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.scheduler import Event
-from tests.simulation.checkers.base import Checker
+from tests.simulation.checkers.base import EPSILON_S, Checker
+from tests.simulation.checkers.witness import Holder
 
 
 class WorldSize(Checker):
@@ -17,27 +20,60 @@ class WorldSize(Checker):
     name = "S14"
 
     def watch(self) -> None:
+        self.world.watch_decided.append(self._decided)
         self.world.when_recorded[SeatGranted].append(self._granted)
+        self.world.when_recorded[SlotGiven].append(self._granted)
         self.world.when_recorded[GenerationCommitted].append(self._committed)
         self.world.when_said[GenerationStarted].append(self._started)
         self.world.when_said[Admitted].append(self._admitted)
 
-    def _granted(self, event: Event | None, record: SeatGranted) -> None:
-        if not 0 <= record.slot < self.world.policy.world_size:
+    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
+        if not 0 <= record.slot < self.world.policy.max_world_size:
             self.violated(f"{record}: no such slot")
 
+    def _decided(self, event: Event | None, ready: Ready) -> None:
+        taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
+        retired = {record.slot for record in ready.records if isinstance(record, SeatRetired)}
+        if not retired:
+            return
+        for old in self.world.witness.retired:
+            if not (old.is_lost or old.has_left):
+                self.violated(f"slot {old.slot} is taken away from {old}, who holds it")
+            if old.slot not in taken:
+                self._may_be_given_up(old)
+
+    def _may_be_given_up(self, old: Holder) -> None:
+        witness, policy = self.world.witness, self.world.policy
+        if policy.min_world_size == policy.max_world_size:
+            self.violated(f"slot {old.slot} of {old} is given up in a world of fixed size")
+        live = sum(one.slot is not None and not (one.is_lost or one.has_left) for one in witness.holders.values())
+        if live < policy.min_world_size:
+            self.violated(f"slot {old.slot} of {old} is given up, and {live} are left")
+        last = witness.line.committed[-1] if witness.line.committed else None
+        waited_s = self.world.host.clock - max(old.lost_at, witness.loaded_at)
+        was_member = last is not None and old.slot in last.slots
+        if was_member and not old.has_left and waited_s < policy.shrink_grace_s - EPSILON_S:
+            self.violated(f"slot {old.slot} of {old} is given up {waited_s:.3f} s after its loss")
+
     def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
-        nodes = {node for node, _ in record.members}
-        if not len(nodes) == len(record.members) == self.world.policy.world_size:
-            self.violated(f"{record}: its members are not {self.world.policy.world_size} different nodes")
+        policy, nodes = self.world.policy, {node for node, _ in record.members}
+        if len(nodes) != len(record.members):
+            self.violated(f"{record}: its members are not different nodes")
+        if not policy.min_world_size <= len(nodes) <= policy.max_world_size:
+            self.violated(f"{record}: {policy.min_world_size} to {policy.max_world_size} members are allowed")
+        line = self.world.witness.line.committed
+        before = [member for member in line[-1].members if member in record.members] if line else []
+        after = [member for member in record.members if member in before]
+        if before != after:
+            self.violated(f"{record}: those who stay were in the order {before}")
 
     def _started(self, session: str, message: GenerationStarted) -> None:
+        record = self.world.witness.line.committed[message.generation - 1]
         local_fits = 0 <= message.local_rank < message.local_world_size <= message.world_size
-        if message.world_size != self.world.policy.world_size or not local_fits:
-            self.violated(f"{message} in a job of {self.world.policy.world_size}")
-        members = self.world.witness.line.committed[message.generation - 1].members
+        if message.world_size != len(record.members) or not local_fits:
+            self.violated(f"{message} of {record}")
         node = session.split("#")[0]
-        if not 0 <= message.rank < message.world_size or members[message.rank][0] != node:
+        if not 0 <= message.rank < message.world_size or record.members[message.rank][0] != node:
             self.violated(f"{message} is told to {node}")
 
     def _admitted(self, session: str, message: Admitted) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from runtime.core.messages import Admitted, GenerationStarted, RoundOpened
 from runtime.core.ready import Ready
-from runtime.core.records import SeatGranted, SeatResumed
+from runtime.core.records import SeatGranted, SeatResumed, SpareAdmitted
 from runtime.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
 from runtime.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
 from runtime.store.journal import MAX_TORN_FILES
@@ -31,8 +31,6 @@ class Bounds(Checker):
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
         self.world.watch_decided.append(self._decided)
-        self.world.when_recorded[SeatGranted].append(self._granted)
-        self.world.when_recorded[SeatResumed].append(self._resumed)
         for kind in (Admitted, RoundOpened, GenerationStarted):
             self.world.when_said[kind].append(self._said)
 
@@ -43,14 +41,11 @@ class Bounds(Checker):
         if len(torn) > MAX_TORN_FILES or len(names) > len(torn) + 1:
             self.violated(f"after a start the folder holds {names}")
 
-    def _granted(self, event: Event | None, record: SeatGranted) -> None:
-        self._nodes.add(record.node)
-        self._pushed += 1
-
-    def _resumed(self, event: Event | None, record: SeatResumed) -> None:
-        self._pushed += 1
-
     def _decided(self, event: Event | None, ready: Ready) -> None:
+        for record in ready.records:
+            if isinstance(record, SeatGranted | SpareAdmitted):
+                self._nodes.add(record.node)
+            self._pushed += isinstance(record, SeatGranted | SpareAdmitted | SeatResumed)
         if isinstance(event, Closed):
             self._pushed += 1
         elif isinstance(event, Tick):
@@ -60,7 +55,7 @@ class Bounds(Checker):
     def _measure(self) -> None:
         core = self.world.host.core
         assert core is not None
-        state, world_size = core.state, self.world.policy.world_size
+        state, world_size = core.state, self.world.policy.max_world_size
         sizes = _sizes(core)
         asked = len(self.world.started) + self.world.happened["message forged"]
         most = {
@@ -73,6 +68,9 @@ class Bounds(Checker):
             "fenced": MAX_FENCED,
             "seats": len(self._nodes),
             "slots": world_size,
+            "absent": world_size,
+            "spares": len(self._nodes),
+            "coming": world_size,
             "interruptions": KEPT_INTERRUPTIONS,
             "line": KEPT_CUTS,
         }
@@ -99,6 +97,9 @@ def _sizes(core: SchedulerCore) -> dict[str, int]:
         "fenced": len(core._fenced),
         "seats": len(state.seats),
         "slots": len(state.by_slot),
+        "absent": len(core._ledger.absent),
+        "spares": len(state.spares),
+        "coming": len(core._world.coming),
         "interruptions": len(state.interruptions),
         "line": len(state.generation.line) if state.generation else 0,
     }

@@ -37,8 +37,16 @@ class NoExtraTransition(Checker):
         for note in ready.notes:
             if OPENED.match(note.text) and core is not None and core.state.generation is not None:
                 committed = core.state.generation
+                if self._grows(committed):
+                    continue
                 if all(self._goes_on(node, incarnation, committed) for node, incarnation in committed.members):
                     self.violated(f"{note.text}, at {event}, and every member of {committed} can go on")
+
+    def _grows(self, committed: GenerationCommitted) -> bool:
+        """Whether somebody holds a slot that the generation does not have."""
+        holders = self.world.witness.holders.values()
+        live = (holder for holder in holders if holder.slot is not None and not (holder.is_lost or holder.has_left))
+        return any(holder.slot not in committed.slots for holder in live)
 
     def _goes_on(self, node: str, incarnation: int, committed: GenerationCommitted) -> bool:
         """Whether this member is alive, holds its seat, and has not left the generation's group."""

@@ -9,7 +9,7 @@ the witness: what was accepted in the same group commit as a record that never r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from runtime.core.messages import Join, Leave, Register
@@ -25,6 +25,8 @@ from runtime.core.records import (
     SeatLost,
     SeatResumed,
     SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
     TermStarted,
 )
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
@@ -50,6 +52,13 @@ class Holder:
     has_left: bool = False
     is_gone: bool = False  # it said so, or it was seen dead
     away_since: float | None = None  # the first close since its last accepted message, whether or not it was ever heard
+    is_spare: bool = False
+    lost_at: float = 0.0  # when it was decided
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was durably replaced."""
+        return self.slot is None and not self.is_spare
 
     @property
     def quiet_since(self) -> float:
@@ -58,20 +67,7 @@ class Holder:
 
     def copy(self) -> Holder:
         """What is known of it now."""
-        return Holder(
-            self.node,
-            self.session,
-            self.incarnation,
-            self.slot,
-            self.accepted_at,
-            self.closed_at,
-            self.known_since,
-            self.is_heard,
-            self.is_lost,
-            self.has_left,
-            self.is_gone,
-            self.away_since,
-        )
+        return replace(self)
 
 
 class Witness:
@@ -90,7 +86,8 @@ class Witness:
         self.job = ""
         self.holders: dict[str, Holder] = {}
         self.by_session: dict[str, Holder] = {}  # the present ones
-        self.granted: list[tuple[Holder | None, SeatGranted]] = []  # by the last step: who held it, who holds it
+        self.granted: list[tuple[Holder | None, SeatGranted | SpareAdmitted]] = []
+        """By the last step: the node's holder before, and its holder now."""
         self.lost: list[SeatLost] = []  # by the last step
         self.retired: list[Holder] = []  # by the last step, as they were
         self.loaded_at = 0.0
@@ -114,7 +111,7 @@ class Witness:
             holder = self.by_session.get(sender.session)
             is_its = holder is not None and (sender.node, sender.incarnation) == (holder.node, holder.incarnation)
             is_its = is_its and sender.job == self.job
-        if holder is None or not is_its or holder.slot is None or holder.has_left or holder.is_gone:
+        if holder is None or not is_its or holder.is_retired or holder.has_left or holder.is_gone:
             return None
         return holder
 
@@ -169,7 +166,7 @@ class Witness:
                     self.line.brought(event.message)
         elif isinstance(event, Closed):
             holder = self.holder_of_session(event.session)
-            if holder is not None and holder.slot is not None and not holder.has_left:
+            if holder is not None and not holder.is_retired and not holder.has_left:
                 holder.is_gone = holder.is_gone or event.gone
                 holder.away_since = now if holder.away_since is None else holder.away_since
                 if holder.is_heard and holder.closed_at is None:
@@ -177,23 +174,31 @@ class Witness:
         elif isinstance(event, Stalled):
             self.stalled_at = now
 
-    def _applied(self, records: list[Record], now: float) -> Iterator[tuple[Holder | None, SeatGranted]]:
+    def _applied(
+        self, records: list[Record], now: float
+    ) -> Iterator[tuple[Holder | None, SeatGranted | SpareAdmitted]]:
         boots = self.world.host.boots
         for record in records:
             match record:
                 case JobCreated():
                     self.job = record.job
-                case SeatGranted():
+                case SeatGranted() | SpareAdmitted():
                     before = self.holders.get(record.node)
                     if before is not None:
                         self.by_session.pop(before.session, None)
                     yield before, record
-                    holder = Holder(record.node, record.session, record.incarnation, record.slot, now, is_heard=True)
+                    slot = record.slot if isinstance(record, SeatGranted) else None
+                    holder = Holder(record.node, record.session, record.incarnation, slot, now, is_heard=True)
+                    holder.is_spare = slot is None
                     self.holders[record.node] = self.by_session[record.session] = holder
+                case SlotGiven():
+                    holder = self.holders[record.node]
+                    holder.slot, holder.is_spare = record.slot, False
                 case SeatLost():
                     holder = self.holders[record.node]
                     if not holder.is_lost:
                         self.lost.append(record)
+                        holder.lost_at = now
                     holder.is_lost = True
                     holder.known_since = (boots, self.quiet_known_since(holder))
                 case SeatResumed():

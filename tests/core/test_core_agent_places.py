@@ -1,0 +1,247 @@
+"""A worker and its place: spares, invitations to another place, disks that are looked at, and gentle leaving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.core.agent_events import (
+    Addressed,
+    Began,
+    BreakGroup,
+    Completed,
+    Connected,
+    EnterAgain,
+    Failed,
+    LeaveGently,
+    Seated,
+    Waits,
+)
+from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
+from runtime.core.point import Point
+from tests.core.desk import STAGES, Desk, done, forming, seated, started, training, waiting
+
+MINE = Place(3, 3, 4)  # of the desk's seat in a full world
+SMALLER = Place(3, 2, 3)
+
+
+def spare() -> Desk:
+    """A spare that has come to elastic.run and waits there."""
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(Admitted("mine", "job-1", 1, None, 1, 4, None))
+    desk.enters()
+    return desk
+
+
+# ---- a spare
+
+
+def test_a_spare_has_no_slot_and_waits_uninvited() -> None:
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(Admitted("mine", "job-1", 1, None, 1, 4, None))
+    assert [notice.admitted.slot for notice in desk.told(Seated)] == [None]
+    assert desk.agent.slot is None and desk.agent.offered_place is None
+    desk.enters()
+    (beat,) = desk.said(Heartbeat)
+    assert beat.activity is Activity.WAITING and not desk.said(Join)
+
+
+def test_a_spare_learns_its_slot_when_it_is_invited() -> None:
+    desk = spare()
+    desk.opens(5, place=Place(1, 1, 4))
+    assert (desk.agent.slot, desk.agent.offered_place) == (1, Place(1, 1, 4))
+    assert desk.told(EnterAgain) == [EnterAgain(Place(1, 1, 4), look=False)] and not desk.said(Join)
+    desk.enters(blob=b"here", place=Place(1, 1, 4))
+    (join,) = desk.said(Join)
+    assert (join.blob, join.place) == (b"here", Place(1, 1, 4))
+
+
+def test_a_spare_reports_no_standing_before_its_first_generation() -> None:
+    desk = spare()
+    desk.opens(5, place=Place(1, 1, 4))
+    desk.step(Connected())
+    assert [message.standing for message in desk.said(Register)] == [None]
+
+
+def test_a_members_standing_is_its_place_in_its_last_generation() -> None:
+    desk = spare()
+    desk.opens(1, place=SMALLER)
+    desk.enters(place=SMALLER)
+    desk.hear(replace(started(), rank=2, world_size=3))
+    desk.opens(2, place=Place(3, 1, 2))
+    desk.step(Connected())
+    (standing,) = [message.standing for message in desk.said(Register)]
+    assert isinstance(standing, Standing)
+    assert (standing.slot, standing.rank, standing.world_size) == (3, 2, 3)
+
+
+# ---- another place
+
+
+def test_a_full_worlds_place_needs_no_word() -> None:
+    desk = waiting()
+    desk.opens(1, place=MINE)
+    assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
+
+
+def test_another_place_is_asked_for_once_and_entering_again_joins() -> None:
+    desk = waiting()
+    desk.opens(1, place=SMALLER)
+    assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)] and not desk.said(Join)
+    desk.opens(1, place=SMALLER)
+    assert not desk.told(EnterAgain) and not desk.said(Join)
+    desk.enters(blob=b"x", place=SMALLER)
+    assert [join.place for join in desk.said(Join)] == [SMALLER]
+    desk.opens(1, place=SMALLER)
+    assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
+
+
+def test_entering_joins_whatever_the_place_and_is_not_asked_for_the_same_again() -> None:
+    desk = waiting()
+    desk.opens(1, place=SMALLER)
+    desk.enters()
+    assert len(desk.said(Join)) == 1
+    desk.opens(1, place=SMALLER)
+    assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
+    desk.opens(1, place=Place(3, 1, 2))
+    assert desk.told(EnterAgain) == [EnterAgain(Place(3, 1, 2), look=False)]
+    desk.enters(place=Place(3, 1, 2))
+    desk.opens(2, place=SMALLER)
+    assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)]
+
+
+def test_the_first_place_again_joins_with_what_was_brought() -> None:
+    desk = waiting()
+    desk.opens(1, place=SMALLER)
+    desk.opens(1, place=MINE)
+    assert len(desk.said(Join)) == 1
+
+
+def test_what_was_made_for_another_place_is_not_published() -> None:
+    desk = waiting()
+    desk.opens(1, place=SMALLER)
+    desk.enters(blob=b"for three", place=SMALLER)
+    desk.hear(replace(started(), rank=1, world_size=2))
+    assert desk.told(Began)
+    desk.passes(1.0)
+    assert desk.said(Heartbeat) and not desk.said(Publish)
+    desk.step(Addressed(1, b"for two"))
+    assert [message.blob for message in desk.said(Publish)] == [b"for two"]
+
+
+def test_what_was_made_for_the_place_is_published_until_the_group_stands() -> None:
+    desk = waiting()
+    desk.opens(1, place=SMALLER)
+    desk.enters(blob=b"for three", place=SMALLER)
+    desk.hear(replace(started(), rank=2, world_size=3))
+    desk.passes(1.0)
+    assert [message.blob for message in desk.said(Publish)] == [b"for three"]
+
+
+# ---- disks
+
+
+def test_a_disk_is_looked_at_when_asked_and_only_once() -> None:
+    desk = seated()
+    desk.enters(live=Point(7, 1), looked=False)
+    desk.opens(1, place=MINE)
+    assert len(desk.said(Join)) == 1
+    desk.opens(1, place=MINE, look=True)
+    assert desk.told(EnterAgain) == [EnterAgain(MINE, look=True)] and not desk.said(Join)
+    desk.opens(1, place=MINE, look=True)
+    assert not desk.told(EnterAgain)
+    desk.enters(live=Point(7, 1), looked=True)
+    assert [join.looked for join in desk.said(Join)] == [True]
+
+
+def test_who_enters_without_having_looked_is_asked_again() -> None:
+    desk = seated()
+    desk.enters(looked=False)
+    desk.opens(1, look=True)
+    desk.enters(looked=False)
+    assert desk.told(EnterAgain) and not desk.said(Join)
+
+
+def test_another_place_and_a_look_are_asked_for_together() -> None:
+    desk = seated()
+    desk.enters(looked=False)
+    desk.opens(1, place=SMALLER, look=True)
+    assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=True)]
+
+
+# ---- gently
+
+
+@pytest.mark.parametrize("activity", list(STAGES))
+def test_a_gentle_invitation(activity: Activity) -> None:
+    desk = STAGES[activity]()
+    desk.opens(9, gently=True, missing="7")
+    gently = [LeaveGently("because; waiting for 7")] if activity is Activity.TRAINING else []
+    broken = [BreakGroup("because; waiting for 7")] if activity in (Activity.FORMING, Activity.DONE) else []
+    assert (desk.told(LeaveGently), desk.told(BreakGroup)) == (gently, broken)
+    assert len(desk.said(Join)) == (activity is Activity.WAITING)
+    assert len(desk.told(Waits)) == (activity is Activity.WAITING)
+
+
+def test_a_gentle_invitation_is_said_once() -> None:
+    desk = training()
+    desk.opens(2, gently=True)
+    desk.opens(2, gently=True)
+    assert not desk.ready.notices
+
+
+def test_a_loss_makes_it_urgent_for_whoever_is_still_in_the_generation() -> None:
+    desk = training()
+    desk.opens(2, gently=True)
+    desk.opens(2)
+    assert desk.told(BreakGroup) == [BreakGroup("because")]
+    desk.opens(2)
+    assert not desk.ready.notices
+    gone = training()
+    gone.opens(2, gently=True)
+    gone.enters()
+    gone.opens(2)
+    assert not gone.told(BreakGroup) and gone.said(Join)
+
+
+def test_a_new_round_after_a_gentle_one_breaks_the_group_once() -> None:
+    desk = training()
+    desk.opens(2, gently=True)
+    desk.opens(3)
+    assert desk.told(BreakGroup) == [BreakGroup("because")]
+
+
+def test_who_leaves_gently_joins_with_its_commit() -> None:
+    desk = training()
+    desk.opens(2, gently=True, place=MINE)
+    desk.enters(live=Point(30, 1))
+    assert [join.live for join in desk.said(Join)] == [Point(30, 1)]
+    assert desk.agent.activity is Activity.WAITING and not desk.said(Heartbeat)
+
+
+def test_a_failure_after_a_gentle_invitation_is_said_at_once() -> None:
+    desk = training()
+    desk.opens(2, gently=True)
+    desk.step(Failed())
+    (beat,) = desk.said(Heartbeat)
+    assert (beat.activity, beat.round) == (Activity.WAITING, RoundId(1, 1))
+
+
+def test_who_is_done_without_a_commit_to_leave_at_is_called_back() -> None:
+    desk = training()
+    desk.opens(2, gently=True)
+    desk.step(Completed(1, 60))
+    assert desk.told(BreakGroup) == [BreakGroup("because")]
+    assert not done().told(BreakGroup)
+
+
+def test_a_round_that_is_over_calls_nobody_back() -> None:
+    desk = waiting()
+    desk.opens(1, gently=True)
+    desk.starts()
+    desk.step(Addressed(1, b"x"))
+    assert forming().agent.activity is desk.agent.activity is Activity.FORMING
+    assert not desk.told(BreakGroup)

@@ -1,0 +1,455 @@
+"""Spares: who is admitted as one, who takes a lost slot, and what a spare's own end means (nothing, for the job)."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.ending import END_GRACE_S
+from runtime.core.messages import (
+    PROTOCOL,
+    Activity,
+    Admitted,
+    EndJob,
+    EndKind,
+    Fenced,
+    Finished,
+    GenerationStarted,
+    Place,
+    Process,
+    Refusal,
+    Refused,
+    Register,
+    RoundId,
+    RoundOpened,
+    Standing,
+)
+from runtime.core.point import Point
+from runtime.core.records import (
+    GenerationCommitted,
+    JobFinished,
+    JobRebuilt,
+    SeatGranted,
+    SeatLeft,
+    SeatLost,
+    SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
+    TrainingFinished,
+)
+from tests.core.house import JOB_NAME, SETTINGS, House, policy
+
+
+def spared(world_size: int = 2, spares: int = 1, *, waiting: bool = True, **changes: float | bool) -> House:
+    """A house of digits in its first generation; its spares are called 10, 11, …"""
+    house = House(policy(world_size, spare_num=spares, **changes)).fill()
+    for number in range(spares):
+        house.register(str(10 + number))
+    house.train()
+    for number in range(spares if waiting else 0):
+        house.beat(str(10 + number), Activity.WAITING, generation=0)
+    return house
+
+
+# ---- admission
+
+
+def test_a_node_beyond_the_world_is_a_spare() -> None:
+    house = House(policy(2, spare_num=1)).fill()
+    house.register("x")
+    assert house.records(SpareAdmitted)[0].node == "x" and not house.records(SeatGranted)
+    assert house.admission("sx") == Admitted("sx", "job-1", 1, None, 1, 2, None)
+    assert house.seat("x").is_spare and not house.seat("x").is_retired
+    assert house.invited() == {}
+    house.register("y")
+    assert house.refusal("sy").refusal is Refusal.FULL and house.refusal("sy").retry_after_s > 0
+
+
+def test_digits_from_the_largest_world_on_name_spares_and_never_a_slot() -> None:
+    house = House(policy(2, spare_num=1))
+    house.register("2")
+    assert house.admission("s2").slot is None
+    assert house.core.phase() == "filling; waiting for 0, 1"
+    house.register("3")
+    said = house.refusal("s3")
+    assert said.refusal is Refusal.FULL and said.retry_after_s > 0
+    assert said.text == "NODE_ID=3 names a spare, and all 1 (SPARE_NUM) are here: 2"
+
+
+def test_a_spare_is_no_registered_worker() -> None:
+    house = House(policy(2, spare_num=1))
+    house.register("7")
+    house.register("0")
+    assert "1/2 registered" in house.notes[-1]
+    assert house.core.state.generation is None and house.invited() == {}
+    house.register("1")
+    assert set(house.invited()) == {"s0", "s1"}
+
+
+def test_a_spare_waits_in_its_role_while_the_house_fills() -> None:
+    house = House(policy(2, spare_num=1, topo_timeout_s=100.0))
+    house.register("7")
+    for _ in range(9):
+        house.now += 10
+        house.beat("7", Activity.WAITING, generation=0)
+        house.tick()
+    assert house.ended is None
+    house.now += 10
+    house.beat("7", Activity.WAITING, generation=0)
+    house.tick()
+    assert house.answer("s7", EndJob).kind is EndKind.FORMATION_TIMEOUT
+
+
+def test_before_the_first_generation_no_spare_takes_a_slot() -> None:
+    """The node that names it may still come."""
+    house = House(policy(2, spare_num=1))
+    house.register("7")
+    house.register("0")
+    house.close("s0", gone=True)
+    house.register("1")
+    assert not house.core.state.generation and house.seat("7").is_spare
+    assert house.seat("0").slot == 0
+
+
+def test_a_spares_session_resumes_and_repeats() -> None:
+    house = spared(waiting=False)
+    house.register("10")
+    assert not house.records(SpareAdmitted) and house.admission("s10").slot is None
+    house.close("s10")
+    house.register("10", incarnation=1, job="job-1")
+    assert house.admission("s10").incarnation == 1 and len(house.core.state.spares) == 1
+
+
+def test_a_second_session_of_a_live_spare_is_refused() -> None:
+    house = spared(waiting=False)
+    house.register("10", session="twin")
+    assert house.refusal("twin").refusal is Refusal.ALIVE
+
+
+def test_a_lost_spare_cools_down_and_is_a_spare_again() -> None:
+    house = spared()
+    house.close("s10", gone=True)
+    house.register("10", session="again")
+    assert (house.refusal("again").refusal, house.refusal("again").retry_after_s) == (Refusal.COOLING_DOWN, 30.0)
+    house.now += 30.0
+    house.register("10", session="again")
+    assert house.records(SpareAdmitted)[0].incarnation == 2
+    assert house.admission("again").slot is None
+
+
+def test_a_lost_spare_makes_room_for_another_node() -> None:
+    house = spared()
+    house.close("s10", gone=True)
+    house.register("11")
+    assert house.admission("s11").slot is None
+    house.now += 30.0
+    house.register("10", session="again")
+    assert house.refusal("again").refusal is Refusal.FULL
+
+
+# ---- a loss
+
+
+def test_a_spare_takes_a_lost_slot_at_once() -> None:
+    house = spared()
+    house.close("s1", gone=True)
+    kinds = [type(record) for record in house.ready.records]
+    assert kinds == [SeatLost, SeatRetired, SlotGiven]
+    assert house.records(SlotGiven) == [SlotGiven("10", 1)]
+    assert house.seat("10").slot == 1 and house.seat("10").incarnation == 1 and house.seat("1").is_retired
+    assert house.invited() == {"s0": RoundId(1, 2), "s10": RoundId(1, 2)}
+    offered = house.answer("s10", RoundOpened)
+    assert (offered.place, offered.missing, offered.gently) == (Place(1, 1, 2), "", False)
+    house.join("0", [(5, 1)])
+    house.join("10")
+    started = house.answer("s10", GenerationStarted)
+    assert (started.generation, started.rank, started.slot, started.world_size) == (2, 1, 1, 2)
+    assert (started.restore, started.source) == (Point(5, 1), 0)
+    assert house.committed().members == (("0", 1), ("10", 1)) and house.committed().slots == (0, 1)
+
+
+def test_the_lost_holder_is_fenced_once_its_slot_is_given() -> None:
+    house = spared()
+    credential = house.credential("1")
+    house.now += 4
+    house.beat("0")
+    house.beat("10", Activity.WAITING, generation=0)
+    house.tick(1.0)
+    assert house.seat("10").slot == 1
+    house.receive("s1", Register(PROTOCOL, "job-1", JOB_NAME, "1", "s1", credential.incarnation, ME, SETTINGS))
+    assert house.answer("s1", Fenced).text.startswith("the seat of worker 1 is given to another node")
+    assert not house.ready.records
+
+
+ME = Process("host-a", 7, 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("spares", "taken_by"),
+    [
+        ({"10": (Activity.SEATED, "a"), "11": (Activity.WAITING, "b")}, "11"),
+        ({"10": (Activity.WAITING, "b"), "11": (Activity.WAITING, "a")}, "11"),
+        ({"10": (Activity.SEATED, "b"), "11": (Activity.SEATED, "a")}, "11"),
+        ({"10": (Activity.WAITING, "b"), "11": (Activity.SEATED, "a")}, "10"),
+        ({"11": (Activity.WAITING, "b"), "10": (Activity.WAITING, "b")}, "11"),
+    ],
+)
+def test_the_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], taken_by: str) -> None:
+    """Waiting before starting, then the lost one's host, then the first that came."""
+    house = House(policy(2, spare_num=2))
+    for slot in range(2):
+        house.register(str(slot), process=Process("a", slot, 1, "cpu"))
+    house.train()
+    for node, (activity, host) in spares.items():
+        house.register(node, process=Process(host, 5, 1, "cpu"))
+        house.beat(node, activity, generation=0)
+    house.close("s1", gone=True)
+    assert house.records(SlotGiven) == [SlotGiven(taken_by, 1)]
+
+
+def test_a_spare_whose_connection_is_closed_is_passed_over_until_it_is_back() -> None:
+    house = spared()
+    house.close("s10")
+    house.close("s1", gone=True)
+    assert not house.records(SlotGiven)
+    house.beat("10", Activity.WAITING, generation=0)
+    assert house.records(SlotGiven) == [SlotGiven("10", 1)]
+    assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
+
+
+def test_many_losses_make_one_round_and_each_slot_one_spare() -> None:
+    house = spared(4, 2)
+    for slot in (3, 1, 2):
+        house.close(f"s{slot}", gone=True)
+    assert [record for record in house.journal if isinstance(record, SlotGiven)] == [
+        SlotGiven("10", 3),
+        SlotGiven("11", 1),
+    ]
+    opened = {message.round for message in house.sent["s0"] if isinstance(message, RoundOpened)}
+    assert opened == {RoundId(1, 1), RoundId(1, 2)}
+    assert house.last("s11", RoundOpened).missing == ""
+    house.register("12")
+    assert house.records(SlotGiven) == [SlotGiven("12", 2)]
+
+
+def test_a_spare_that_arrives_while_a_slot_is_lost_takes_it() -> None:
+    house = spared(2, 1)
+    house.close("s10", gone=True)
+    house.close("s1", gone=True)
+    assert not house.records(SlotGiven)
+    house.register("11")
+    assert house.records(SlotGiven) == [SlotGiven("11", 1)]
+    assert house.answer("s11", RoundOpened).place == Place(1, 1, 2)
+
+
+def test_a_member_that_leaves_on_purpose_is_replaced_too() -> None:
+    house = spared()
+    house.leave("1", text="SIGTERM")
+    assert house.records(SeatLeft) and house.records(SlotGiven) == [SlotGiven("10", 1)]
+    assert house.answer("s10", RoundOpened).text == "worker 1 left before training was finished: SIGTERM"
+
+
+def test_a_spare_that_took_a_slot_and_dies_is_a_loss() -> None:
+    house = spared(2, 2)
+    house.close("s1", gone=True)
+    house.train(n0=[(5, 1)])
+    house.beat("11", Activity.WAITING, generation=0)
+    house.close("s10", gone=True)
+    assert house.records(SlotGiven) == [SlotGiven("11", 1)]
+
+
+def test_a_spare_that_dies_before_it_joins_is_replaced_in_the_same_round() -> None:
+    house = spared(2, 2)
+    house.close("s1", gone=True)
+    house.join("0", [(5, 1)])
+    house.close("s10", gone=True)
+    assert house.records(SlotGiven) == [SlotGiven("11", 1)] and set(house.invited()) == {"s11"}
+    house.join("11")
+    assert house.committed().members == (("0", 1), ("11", 1))
+
+
+# ---- the dead node comes back
+
+
+def test_the_dead_node_comes_back_as_a_spare_after_its_cool_down() -> None:
+    house = spared()
+    house.close("s1", gone=True)
+    house.train(n0=[(5, 1)])
+    house.now += 10.0
+    house.register("1", session="again")
+    said = house.refusal("again")
+    assert (said.refusal, said.retry_after_s) == (Refusal.COOLING_DOWN, 20.0)
+    assert "its slot was given away; it may return in 20.0 s (REGISTER_COOLDOWN=30)" in said.text
+    house.now += 20.0
+    for node in ("0", "10"):
+        house.beat(node)
+    house.register("1", session="again")
+    assert house.admission("again") == Admitted("again", "job-1", 1, None, 2, 2, None)
+    house.close("s10", gone=True)
+    assert house.records(SlotGiven) == [SlotGiven("1", 1)]
+
+
+def test_the_dead_node_finds_the_house_full_where_its_spare_was_replaced() -> None:
+    house = spared(cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("12")
+    house.register("1", session="again")
+    assert house.refusal("again").refusal is Refusal.FULL
+
+
+def test_the_cool_down_of_a_retired_node_survives_the_scheduler() -> None:
+    house = spared()
+    house.close("s1", gone=True)
+    house.crash(after_s=10.0)
+    house.register("1", session="again")
+    assert house.refusal("again").retry_after_s == pytest.approx(20.0)
+
+
+# ---- a spare's own end is no event
+
+
+@pytest.mark.parametrize("how", ["gone", "silence", "leaves", "words"])
+def test_a_spares_end_is_durable_and_no_event_for_the_job(how: str) -> None:
+    house = spared()
+    if how == "gone":
+        house.close("s10", gone=True)
+    elif how == "silence":
+        house.now += 4
+        house.beat("0")
+        house.beat("1")
+        house.tick(1.0)
+    elif how == "leaves":
+        house.leave("10")
+    else:
+        house.leave("10", on_purpose=False, text="ValueError")
+    (record,) = house.ready.records
+    assert isinstance(record, SeatLeft if how == "leaves" else SeatLost)
+    assert house.invited() == {} and house.core.phase() == "training" and house.core.first_cause == ""
+    assert house.notes[-1].startswith("spare 10 ")
+    assert not house.core.state.spares
+    house.close("s1", gone=True)
+    assert not house.records(SlotGiven)
+
+
+def test_a_spares_death_ends_no_job_without_recovery() -> None:
+    house = spared(recovery=False)
+    house.close("s10", gone=True)
+    assert house.ended is None and not house.ready.sends
+    house.close("s1", gone=True)
+    assert house.answer("s0", EndJob).kind is EndKind.FAILED
+    assert not house.records(SlotGiven)
+
+
+# ---- the scheduler's death
+
+
+def test_spares_are_known_again_after_a_restart_and_taken_once_heard() -> None:
+    house = spared()
+    house.crash(after_s=1.0)
+    house.beat("0")
+    house.close("s1", gone=True)
+    assert not house.records(SlotGiven)  # nobody knows yet whether the spare lives
+    house.beat("10", Activity.WAITING, generation=0)
+    assert house.records(SlotGiven) == [SlotGiven("10", 1)]
+    assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
+
+
+def test_a_slot_that_was_taken_away_and_not_given_before_the_crash_is_given_after_it() -> None:
+    """The journal's end is torn between the two records."""
+    house = spared()
+    house.close("s1", gone=True)
+    keep = next(index for index, record in enumerate(house.journal) if isinstance(record, SlotGiven))
+    house.crash(after_s=1.0, keep=keep)
+    assert "1" in house.core.phase()
+    house.beat("10", Activity.WAITING, generation=0)
+    assert house.records(SlotGiven) == [SlotGiven("10", 1)]
+
+
+# ---- the end
+
+
+def test_training_is_finished_without_the_spares_and_they_are_told() -> None:
+    house = spared()
+    for node in ("0", "1"):
+        house.beat(node, Activity.DONE, step=9)
+    assert house.records(TrainingFinished) == [TrainingFinished(Point(9, 1))]
+    assert house.answer("s10", Finished).point == Point(9, 1)
+
+
+def test_the_job_is_finished_when_the_spares_have_left_too() -> None:
+    house = spared()
+    for node in ("0", "1"):
+        house.beat(node, Activity.DONE, step=9)
+    house.leave("0")
+    house.leave("1")
+    assert house.ended is None
+    house.leave("10")
+    assert house.records(JobFinished) and house.ended is not None
+
+
+def test_a_spare_holds_a_finished_job_up_for_a_while_only() -> None:
+    house = spared(node_timeout_s=60.0)
+    for node in ("0", "1"):
+        house.beat(node, Activity.DONE, step=9)
+    house.leave("0")
+    house.leave("1")
+    assert house.ready.wake_at is not None and house.ready.wake_at <= house.now + END_GRACE_S
+    house.tick(END_GRACE_S - 0.5)
+    assert house.ended is None
+    house.tick(0.5)
+    assert house.records(JobFinished) and house.ended is not None
+
+
+def test_a_stop_is_told_to_spares_and_waits_for_them() -> None:
+    house = spared()
+    house.stop()
+    assert house.answer("s10", EndJob).kind is EndKind.STOPPED
+    house.leave("0")
+    house.leave("1")
+    assert house.ready.ended is None
+    house.leave("10")
+    assert house.ready.ended is not None
+
+
+def test_no_slot_is_given_after_the_end() -> None:
+    house = spared()
+    for node in ("0", "1"):
+        house.beat(node, Activity.DONE, step=9)
+    house.close("s1", gone=True)
+    assert not house.records(SlotGiven)
+
+
+# ---- a lost journal
+
+
+def report(slot: int, world_size: int = 3) -> dict[str, object]:
+    standing = Standing(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, slot)
+    return {"job": "job-old", "incarnation": 3, "standing": standing}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
+    house = House(policy(3, spare_num=1))
+    late = {"job": "job-old", "incarnation": 5}
+    if first:  # it waits for the members to be heard
+        house.register("10", **late)
+        assert house.answer("s10", Refused).refusal is Refusal.ALIVE
+    for slot in range(3):
+        house.register(str(slot), **report(slot))
+    assert house.records(JobRebuilt)
+    house.register("10", **late)
+    assert house.admission("s10") == Admitted("s10", "job-old", 3, None, 5, 3, None)
+    house.register("11", **late)
+    assert house.answer("s11", Fenced).text.startswith("the seat of worker 11 is unknown to this scheduler")
+
+
+def test_without_spares_an_unknown_process_of_the_rebuilt_job_is_fenced() -> None:
+    house = House(policy(3))
+    for slot in range(3):
+        house.register(str(slot), **report(slot))
+    house.register("10", job="job-old", incarnation=5)
+    assert house.answer("s10", Fenced)
+
+
+def test_a_committed_generation_names_its_slots() -> None:
+    house = spared()
+    assert [record.slots for record in house.journal if isinstance(record, GenerationCommitted)] == [(0, 1)]
