@@ -116,6 +116,18 @@ def _recover(arguments: Arguments) -> int:
     return recover.main(arguments)
 
 
+def _add(arguments: Arguments) -> int:
+    from runtime.ops import resizing
+
+    return resizing.add(arguments)
+
+
+def _remove(arguments: Arguments) -> int:
+    from runtime.ops import resizing
+
+    return resizing.remove(arguments)
+
+
 def _env(arguments: Arguments) -> int:
     from runtime.ops import environment
 
@@ -142,10 +154,12 @@ SUBCOMMANDS = (
     Subcommand("status", "show how the job stands; --json for programs", _status),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
+    Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
     Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare),
     Subcommand("recover", "for scripts/recover.sh: what is gone", _recover),
+    Subcommand("add", "for scripts/add.sh: which workers join", _add),
 )
 
 _WRONG_USAGE = 64

@@ -1,4 +1,4 @@
-# Sourced by run.sh and recover.sh: how a process of a job is started, and that only one of them does so at a time.
+# Sourced by run.sh, recover.sh and add.sh: how a process of a job is started, and that only one of them does so at a time.
 
 # One script that starts processes at a time: held until `unlock`, or until the script is gone.
 lock() { # LOG_DIR
@@ -23,6 +23,21 @@ start() { # NAME COMMAND...
     set -- ${stat##*) }
     printf '%s %s\n' "$!" "${20-0}" >"$pid_file.new"
     mv "$pid_file.new" "$pid_file" || [ ! -e "$pid_file.new" ] || mv "$pid_file.new" "$pid_file" # Ctrl-C may hit mv, too
+}
+
+# Starts these processes of the job whose folder, environment, $interpreter, $script and $args are set.
+start_all() { # NAMES
+    local name
+    for name in "$@"; do
+        if [ "$name" = scheduler ]; then
+            export ROLE=scheduler
+            unset NODE_ID
+            start "$name" "$interpreter" -P -m runtime scheduler
+        else
+            export ROLE=worker NODE_ID=${name#worker_}
+            start "$name" "$interpreter" "$script" "${args[@]}"
+        fi
+    done
 }
 
 # From here on a Ctrl-C must end what was started, too: it is handed on to the follower.

@@ -24,16 +24,7 @@ found=$("$python" -P -m runtime recover)
 eval "$found"
 
 hold_signals
-for name in "${gone[@]}"; do
-    if [ "$name" = scheduler ]; then
-        export ROLE=scheduler
-        unset NODE_ID
-        start "$name" "$interpreter" -P -m runtime scheduler
-    else
-        export ROLE=worker NODE_ID=${name#worker_}
-        start "$name" "$interpreter" "$script" "${args[@]}"
-    fi
-done
+start_all "${gone[@]}"
 unlock
 
 follow --again bash "$root/scripts/recover.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Starts a job on this machine: WORKER_NUM workers, then the scheduler; every process runs what the environment says.
+# Starts a job on this machine: WORKER_NUM workers and SPARE_NUM spares, then the scheduler; every process runs what the
+# environment says.
 #
 #   bash scripts/run.sh [--fresh] [--detach] [script.py [args...]]
 #
@@ -56,6 +57,8 @@ accelerators() {
 }
 
 found=$(accelerators)
+spares=${SPARE_NUM:-${MS_SPARE_NUM:-0}}
+if [[ $spares =~ ^[0-9]{1,6}$ ]]; then found=$((found - 10#$spares)); fi # a spare needs a device of its own
 default WORKER_NUM "$((found > 0 ? found : 4))"
 default ENABLE_RECOVERY 1
 default JOB_NAME "${script##*/}"
@@ -64,18 +67,18 @@ if [ "${WORKER_NUM:-${MS_WORKER_NUM-}}" != 1 ]; then default OMP_NUM_THREADS 1; 
 # Everything is checked before anything is started, and how the job is started is kept for recover.sh.
 lock "${LOG_DIR:-${MS_LOG_DIR:-device}}"
 prepared=$(ROLE=scheduler "$python" -P -m runtime prepare $fresh --interpreter "$python" -- "$script" "$@")
-{ read -r workers && read -r log_dir; } <<<"$prepared"
+{ read -r -a nodes && read -r counted && read -r log_dir; } <<<"$prepared"
 
 hold_signals
-for ((i = 0; i < workers; i++)); do
-    export ROLE=worker NODE_ID=$i
-    start "worker_$i" "$python" "$script" "$@"
+for node in "${nodes[@]}"; do
+    export ROLE=worker NODE_ID=$node
+    start "worker_$node" "$python" "$script" "$@"
 done
 export ROLE=scheduler REBUILD=0  # what begins here is a new job
 unset NODE_ID
 start scheduler "$python" -P -m runtime scheduler
 unlock
 
-echo "samebits: $workers workers and a scheduler of '$script' started; their logs are in $log_dir"
+echo "samebits: $counted and a scheduler of '$script' started; their logs are in $log_dir"
 if [ -n "$detach" ] && [ -z "${interrupted-}" ]; then exit 0; fi
 follow

@@ -31,7 +31,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "service": ("core", "store", "net", "config", "service"),
     # Of the core only its types: decisions are taken in the scheduler's process and in the agent.
     "training": (
-        *("core.messages", "core.point", "core.ready", "core.records", "core.schema", "core.state"),
+        *(
+            "core.agent_events",
+            "core.messages",
+            "core.point",
+            "core.ready",
+            "core.records",
+            "core.schema",
+            "core.state",
+        ),
         *("store", "config", "service", "training"),
     ),
     "ops": ("service.status", "store", "net", "config", "training", "ops"),

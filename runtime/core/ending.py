@@ -111,8 +111,8 @@ class Ending:
         same error would wait for nobody.
         """
         ledger = self._ledger
-        seats = [ledger.state.seat_of_slot(slot) for slot in ledger.absent]
-        return 2 * len(seats) >= self._world.size() and all(
+        seats = (ledger.state.seat_of_slot(slot) for slot in ledger.absent)
+        return 2 * len(ledger.absent) >= self._world.size() and all(
             seat is not None and ledger.presences[seat.node].last_words for seat in seats
         )
 

@@ -42,9 +42,11 @@ class Leases:
             if was_lost:
                 self.begin(seat, heard=True)
                 presence = ledger.presences[seat.node]
-        presence.heard_at, presence.closed_at, presence.grace_until = ledger.now, None, None
-        self._closing.discard(seat.node)
+        presence.heard_at = ledger.now
         presence.lease_until = ledger.now + ledger.policy.node_timeout_s
+        if presence.closed_at is not None:
+            presence.closed_at = presence.grace_until = None
+            self._closing.discard(seat.node)
         return came_back
 
     def close(self, seat: Seat, *, gone: bool) -> str | None:
@@ -81,6 +83,8 @@ class Leases:
 
     def closing(self) -> list[Seat]:
         """Live seats whose connection is closed and has not come back: lost at once, if a collective failed too."""
+        if not self._closing:
+            return []  # an emptied set is still walked at its greatest size, for every heartbeat in a round
         return [self._ledger.state.seats[node] for node in sorted(self._closing)]
 
     def leave(self, seat: Seat) -> None:

@@ -82,11 +82,14 @@ class Ledger:
     absent: dict[int, float] = field(default_factory=dict)
     """Slots that are expected and have no live holder → until when an elastic world waits for one."""
     version: int = 0  # of who is present: every change counts
+    _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # of this version and so many records
+    _written: int = 0
 
     def write(self, record: Record) -> None:
         """Decide something durable."""
         self.ready.records.append(record)
         self.state.apply(record)
+        self._written += 1
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
@@ -124,6 +127,14 @@ class Ledger:
 
     def names_of(self, slots: Collection[int]) -> str:
         """The slots' holders, for messages: ``2, 5, 7``."""
+        if slots is not self.absent:
+            return self._named(slots)
+        state = (self.version, self._written)
+        if self._absent_names[0] != state:  # else thousands are told of thousands, worked out for each
+            self._absent_names = (state, self._named(slots))
+        return self._absent_names[1]
+
+    def _named(self, slots: Collection[int]) -> str:
         shown = [self.state.by_slot.get(slot, str(slot)) for slot in heapq.nsmallest(NAMED, slots)]
         return ", ".join(shown) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")
 

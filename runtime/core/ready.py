@@ -51,8 +51,12 @@ class Ready:
     records: list[Record] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    wake_at: float | None = None
     ended: Ended | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to carry out."""
+        return not (self.records or self.sends or self.notes or self.ended)
 
     def say(self, text: str, level: Level = Level.INFO) -> None:
         """Add a note."""

@@ -112,6 +112,8 @@ def _some(ranks: Iterable[int]) -> str:
 
 def differing(mine: Pairs, theirs: Pairs) -> str:
     """``name: A here, B there`` for every value that differs; empty where none does."""
+    if mine == theirs:
+        return ""
     left, right = dict(mine), dict(theirs)
     names = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
     return "; ".join(f"{name} is {left.get(name, 'unset')} here and {right.get(name, 'unset')} there" for name in names)

@@ -32,6 +32,7 @@ from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
 from runtime.core.records import JobCreated, TermStarted, TrainingFinished
 from runtime.core.rendezvous import Rendezvous
+from runtime.core.repeats import Repeats
 from runtime.core.state import JobState, Seat
 from runtime.core.world import World
 
@@ -90,6 +91,7 @@ class SchedulerCore:
     def __init__(self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str) -> None:
         self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
         self._leases = Leases(ledger)
+        self._repeats = Repeats(ledger)
         self._world = World(ledger)
         self._admission = Admission(ledger, self._leases, self._world)
         self._rendezvous = Rendezvous(ledger, self._world)
@@ -98,6 +100,7 @@ class SchedulerCore:
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
         self._newcomer = ""  # it can go on, and somebody is ready to join it
+        self._accepted: Seat | None = None  # whose heartbeat this step is about
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
@@ -125,10 +128,12 @@ class SchedulerCore:
         return self._finish_step()
 
     def step(self, event: Event, now: float) -> Ready:
-        """Take one event into account."""
+        """Take one event into account. When all that has arrived is, a Tick is due: at the latest at ``wake_at``."""
         self._ledger.now = now
         match event:
             case Received(session, message):
+                if self._repeats.take(session, message):
+                    return Ready()
                 self._receive(session, message)
             case Closed(session, gone):
                 self._closed(session, gone)
@@ -138,7 +143,29 @@ class SchedulerCore:
                 self._ending.end_job(EndKind.STOPPED, f"stopped by {by}")
             case Tick():
                 self._tick()
-        return self._finish_step()
+        ready = self._finish_step()
+        self._remember(event, ready)
+        return ready
+
+    def repeats(self, session: str, message: object, now: float) -> bool:
+        """Whether a message only says again what led to nothing before; then it is taken into account already.
+
+        ``step`` would do the same and give an empty ``Ready``; this is for a shell that has ten thousand to ask for.
+        """
+        self._ledger.now = now
+        return self._repeats.take(session, message)
+
+    def wake_at(self) -> float | None:
+        """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
+        earliest = self._leases.next_deadline()
+        others = [self._admission.check_at, self._rebuild.deadline, self._ending.deadline()]
+        if self._ending.ended is None:
+            others += [self._rendezvous.deadline(), self._rendezvous.refresh_at()]
+            others += [self._world.shrink_deadline(), self._start_deadline()]
+        for deadline in others:
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
 
     @property
     def state(self) -> JobState:
@@ -185,16 +212,18 @@ class SchedulerCore:
         self._give_slots()
         self._open_round_if_needed()
         ready, self._ledger.ready = self._ledger.ready, Ready()
-        ready.wake_at = self._wake_at()
         return ready
 
-    def _wake_at(self) -> float | None:
-        candidates = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline]
-        candidates.append(self._ending.deadline())
-        if self._ending.ended is None:
-            candidates += [self._rendezvous.deadline(), self._rendezvous.refresh_at()]
-            candidates += [self._world.shrink_deadline(), self._start_deadline()]
-        return min((deadline for deadline in candidates if deadline is not None), default=None)
+    def _remember(self, event: Event, ready: Ready) -> None:
+        """A heartbeat that was accepted and led to nothing leads to nothing again, until something happens."""
+        accepted, self._accepted = self._accepted, None
+        if not ready.is_empty:
+            self._repeats.forget()
+        elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            if accepted is not None:
+                self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
+        elif not isinstance(event, Tick):
+            self._repeats.forget()
 
     # ---- events
 
@@ -209,6 +238,7 @@ class SchedulerCore:
         self._leases.renew(seat)
         match message:
             case Heartbeat():
+                self._accepted = seat
                 self._heartbeat(seat, message)
             case Join():
                 self._join(seat, message)
@@ -459,6 +489,8 @@ class SchedulerCore:
 
     def _open_round_if_needed(self) -> None:
         ledger, state = self._ledger, self._ledger.state
+        if state.generation is not None and not (self._broken or self._failed_collective or self._newcomer):
+            return
         reasons, self._broken = self._broken, []
         failed, self._failed_collective = self._failed_collective, ""
         newcomer, self._newcomer = self._newcomer, ""

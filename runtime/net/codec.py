@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from runtime.core import messages
-from runtime.core.messages import PROTOCOL
+from runtime.core.messages import PROTOCOL, Activity, Heartbeat
 from runtime.errors import ProtocolError
 
 MAX_ITEMS = 4096
@@ -56,3 +56,33 @@ def _protocol_of(plain: Any) -> int | None:
     if isinstance(plain, list) and len(plain) > 1 and type(plain[0]) is int and plain[0] == _REGISTER_TAG:
         return plain[1] if type(plain[1]) is int and abs(plain[1]) < 2**31 else None
     return None
+
+
+def head_of(packed: bytes, message: Heartbeat) -> bytes:
+    """The bytes of a heartbeat before its step, its last field; none where the next one will differ in more than that.
+
+    That is so before training begins, and to be expected where the bytes are not written as we write them.
+    """
+    if message.activity is not Activity.TRAINING or messages.SCHEMA.pack(message) != packed:
+        return b""
+    return packed[: -len(msgpack.packb(message.step))]
+
+
+def decode_again(packed: bytes, head: bytes, before: Heartbeat) -> Heartbeat | None:
+    """A heartbeat that differs from the one before in nothing but its step; None where these bytes must be decoded.
+
+    Args:
+        packed: as they came.
+        head: ``head_of`` the one before; not empty. What is the same to the byte was found well-formed then, and a
+            value of msgpack ends where it says: what is left has to be one integer.
+        before: the one before.
+    """
+    if not packed.startswith(head):
+        return None
+    try:
+        step = msgpack.unpackb(packed[len(head) :], max_array_len=0, max_map_len=0, max_str_len=0, max_bin_len=0)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    if type(step) is not int or not -(2**63) <= step < 2**63:
+        return None
+    return Heartbeat(before.sender, before.term, before.activity, before.generation, before.round, step)

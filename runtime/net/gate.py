@@ -11,6 +11,7 @@ DISCONNECTED event of its descriptor; so the address that was looked up when it 
 from __future__ import annotations
 
 import enum
+import math
 import socket
 import struct
 import time
@@ -27,9 +28,10 @@ ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
 """How many events one look at the door takes in: twice what ZeroMQ queues before its I/O thread waits for us."""
 UNKNOWN = "an address unknown"
-SWOLLEN_CHECK_S = 1.0
+CHECK_S = 1.0  # how often connections are looked at over which no message came
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
 
+_NOW = int(zmq.NOBLOCK)
 _EVENT = struct.Struct("=HI")
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
@@ -64,6 +66,15 @@ class Ended:
     is_counted: bool
 
 
+@dataclass(slots=True)
+class _Unheard:
+    """A connection over which no whole message has come, in bytes received."""
+
+    first: int
+    last: int
+    silent_checks: int = 0  # in a row, without a byte
+
+
 class Gate:
     """Watches one listening socket; not thread-safe.
 
@@ -73,6 +84,9 @@ class Gate:
         max_connections: how many may stand at a time, finished handshake or not; the next is closed at once.
         max_unheard_bytes: how much may arrive over a connection while no message of it is complete: ZeroMQ bounds
             the frame and the queue, but not the frames of one message.
+        silence_s: after about a third longer without a byte a connection is closed: every process of ours says
+            something more often, and where it has nothing to say ZeroMQ's own heartbeat does. A check that comes late
+            counts once, so that whoever stands still loses nobody.
     """
 
     def __init__(
@@ -81,12 +95,14 @@ class Gate:
         keys: ClusterKeys | None,
         max_connections: int,
         max_unheard_bytes: int,
+        silence_s: float,
     ) -> None:
         self._socket = listening
         self._max_connections = max_connections
         self._max_unheard_bytes = max_unheard_bytes
         self._heard: set[int] = set()  # descriptors over which a message came since the last check
-        self._unheard_from: dict[int, int] = {}  # descriptor → bytes received when it was first silent
+        self._max_silent_checks = math.ceil(silence_s * 4 / 3 / CHECK_S)
+        self._unheard: dict[int, _Unheard] = {}  # by descriptor
         self._check_at = 0.0
         self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
         self._turned_away: set[int] = set()
@@ -97,7 +113,7 @@ class Gate:
             self._zap = listening.context.socket(zmq.REP)
             self._zap.linger = 0
             self._zap.bind(ZAP_ENDPOINT)
-            self._expected = keys.worker.public
+            self._expected = z85.decode(keys.worker.public)
             listening.curve_server = True
             listening.curve_secretkey = keys.scheduler.secret
             listening.zap_domain = ZAP_DOMAIN
@@ -133,14 +149,14 @@ class Gate:
                 self._turned_away.discard(value)
                 if failure is not None and not was_turned_away:
                     rejected.append(Rejected(address, failure))
-                self._unheard_from.pop(value, None)
+                self._unheard.pop(value, None)
                 ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
         rejected += self._turn_away()
         if time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + SWOLLEN_CHECK_S
-            rejected += self._end_swollen()
+            self._check_at = time.monotonic() + CHECK_S
+            rejected += self._look_at_unheard()
         return ended, rejected
 
     def heard(self, descriptors: Iterable[int]) -> None:
@@ -157,12 +173,14 @@ class Gate:
             self._zap.close(linger=0)
 
     def _events(self) -> Iterator[tuple[int, int]]:
+        receive = self._monitor.recv
         for _ in range(MAX_EVENTS):
             try:
-                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+                event = receive(_NOW)
             except zmq.Again:
                 return
-            yield _EVENT.unpack(frames[0])
+            receive(_NOW)  # the address that is listened on
+            yield _EVENT.unpack(event)
 
     def _answer_zap(self) -> None:
         """May this key enter? Version, request, domain, address, identity, mechanism, key (RFC 27)."""
@@ -173,8 +191,8 @@ class Gate:
                 request = self._zap.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            key = z85.encode(request[6]) if len(request) == 7 and request[5] == b"CURVE" else b""
-            status = [b"200", b"OK"] if key == self._expected else [b"400", b"another key"]
+            is_right = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._expected
+            status = [b"200", b"OK"] if is_right else [b"400", b"another key"]
             self._zap.send_multipart([b"1.0", request[1], *status, b"", b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
@@ -188,18 +206,24 @@ class Gate:
             _shut_down(descriptor)
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
-    def _end_swollen(self) -> Iterator[Rejected]:
-        """Close connections over which much has come and no end of a message."""
+    def _look_at_unheard(self) -> Iterator[Rejected]:
+        """Close connections over which much has come and no end of a message, or nothing for long."""
         heard, self._heard = self._heard, set()
-        for descriptor in self._address_of.keys() - self._turned_away:
-            if descriptor in heard:
-                self._unheard_from.pop(descriptor, None)
-                continue
+        for descriptor in self._unheard.keys() & heard:
+            del self._unheard[descriptor]
+        for descriptor in self._address_of.keys() - heard - self._turned_away:
             received = _bytes_received(descriptor)
-            if received - self._unheard_from.setdefault(descriptor, received) > self._max_unheard_bytes:
+            if received is None:
+                continue
+            known = self._unheard.setdefault(descriptor, _Unheard(received, -1))
+            known.silent_checks = known.silent_checks + 1 if received == known.last else 0
+            known.last = received
+            if received - known.first > self._max_unheard_bytes:
                 self._turned_away.add(descriptor)
                 _shut_down(descriptor)
                 yield Rejected(self._address_of[descriptor], Rejection.ENDLESS)
+            elif known.silent_checks >= self._max_silent_checks:
+                _shut_down(descriptor)
 
 
 def _why(event: int, value: int) -> Rejection:
@@ -208,10 +232,15 @@ def _why(event: int, value: int) -> Rejection:
     return Rejection.MECHANISM if value == _MECHANISM_MISMATCH else Rejection.HANDSHAKE
 
 
+def _connection(descriptor: int) -> socket.socket:
+    """As a socket of Python's, to be detached. What kind it is is said, so that the kernel is not asked three times."""
+    return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
+
+
 def _peer_address(descriptor: int) -> str:
     """Asked while the connection stands; one that is gone already has none to tell."""
     try:
-        connection = socket.socket(fileno=descriptor)
+        connection = _connection(descriptor)
     except OSError:
         return UNKNOWN
     try:
@@ -222,23 +251,23 @@ def _peer_address(descriptor: int) -> str:
         connection.detach()
 
 
-def _bytes_received(descriptor: int) -> int:
+def _bytes_received(descriptor: int) -> int | None:
     try:
-        connection = socket.socket(fileno=descriptor)
+        connection = _connection(descriptor)
     except OSError:
-        return 0  # closed meanwhile
+        return None  # closed meanwhile
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        return int(_BYTES_RECEIVED.unpack(info)[0]) if len(info) == _BYTES_RECEIVED.size else 0
+        return int(_BYTES_RECEIVED.unpack(info)[0]) if len(info) == _BYTES_RECEIVED.size else None
     except OSError:
-        return 0  # closed meanwhile
+        return None  # closed meanwhile
     finally:
         connection.detach()
 
 
 def _shut_down(descriptor: int) -> None:
     try:
-        connection = socket.socket(fileno=descriptor)
+        connection = _connection(descriptor)
     except OSError:
         return  # closed meanwhile
     try:

@@ -7,14 +7,19 @@ acted on after the socket is drained, because what a peer sent before it died li
 What a peer can cost is bounded by the constants below, whatever it sends: its connection holds at most
 ``MAX_INCOMING_QUEUE`` × ``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent; ROUTER takes from all
 connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, so in each drain everybody else has been
-heard, too. What is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection.
+heard, too. What is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection,
+and in them the last heartbeat that came over it: what a peer says again is not parsed again.
+
+A connection that is dead and was not closed is found by its silence (``net.gate``), not by ZeroMQ's own heartbeat from
+here: each timer that ZeroMQ takes back is looked for among those of all connections (``poller_base_t::cancel_timer`` in
+libzmq), which with ten thousand took half a core. Workers and tools, who have one connection each, do use it, and are
+answered by ZeroMQ.
 """
 
 from __future__ import annotations
 
 import re
 import resource
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +27,10 @@ from typing import Any
 import zmq
 
 from runtime.core import messages
+from runtime.core.messages import AddressMap, EndJob, Finished, Heartbeat, RoundOpened, Status
 from runtime.errors import ListenError, ProtocolError
 from runtime.net.address import endpoint, port_holder
-from runtime.net.codec import OtherProtocolError, decode
+from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
 from runtime.net.curve import ClusterKeys
 from runtime.net.gate import Gate, Rejected, Rejection
 from runtime.net.waker import Waker
@@ -37,6 +43,17 @@ MAX_OUTGOING_QUEUE = 100
 PEER_TURNS = 64  # messages of one peer in one drain: more than an honest one has to say after a pause of a minute
 DRAIN_LIMIT = 8192
 MAX_SOCKETS = 65535
+MAX_REPEATED_BYTES = 512
+"""A heartbeat has some 120; a longer one is a stranger's, and is not kept."""
+SHARED_BYTES = 1 << 12
+"""From this size on, what is said to many is one piece of memory with as many readers."""
+TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status)
+"""What differs from one receiver to the next by little or by nothing: it is packed when it differs."""
+
+# Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_SRCFD = int(zmq.SRCFD)
 _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
 
 
@@ -68,14 +85,25 @@ class Lost:
 Incoming = Arrived | Garbled | Lost | Rejected
 
 
+@dataclass(slots=True)
+class _Peer:
+    """Who speaks over a connection, and its last heartbeat."""
+
+    name: bytes
+    session: str
+    said: bytes | None = None
+    head: bytes = b""  # of ``said``, up to the step
+    arrived: Arrived | None = None
+
+
 class Server:
     """Listens, drains, sends. Not thread-safe, but for ``wake``.
 
     Args:
         addresses: local addresses, IPv4 and IPv6.
         port: TCP port.
-        silence_s: after this long without ZeroMQ's own heartbeat a connection counts as closed; a handshake must be
-            done in this time, too.
+        silence_s: after this long a handshake must be done; after about a third longer without a byte a connection
+            counts as closed.
         keys: the cluster's keys; None speaks without authentication and encryption.
         most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
     """
@@ -103,17 +131,17 @@ class Server:
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
             zmq.BACKLOG: 4096,
             zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
-            zmq.HEARTBEAT_IVL: max(1, int(silence_s * 1000 / 3)),
-            zmq.HEARTBEAT_TIMEOUT: int(silence_s * 1000),
         }.items():
             self._socket.setsockopt(option, value)
-        self._gate = Gate(self._socket, keys, self.max_connections, (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES)
+        most_bytes = (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES
+        self._gate = Gate(self._socket, keys, self.max_connections, most_bytes, silence_s)
         self._poller = zmq.Poller()
         self._waker = Waker()
         for source in (self._socket, *self._gate.sources, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
-        self._peer_of: dict[int, str] = {}
+        self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
+        self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
         self._listen(addresses, port)
 
     def _listen(self, addresses: Sequence[str], port: int) -> None:
@@ -156,20 +184,21 @@ class Server:
         owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
         for descriptor in owners:
             if (owner := self._peer_of.pop(descriptor, None)) is not None:
-                owners[descriptor].append(owner)
-        turns: Counter[int] = Counter()
+                owners[descriptor].append(owner.session)
+        turns: dict[int, int] = {}
+        receive = self._socket.recv
         for _ in range(DRAIN_LIMIT):
             try:
-                name = self._socket.recv(zmq.NOBLOCK)
+                name = receive(_NOW)
             except zmq.Again:
                 break
-            body, more = self._socket.recv(zmq.NOBLOCK, copy=False, track=False), 0
+            body, more = receive(_NOW, copy=False, track=False), 0
             while body.more:  # a message comes whole: its other parts are here
-                body, more = self._socket.recv(zmq.NOBLOCK, copy=False, track=False), more + 1
-            descriptor = int(body.get(zmq.SRCFD))
-            yield self._read(name, body, more, descriptor, owners)
-            turns[descriptor] += 1
-            if turns[descriptor] == PEER_TURNS:
+                body, more = receive(_NOW, copy=False, track=False), more + 1
+            descriptor = body.get(_SRCFD)
+            yield self._read(name, body.bytes, more, descriptor, owners)
+            turn = turns[descriptor] = turns.get(descriptor, 0) + 1
+            if turn == PEER_TURNS:
                 break  # the others have had theirs; what is left is here at the next drain
         self._gate.heard(turns)
         for end in ended:
@@ -186,30 +215,46 @@ class Server:
             del self._descriptor_of[peer]
             yield Lost(peer)
 
-    def _read(self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]) -> Incoming:
-        before = self._peer_of.get(descriptor)
-        if before is not None and name == before.encode() and self._descriptor_of.get(before) == descriptor:
-            peer = before  # as nearly always
-        else:
+    def _read(self, name: bytes, packed: bytes, more: int, descriptor: int, owners: dict[int, list[str]]) -> Incoming:
+        peer = self._peer_of.get(descriptor)
+        if peer is None or name != peer.name or self._descriptor_of.get(peer.session) != descriptor:
             if not _PEER.fullmatch(name):
                 return Garbled(
                     "", f"its name is {name[:40]!r}, a session is expected", self._gate.address_of(descriptor)
                 )
-            peer = name.decode("ascii")
-            if before is not None and before != peer and self._descriptor_of.get(before) == descriptor:
-                del self._descriptor_of[before]  # a late word had put it there again after its connection closed
-            self._peer_of[descriptor] = peer
-            self._descriptor_of[peer] = descriptor
-        if descriptor in owners and owners[descriptor][-1:] != [peer]:
-            owners[descriptor].append(peer)
+            peer = self._meet(name, descriptor, peer)
+        if owners and descriptor in owners and owners[descriptor][-1:] != [peer.session]:
+            owners[descriptor].append(peer.session)
         if more:
             address = self._gate.address_of(descriptor)
-            return Garbled(peer, f"{more + 1} frames where one message is expected", address)
+            return Garbled(peer.session, f"{more + 1} frames where one message is expected", address)
+        if packed == peer.said:
+            assert peer.arrived is not None, "what was said was kept"
+            return peer.arrived
         try:
-            return Arrived(peer, decode(body.buffer, MAX_INCOMING_BYTES))
+            return self._understand(peer, packed)
         except ProtocolError as error:
             address = self._gate.address_of(descriptor)
-            return Garbled(peer, str(error), address, other_protocol=isinstance(error, OtherProtocolError))
+            return Garbled(peer.session, str(error), address, other_protocol=isinstance(error, OtherProtocolError))
+
+    def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
+        """The peer speaks over this connection for the first time, or again after another one, or late."""
+        peer = _Peer(name, name.decode("ascii"))
+        if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
+            del self._descriptor_of[before.session]  # a late word had put it there again after its connection closed
+        self._peer_of[descriptor] = peer
+        self._descriptor_of[peer.session] = descriptor
+        return peer
+
+    def _understand(self, peer: _Peer, packed: bytes) -> Arrived:
+        message = decode_again(packed, peer.head, peer.arrived.message) if peer.arrived and peer.head else None
+        if message is not None:
+            peer.said, peer.arrived = packed, Arrived(peer.session, message)
+            return peer.arrived
+        arrived = Arrived(peer.session, decode(packed, MAX_INCOMING_BYTES))
+        if type(arrived.message) is Heartbeat and len(packed) <= MAX_REPEATED_BYTES:
+            peer.said, peer.head, peer.arrived = packed, head_of(packed, arrived.message), arrived
+        return arrived
 
     @property
     def connections(self) -> int:
@@ -222,10 +267,24 @@ class Server:
 
     def send(self, peer: str, message: object) -> None:
         """Send, or drop where the peer is gone: it is told again when it comes back."""
+        packed = self._pack(message)
         try:
-            self._socket.send_multipart([peer.encode("ascii"), messages.SCHEMA.pack(message)], zmq.NOBLOCK)
+            self._socket.send(peer.encode("ascii"), _MORE)
+            self._socket.send(packed, _NOW, copy=not isinstance(packed, zmq.Frame))
         except zmq.Again:
             return  # its queue is full: a peer that does not read is mended by its next heartbeat, or lost
+
+    def _pack(self, message: object) -> bytes | zmq.Frame:
+        kind = type(message)
+        if kind not in TOLD_ALIKE:
+            return messages.SCHEMA.pack(message)
+        last = self._told.get(kind)
+        if last is not None and last[0] == message:
+            return last[1]
+        packed = messages.SCHEMA.pack(message)
+        ready = packed if len(packed) < SHARED_BYTES else zmq.Frame(packed)
+        self._told[kind] = (message, ready)
+        return ready
 
     def close(self) -> None:
         """Close after what was sent is out, at most a second later."""

@@ -127,7 +127,7 @@ def port(settings: Settings) -> Finding:
 
 def descriptors(settings: Settings) -> Finding:
     """Whether the scheduler can hold a connection of every worker; it raises the soft limit to the hard one itself."""
-    needed = DESCRIPTORS_A_WORKER * settings.worker_num + DESCRIPTORS_OTHER
+    needed = DESCRIPTORS_A_WORKER * (settings.max_worker_num + settings.spare_num) + DESCRIPTORS_OTHER
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     enough = hard == resource.RLIM_INFINITY or hard >= needed
     found = f"{'unlimited' if hard == resource.RLIM_INFINITY else hard}, {needed} needed"

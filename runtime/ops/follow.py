@@ -27,13 +27,14 @@ from runtime.ops.local_processes import (
     Death,
     is_own_child,
     last_line,
+    name_of,
     process_names,
     read_pid_files,
     reap,
     send_signal,
     watch,
 )
-from runtime.ops.progress import LossTail, Screen, progress_line
+from runtime.ops.progress import LossTail, Screen, progress_line, world_text
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.store.process_identity import ProcessIdentity
 
@@ -106,10 +107,10 @@ class Follower:
     def __init__(self, settings: Settings, signals: Signals, *, restarts: bool = False) -> None:
         self._settings = settings
         self._signals = signals
-        self._names = process_names(settings.worker_num)
         self._screen = Screen(sys.stdout)
-        self._tail = LossTail(settings.log_dir / "worker_0.log")
+        self._tail = LossTail(settings.log_dir / f"{name_of('0')}.log")
         self._link = SchedulerLink(settings)
+        self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
         self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
@@ -124,6 +125,7 @@ class Follower:
             node_timeout_s=settings.node_timeout_s,
             recover=scripts.command("recover.sh"),
             restarts=restarts,
+            max_world_size=settings.max_worker_num,
         )
 
     def run(self, *, stop_by: str | None = None) -> Result:
@@ -195,7 +197,9 @@ class Follower:
 
     def _look_for_processes(self) -> None:
         """Take in what was started since the last look, by whomever."""
-        for name, identity in read_pid_files(self._settings.log_dir, self._names).items():
+        settings = self._settings
+        self._names = process_names(kept_start.nodes_of(settings.log_dir, settings))  # some are added or removed
+        for name, identity in read_pid_files(settings.log_dir, self._names).items():
             if self._known.get(name) == identity:
                 continue
             self._known[name] = identity
@@ -221,7 +225,9 @@ class Follower:
             os.close(descriptor)
             line = last_line(self._settings.log_dir / f"{name}.log")
             is_done = not death.is_bad and self._training_is_finished()
-            self._following.died(name, identity, death, line, time.monotonic(), is_done=is_done)
+            was_removed = name not in self._names
+            now = time.monotonic()
+            self._following.died(name, identity, death, line, now, is_done=is_done, was_removed=was_removed)
             if name == SCHEDULER:
                 self._scheduler_death = death
 
@@ -277,9 +283,18 @@ class Follower:
         if not following.is_closing:
             view = following.view
             linked, running = following.is_linked, following.running()
-            text = progress_line(view, self._tail.read(), is_linked=linked, running=running)
-            key = (view.phase, view.alive) if view is not None and linked else (linked, running)
+            text = progress_line(view, self._loss(), is_linked=linked, running=running)
+            key = (view.phase, world_text(view, view.alive)) if view is not None and linked else (linked, running)
             self._screen.progress(text, key, now)
+
+    def _loss(self) -> str:
+        """From the log of whoever is rank 0: that may be another node after a loss."""
+        workers = self._following.view.workers if self._following.view is not None else ()
+        node = next((worker.node for worker in workers if not worker.is_joining), None)
+        log = self._settings.log_dir / f"{name_of(node)}.log" if node is not None else self._tail.log
+        if log != self._tail.log:
+            self._tail = LossTail(log, self._tail.loss)
+        return self._tail.read()
 
     def _say_result(self, result: Result) -> None:
         self._screen.close()

@@ -11,8 +11,9 @@ import signal
 from dataclasses import dataclass, field, replace
 
 from runtime.errors import FormationTimeoutError, JobFailedError, JobInterruptedError, JobStoppedError
-from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.job_view import EndKind, JobView, Presence, names_spare
 from runtime.ops.local_processes import SCHEDULER, Death, node_of, spoken
+from runtime.ops.membership import changes
 from runtime.store.process_identity import ProcessIdentity
 
 KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (DESIGN section 10)
@@ -80,9 +81,18 @@ class Following:
         node_timeout_s: NODE_TIMEOUT.
         recover: what a user types to bring back what is gone.
         restarts: whether this follower has just started what was gone, and may be called again to do so.
+        max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
     """
 
-    def __init__(self, *, recovery: bool, node_timeout_s: float, recover: str, restarts: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        recovery: bool,
+        node_timeout_s: float,
+        recover: str,
+        restarts: bool = False,
+        max_world_size: int = 0,
+    ) -> None:
         self.view: JobView | None = None
         self.is_linked = False
         self.is_closing = False
@@ -91,6 +101,7 @@ class Following:
         self._patience_s = 2 * node_timeout_s + 1
         self._recover = recover
         self._restarts = restarts
+        self._max_world_size = max_world_size
         self._local: dict[str, _Local] = {}
         self._was_linked = False
         self._scheduler_gone = False
@@ -114,21 +125,31 @@ class Following:
         if name == SCHEDULER:
             self._scheduler_gone = False
         if before is not None and not self.is_closing:
-            self._say(f"{spoken(name)} was started again (pid {identity.pid})")
+            self._say(f"{self._title(name)} was started again (pid {identity.pid})")
 
     def died(
-        self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float, *, is_done: bool = False
+        self,
+        name: str,
+        identity: ProcessIdentity,
+        death: Death,
+        last_line: str,
+        now: float,
+        *,
+        is_done: bool = False,
+        was_removed: bool = False,
     ) -> None:
         """A process that was found has ended; ``last_line`` is what it logged last.
 
-        ``is_done``: training is finished, so that a worker is expected to go.
+        ``is_done``: training is finished, so that a worker is expected to go. ``was_removed``: it was told to go.
         """
         known = (*self._local.values(), *self._targets)
         local = next((one for one in known if one.identity == identity), None)
         if local is None:
             return
         local.runs = False
-        if name != SCHEDULER and (death.is_bad or not is_done):
+        if was_removed and not self.is_closing:
+            self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
+        elif name != SCHEDULER and (death.is_bad or not is_done):
             self._worker_died(name, identity, death, last_line, now)
 
     def linked(self) -> None:
@@ -144,8 +165,11 @@ class Following:
 
     def heard(self, view: JobView, now: float) -> None:
         """The scheduler has told how the job stands."""
-        if not view.workers and self.view is not None and self.view.job == view.job:
-            view = replace(view, workers=self.view.workers)  # of a large job only the first snapshot names them
+        if not view.nodes and self.view is not None and self.view.job == view.job:
+            # Of a large job only the first snapshot names them.
+            view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
+        if not self.is_closing:
+            self._orders.lines += changes(self.view, view)
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
             self._first_death = ""  # mended: it is the cause of nothing that comes
@@ -208,12 +232,12 @@ class Following:
 
     def has_left(self, name: str) -> bool:
         """Whether this worker gave its seat up on purpose."""
-        workers = self.view.workers if self.view is not None else ()
-        return any(worker.node == node_of(name) and worker.presence is Presence.LEFT for worker in workers)
+        known = None if self.view is None else self.view.node(node_of(name))
+        return known is not None and known.presence is Presence.LEFT
 
     def running(self) -> int:
-        """How many workers of this machine run."""
-        return sum(local.runs for name, local in self._local.items() if name != SCHEDULER)
+        """How many workers of this machine run, as far as it is known that they are no spares."""
+        return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
     def scheduler_runs(self) -> bool:
         """Whether the scheduler that was started here runs."""
@@ -222,7 +246,7 @@ class Following:
     # ---- deaths
 
     def _worker_died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
-        why = f"{spoken(name)} (pid {identity.pid}) {death}"
+        why = f"{self._title(name)} (pid {identity.pid}) {death}"
         if death.signal is None and last_line:
             why += f": {last_line}"
         if self.is_closing:
@@ -301,7 +325,7 @@ class Following:
         """Whether the scheduler knows this process, or it is the scheduler."""
         if self._local.get(SCHEDULER) is local:
             return True
-        return self.view is not None and local.identity in {worker.identity for worker in self.view.workers}
+        return self.view is not None and local.identity in {one.identity for one in self.view.nodes}
 
     def _send_due_signals(self, now: float) -> None:
         if self._nobody_tells_at is not None and self._nobody_tells_at <= now:
@@ -334,7 +358,15 @@ class Following:
         return "" if is_told else self._first_death
 
     def _workers_run(self) -> bool:
-        return self.running() > 0
+        """Whether a worker of this machine runs, or a spare that may become one."""
+        return any(local.runs for name, local in self._local.items() if name != SCHEDULER)
+
+    def _is_spare(self, name: str) -> bool:
+        node = node_of(name)
+        return names_spare(node, self._max_world_size) if self.view is None else self.view.is_spare(node)
+
+    def _title(self, name: str) -> str:
+        return f"spare {node_of(name)}" if self._is_spare(name) else spoken(name)
 
     def _say(self, text: str) -> None:
         self._orders.lines.append(text)

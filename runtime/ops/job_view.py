@@ -35,10 +35,13 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One seat and the process that holds it, or held it last."""
+    """One node and its process, or the last it had; ``slot`` is None of a spare, and where the slot was given away.
+
+    ``is_joining``: no generation was made for it yet.
+    """
 
     node: str
-    slot: int
+    slot: int | None
     incarnation: int
     presence: Presence
     reason: str
@@ -46,6 +49,7 @@ class WorkerView:
     identity: ProcessIdentity
     activity: str
     step: int
+    is_joining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,10 @@ class Interruption:
 class JobView:
     """A job as its scheduler, or its journal, tells it.
 
-    ``workers`` is empty in a pushed snapshot of a large job. ``ended`` is how this scheduler start ended the job.
-    ``seat_free_in_s`` is how long a process that asked for its seat has to wait yet; None where none does.
+    ``workers`` hold the slots; ``retired`` are nodes whose slot was given away. They and ``spares`` are empty in a
+    pushed snapshot of a large job. ``world_size`` is that of now: in an elastic world not always ``wanted_size``
+    (WORKER_NUM). ``ended`` is how this scheduler start ended the job. ``seat_free_in_s`` is how long a process that
+    asked for its seat has to wait yet; None where none does.
     """
 
     from_journal: bool
@@ -83,6 +89,13 @@ class JobView:
     interruptions: tuple[Interruption, ...]
     ended: Interruption | None
     seat_free_in_s: float | None = None
+    wanted_size: int = 0
+    min_world_size: int = 0
+    max_world_size: int = 0
+    joining: int = 0
+    spares_alive: int = 0
+    spares: tuple[WorkerView, ...] = ()
+    retired: tuple[WorkerView, ...] = ()
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -110,7 +123,38 @@ class JobView:
             interruptions=tuple(_interruption(entry) for entry in content["interruptions"]),
             ended=_interruption(content["ended"]) if content["ended"] else None,
             seat_free_in_s=content["seat_free_in_s"],
+            wanted_size=content["wanted_size"],
+            min_world_size=content["min_world_size"],
+            max_world_size=content["max_world_size"],
+            joining=content["joining"],
+            spares_alive=content["spares_alive"],
+            spares=tuple(_worker(spare) for spare in content.get("spares", ())),
+            retired=tuple(_worker(node) for node in content.get("retired", ())),
         )
+
+    @property
+    def nodes(self) -> tuple[WorkerView, ...]:
+        """Every node that was ever admitted, whatever it is now."""
+        return self.workers + self.spares + self.retired
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether the world neither shrinks nor grows."""
+        return self.min_world_size == self.max_world_size
+
+    def node(self, name: str | None) -> WorkerView | None:
+        """What is known of one node."""
+        return next((one for one in self.nodes if one.node == name), None)
+
+    def is_spare(self, node: str | None) -> bool:
+        """Whether the node waits to take a lost worker's place, as far as it is known or its number says."""
+        known = self.node(node)
+        return known in self.spares if known is not None else names_spare(node, self.max_world_size)
+
+
+def names_spare(node: str | None, max_world_size: int) -> bool:
+    """Whether this node id, by its number, is that of a spare."""
+    return node is not None and node.isdecimal() and int(node) >= max_world_size > 0
 
 
 def stored_view(recovery_path: Path) -> JobView | None:
@@ -134,6 +178,7 @@ def _worker(content: dict[str, Any]) -> WorkerView:
         identity=ProcessIdentity(content["pid"], content["started_at"]),
         activity=content["activity"],
         step=content["step"],
+        is_joining=content.get("joining", False),
     )
 
 

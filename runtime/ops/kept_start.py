@@ -1,8 +1,8 @@
 """How a job was started, kept beside its logs, so that it can be brought back with nothing but a folder to stand in.
 
-The file, its reading and where it is looked for live here; what is started from it is the scripts' business. The one
-idea: the file holds the folder, the command and those variables that a restart needs, as found; no secret, and nothing
-that only one of the processes was told.
+The file, its reading and where it is looked for live here, and which of the job's nodes this machine has; what is
+started from it is the scripts' business. The one idea: the file holds the folder, the command and those variables that
+a restart needs, as found; no secret, and nothing that only one of the processes was told.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class KeptStart:
     environment: Mapping[str, str]
     needs_secret: bool = False
     """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
+    nodes: tuple[str, ...] | None = None
+    """The nodes of this machine, once workers were added or removed; until then those that run.sh starts."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -69,6 +71,8 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         "environment": dict(start.environment),
         "needs_secret": start.needs_secret,
     }
+    if start.nodes is not None:
+        content["nodes"] = list(start.nodes)
     durable.make_directory(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
     usual = start.folder / USUAL_LOG_DIR
@@ -97,6 +101,7 @@ def read(log_dir: Path) -> KeptStart | None:
         environment = {str(name): str(value) for name, value in content["environment"].items()}
         args = tuple(str(arg) for arg in content["args"])
         needs_secret = bool(content.get("needs_secret", False))
+        nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
@@ -104,7 +109,19 @@ def read(log_dir: Path) -> KeptStart | None:
             "the job again with `bash scripts/run.sh` and its script"
         ) from None
     folder, interpreter, script = words
-    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret)
+    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret, nodes)
+
+
+def first_nodes(settings: Settings) -> tuple[str, ...]:
+    """The node ids that run.sh starts: those that name a slot, then those that name a spare."""
+    spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
+    return tuple(str(number) for number in (*range(settings.worker_num), *spares))
+
+
+def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
+    """The node ids of the job's workers and spares on this machine; ``settings`` are the job's."""
+    kept = read(log_dir)
+    return first_nodes(settings) if kept is None or kept.nodes is None else kept.nodes
 
 
 def secrets_for(start: KeptStart, environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,9 +20,9 @@ _TAIL_BYTES = 8192
 _SHOWN_CHARACTERS = 300
 
 
-def process_names(worker_num: int) -> list[str]:
-    """The names of a job's processes, as in their logs and pid files; the scheduler first."""
-    return [SCHEDULER, *(f"{_WORKER_PREFIX}{index}" for index in range(worker_num))]
+def process_names(nodes: Iterable[str]) -> list[str]:
+    """The names of a job's processes, as in their logs and pid files; the scheduler first, then these nodes."""
+    return [SCHEDULER, *map(name_of, nodes)]
 
 
 def node_of(name: str) -> str | None:

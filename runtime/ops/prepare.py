@@ -33,7 +33,7 @@ from runtime.store.process_identity import host_id
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand: prints the number of workers and the log folder, a line each, for run.sh."""
+    """Run the subcommand: prints for run.sh, a line each, the nodes to start, how many that are, and the log folder."""
     parser = argparse.ArgumentParser(
         prog="samebits prepare",
         description="Check that a job may start in this folder with this environment, move a finished job's folders "
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = kept_start.settings_in(start.folder, settings)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     prepare(settings, start, fresh=options.fresh)
-    print(settings.worker_num, settings.log_dir, sep="\n")
+    print(" ".join(kept_start.first_nodes(settings)), _counted(settings), settings.log_dir, sep="\n")
     return 0
 
 
@@ -146,7 +146,7 @@ def _port_problem(settings: Settings) -> str:
 
 
 def _running_processes(started: Settings) -> tuple[str, ...]:
-    identities = read_pid_files(started.log_dir, process_names(started.worker_num))
+    identities = read_pid_files(started.log_dir, process_names(kept_start.nodes_of(started.log_dir, started)))
     return tuple(f"{spoken(name)} ({identity})" for name, identity in identities.items() if identity.is_alive())
 
 
@@ -195,6 +195,11 @@ def _carry_out(plan: Plan) -> None:
                 break
         durable.publish(move.path, aside)
         _say(f"  {move.path} → {aside.name}")
+
+
+def _counted(settings: Settings) -> str:
+    workers = f"{settings.worker_num} worker{'s'[: settings.worker_num != 1]}"
+    return workers + (f", {settings.spare_num} spare{'s'[: settings.spare_num != 1]}" if settings.spare_num else "")
 
 
 def _say(text: str) -> None:

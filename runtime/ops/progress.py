@@ -25,21 +25,24 @@ _LOSS = re.compile(
 
 
 class LossTail:
-    """The last loss that a worker's log tells; what was in the log before does not count."""
+    """The last loss that a worker's log tells; what was in the log before does not count.
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    ``loss`` is what was known before this log told any.
+    """
+
+    def __init__(self, log: Path, loss: str = "") -> None:
+        self.log = log
         self._rest = ""
         try:
             self._offset = log.stat().st_size
         except FileNotFoundError:
             self._offset = 0
-        self.loss = ""
+        self.loss = loss
 
     def read(self) -> str:
         """Take in what was appended; the last loss as it was written, empty before the first."""
         try:
-            with self._log.open("rb") as file:
+            with self.log.open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes == self._offset:
                     return self.loss
@@ -56,7 +59,7 @@ class LossTail:
 
 
 def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: int) -> str:
-    """``training · step 340 · loss 0.1234 · 4/4 workers``; ``running`` is counted where the scheduler cannot say."""
+    """``training · step 340 · loss 0.1234 · 4/4 workers, 1 spare``; ``running`` workers count where nobody tells."""
     if view is None:
         return f"waiting for the scheduler · {running} workers started"
     is_missed = not is_linked and not view.training_finished and running > 0
@@ -64,10 +67,22 @@ def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: 
     if loss:
         parts.append(f"loss {loss}")
     alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
-    parts.append(f"{alive}/{view.world_size} workers")
+    parts.append(world_text(view, alive))
     if is_linked and view.seat_free_in_s is not None:
         parts.append(f"seat free in {math.ceil(view.seat_free_in_s)} s")
     return " · ".join(parts)
+
+
+def world_text(view: JobView, alive: int) -> str:
+    """``4/4 workers, 1 spare``; after a shrink ``3/3 workers (4 wanted)``, with ``1 joining`` before it grows."""
+    text = f"{alive}/{view.world_size} workers"
+    if view.world_size < view.wanted_size:
+        text += f" ({view.wanted_size} wanted)"
+    if view.joining:
+        text += f", {view.joining} joining"
+    if view.spares_alive:
+        text += f", {view.spares_alive} spare{'s' if view.spares_alive > 1 else ''}"
+    return text
 
 
 class Screen:

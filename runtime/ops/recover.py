@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def look(settings: Settings) -> Remains:
     """What is left of the job on this machine."""
-    started = read_pid_files(settings.log_dir, process_names(settings.worker_num))
+    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    started = read_pid_files(settings.log_dir, process_names(nodes))
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     answer = ask_once(settings, ANSWER_TIMEOUT_S)
     told = JobView.from_json(answer) if answer is not None else None
@@ -72,7 +73,7 @@ def look(settings: Settings) -> Remains:
         _say(f"the scheduler ({scheduler}) was stopped and hears nobody: let it go on with kill -CONT {scheduler.pid}")
     holder = read_holder(settings.recovery_path)
     return Remains(
-        worker_num=settings.worker_num,
+        nodes=nodes,
         recovery=settings.enable_recovery,
         cool_down_s=settings.register_cooldown_s,
         started=started,

@@ -22,6 +22,7 @@ class Remains:
     """What is left of a job on this machine.
 
     Attributes:
+        nodes: of the workers and spares on this machine.
         started: the process started last under each name, alive or not.
         view: what the scheduler says, or the journal where ``scheduler_serves`` is false; none where neither can.
         scheduler_holds: another process than the one in the pid file that serves as the job's scheduler.
@@ -29,7 +30,7 @@ class Remains:
         host: this machine's name in the job.
     """
 
-    worker_num: int
+    nodes: tuple[str, ...]
     recovery: bool
     cool_down_s: float
     started: Mapping[str, ProcessIdentity]
@@ -65,7 +66,7 @@ def plan_recovery(remains: Remains) -> Recovery:
     Raises:
         JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
     """
-    names = process_names(remains.worker_num)
+    names = process_names(remains.nodes)
     alive = [name for name in names if name in remains.started and remains.is_alive(remains.started[name])]
     if remains.view is not None and remains.view.job_finished:
         over = not alive and not remains.scheduler_serves
@@ -83,7 +84,8 @@ def plan_recovery(remains: Remains) -> Recovery:
         repeated = _repeated(remains.view)
         if repeated:
             lines.append(repeated)
-        lines.append(f"starting {', '.join(spoken(name) for name in recovery.start)}")
+        lines.append(f"starting {', '.join(_title(remains.view, name) for name in recovery.start)}")
+        lines += _without_their_slots(remains.view, recovery.start)
         if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
             lines.append(
                 f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last process was "
@@ -98,13 +100,13 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
     start: list[str] = []
     end: list[Lost] = []
     lines: list[str] = []
-    workers = {worker.node: worker for worker in remains.view.workers} if remains.view is not None else {}
+    known = {one.node: one for one in remains.view.nodes} if remains.view is not None else {}
     for name in names:
         if name == SCHEDULER:
             if not (remains.scheduler_serves or remains.scheduler_holds or _runs(remains, name)):
                 start.append(name)
             continue
-        worker = workers.get(node_of(name) or "")
+        worker = known.get(node_of(name) or "")
         if worker is None:
             if not _runs(remains, name):
                 start.append(name)
@@ -124,14 +126,28 @@ def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
     last = remains.started.get(name)
     if last is not None and last != worker.identity and remains.is_alive(last):
         return True  # a replacement that waits for the seat
-    if worker.presence is Presence.LEFT:
-        return remains.view.training_finished
+    if remains.view.training_finished and (worker.presence is Presence.LEFT or worker.slot is None):
+        return True
     return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
 
 
 def _had_a_seat(view: JobView | None, name: str) -> bool:
-    workers = view.workers if view is not None else ()
-    return any(worker.node == node_of(name) and worker.presence is not Presence.LEFT for worker in workers)
+    known = view.node(node_of(name)) if view is not None else None
+    return known is not None and known.presence is not Presence.LEFT
+
+
+def _title(view: JobView | None, name: str) -> str:
+    return f"spare {node_of(name)}" if view is not None and view.is_spare(node_of(name)) else spoken(name)
+
+
+def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
+    """What becomes of those whose slot was given away meanwhile."""
+    retired = [one.node for one in view.retired] if view is not None else []
+    nodes = [node for name in names if (node := node_of(name)) in retired]
+    if view is None or not nodes:
+        return []
+    what = "comes back as a spare, or in the place of a lost worker" if view.has_one_size else "joins as a newcomer"
+    return [f"the slot of worker {node} was given away: it {what}" for node in nodes]
 
 
 def _runs(remains: Remains, name: str) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
-from runtime.ops.job_view import JobView, WorkerView, stored_view
+from runtime.ops.job_view import JobView, Presence, WorkerView, stored_view
+from runtime.ops.progress import world_text
 from runtime.ops.scheduler_link import ask_once
 from runtime.service import status
 
@@ -58,8 +59,8 @@ def find(settings: Settings) -> str:
 
 
 def table(view: JobView, settings: Settings) -> str:
-    """For people: a line on the job, then a line a worker."""
-    head = [str(view), f"{view.phase} · step {view.step} · {view.alive}/{view.world_size} workers"]
+    """For people: a line on the job, then a line a worker, spares after them, then nodes whose slot was given away."""
+    head = [str(view), f"{view.phase} · step {view.step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
     if view.restore_step is not None:
         head.append(f"this generation began at step {view.restore_step}")
@@ -71,18 +72,28 @@ def table(view: JobView, settings: Settings) -> str:
     if view.first_cause:
         head.append(f"first cause: {view.first_cause}")
     rows: list[tuple[str, ...]] = [("slot", "node", "state", "step", "process", "")]
-    rows += [_row(view, worker) for worker in view.workers]
+    rows += [_row(view, str(worker.slot), worker) for worker in view.workers]
+    rows += [_row(view, "spare", spare) for spare in view.spares]
+    rows += [_row(view, "–", node) for node in view.retired]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
-    return "\n".join([*head, *lines] if view.workers else head)
+    return "\n".join([*head, *lines] if view.nodes else head)
 
 
-def _row(view: JobView, worker: WorkerView) -> tuple[str, ...]:
+def _row(view: JobView, slot: str, worker: WorkerView) -> tuple[str, ...]:
     return (
-        str(worker.slot),
+        slot,
         worker.node,
         worker.presence.value,
         "–" if view.from_journal else str(worker.step),
         f"pid {worker.identity.pid} on {worker.host.partition('#')[0]}",
-        worker.reason or ("" if view.from_journal else worker.activity),
+        worker.reason or _doing(view, worker),
     )
+
+
+def _doing(view: JobView, worker: WorkerView) -> str:
+    if view.from_journal or worker.presence is not Presence.ALIVE:
+        return ""
+    if worker in view.spares:
+        return {"seated": "warming up", "waiting": "warm"}.get(worker.activity, worker.activity)
+    return f"{worker.activity}, joins at the next commit" if worker.is_joining else worker.activity

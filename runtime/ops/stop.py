@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
         description="End the job that was started in this folder; bash scripts/recover.sh goes on from there.",
     ).parse_args(arguments)
     settings = kept_start.settings_here()
-    identities = read_pid_files(settings.log_dir, process_names(settings.worker_num)).values()
+    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
     if not any(identity.is_alive() for identity in identities) and not is_listening(settings):
         raise UsageError(
             f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler on "

@@ -7,9 +7,12 @@ heartbeat says so to the core first, so that a stopped or starved scheduler lose
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +33,7 @@ from runtime.errors import (
 )
 from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
-from runtime.net.server import Incoming, Lost, Server
+from runtime.net.server import Arrived, Incoming, Lost, Server
 from runtime.service import clock, voice
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.reception import Reception
@@ -41,8 +44,10 @@ from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity, host_id
 
 COMPACT_BYTES = 4 << 20
+COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
 CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
+_LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
 
 
 @dataclass(slots=True)
@@ -106,7 +111,7 @@ class SchedulerService:
         path = settings.recovery_path.resolve()
         addresses = listen_addresses(settings)
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
-        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"):
+        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"), seldom_collected():
             server = self._server = Server(
                 addresses,
                 settings.sched_port,
@@ -160,10 +165,9 @@ class SchedulerService:
         self._announce(core)
         for closed in self._dead_at_load(core):
             this_pass.add(core.step(closed, clock.now_s()))
-        ready = core.step(Tick(), clock.now_s())
-        this_pass.add(ready)
+        this_pass.add(core.step(Tick(), clock.now_s()))
         self._carry_out(server, journal, core, this_pass)
-        wake_at, decided_at = ready.wake_at, clock.now_s()
+        wake_at, decided_at = core.wake_at(), clock.now_s()
         while True:
             pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
@@ -172,20 +176,21 @@ class SchedulerService:
                     "this scheduler was told to leave; the job goes on without one: `bash scripts/recover.sh` starts it"
                 )
             now = clock.now_s()
-            late_s = (
-                now - decided_at - pause_s
-            )  # a slow disk or a SIGSTOP while it wrote counts like one while it slept
-            this_pass = _Pass()
-            events = [*self._events(server, core, reception), *self._seen_dead(server, dead)]
+            # A slow disk, or a SIGSTOP while it wrote, counts like one while it slept.
+            late_s = now - decided_at - pause_s
+            events = self._take_in(server, core, reception, now)
+            events += self._seen_dead(server, dead)
             if late_s > self._settings.heartbeat_interval_s:
-                this_pass.add(core.step(Stalled(late_s), now))
-            for event in events:
-                this_pass.add(self._decide(reception, core, event, now))
-            ready = core.step(Tick(), now)
-            this_pass.add(ready)
+                events.insert(0, Stalled(late_s))
+            this_pass = _Pass()
+            if events or wake_at is None or wake_at <= now:
+                for event in events:
+                    this_pass.add(self._decide(reception, core, event, now))
+                this_pass.add(core.step(Tick(), now))
+                wake_at = core.wake_at()
             this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)
             self._carry_out(server, journal, core, this_pass)
-            wake_at, decided_at = ready.wake_at, now
+            decided_at = now
             if this_pass.ended is not None:
                 return this_pass.ended
 
@@ -201,13 +206,18 @@ class SchedulerService:
         ready.notes = reception.worth_saying(event, ready, now)
         return ready
 
-    def _events(self, server: Server, core: SchedulerCore, reception: Reception) -> Iterable[Event]:
+    def _take_in(self, server: Server, core: SchedulerCore, reception: Reception, now: float) -> list[Event]:
+        """What has come in, but for heartbeats that only say again what was said before: they are done with."""
+        events: list[Event] = []
         while self._stop_by:
-            yield StopRequested(self._stop_by.pop())
+            events.append(StopRequested(self._stop_by.pop()))
         for incoming in server.drain():
+            if type(incoming) is Arrived and not events and core.repeats(incoming.peer, incoming.message, now):
+                continue
             event = self._event_of(server, core, reception, incoming)
             if event is not None:
-                yield event
+                events.append(event)
+        return events
 
     def _event_of(self, server: Server, core: SchedulerCore, reception: Reception, incoming: Incoming) -> Event | None:
         match incoming:
@@ -226,10 +236,10 @@ class SchedulerService:
         if self._on_job is not None and core.state.seats:  # before that it may still become another job's, rebuilt
             on_job, self._on_job = self._on_job, None
             on_job(core.state.job, core.state.name)
+        if this_pass.notes:
+            voice.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
         for send in this_pass.sends:
             server.send(send.session, send.message)
-        for note in this_pass.notes:
-            (voice.warn if note.level is Level.WARNING else voice.say)(note.text)
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
 
     def _announce(self, core: SchedulerCore) -> None:
@@ -284,6 +294,20 @@ class SchedulerService:
             os.close(descriptor)
             dead.append(Closed(self._gone.pop(descriptor), gone=True))
         return dead
+
+
+@contextlib.contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles less often: ten thousand registrations are many objects and none.
+
+    With its own thresholds it walked through all of them again and again, a sixth of what forming a job cost.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def most_connections(settings: Settings) -> int:

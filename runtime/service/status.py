@@ -8,6 +8,7 @@ the two answered, ``source`` tells it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,29 @@ from runtime.core.state import JobState, Seat
 from runtime.errors import JournalDamagedError, ProtocolError
 from runtime.store.journal import JOURNAL_FILE, read_journal
 
-LISTED_WORKERS = 64  # a snapshot that is pushed names each worker only up to this many
+LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
+
+_LISTS = ("workers", "spares", "retired")
 
 
 def snapshot(core: SchedulerCore, *, whole: bool) -> str:
     """JSON of the job: phase, step, workers, first cause. ``whole`` lists the workers however many they are."""
-    state, phase = core.state, core.phase()
-    workers = [_live_worker(core, seat) for seat in _seats(state)]
+    state, phase, policy = core.state, core.phase(), core.policy
+    nodes = _nodes(state, lambda seat: _live_node(core, seat))
     ending = phase == "ending" and not state.finished and state.interruptions
     content = {
         "source": "scheduler",
         **_durable(state),
         "phase": phase,
-        "world_size": core.policy.world_size,
-        "recovery": core.policy.recovery,
-        "alive": sum(worker["state"] == "alive" for worker in workers),
-        "step": max([*_durable_steps(state), *(worker["step"] for worker in workers)], default=0),
+        **_world(state, nodes, policy.world_size, policy.min_world_size, policy.max_world_size),
+        "recovery": policy.recovery,
+        "step": max([*_durable_steps(state), *(worker["step"] for worker in nodes["workers"])], default=0),
         "seat_free_in_s": core.seat_free_in_s(),
         "first_cause": core.first_cause,
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
-    if whole or len(workers) <= LISTED_WORKERS:
-        content["workers"] = workers
+    if whole or sum(map(len, nodes.values())) <= LISTED_WORKERS:
+        content |= nodes
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -64,20 +66,21 @@ def stored_snapshot(recovery_path: Path) -> str | None:
         ) from None
     state = JobState.replay(history)
     settings = dict(state.settings)
-    workers = [_worker(seat) for seat in _seats(state)]
+    nodes = _nodes(state, _node)
+    wanted = int(settings.get("WORKER_NUM", len(nodes["workers"])))
+    least, most = (int(settings.get(name, wanted)) for name in ("MIN_WORKER_NUM", "MAX_WORKER_NUM"))
     ended = _interruption_of_last_term(history)
     content = {
         "source": "journal",
         **_durable(state),
         "phase": "finished" if state.finished else "interrupted" if ended else "no scheduler",
-        "world_size": int(settings.get("WORKER_NUM", len(workers))),
+        **_world(state, nodes, wanted, least, most),
         "recovery": True,
-        "alive": sum(worker["state"] == "alive" for worker in workers),
         "step": max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
         "seat_free_in_s": None,
         "first_cause": ended.cause if ended else "",
         "ended": _interruption(ended) if ended and not state.finished else None,
-        "workers": workers,
+        **nodes,
     }
     return json.dumps(content, ensure_ascii=False)
 
@@ -131,11 +134,47 @@ def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:
     return found
 
 
-def _seats(state: JobState) -> list[Seat]:
-    return [state.seats[node] for _, node in sorted(state.by_slot.items())]
+def _world(
+    state: JobState, nodes: dict[str, list[dict[str, Any]]], wanted: int, least: int, most: int
+) -> dict[str, Any]:
+    """How large the world is now, and who is there of it; ``joining``: workers for whom no generation was made yet.
+
+    It is ``wanted`` (WORKER_NUM) where it has one size only, and before the first generation.
+    """
+    members = [worker for worker in nodes["workers"] if not worker["joining"]]
+    began = least < most and state.generation is not None
+    return {
+        "world_size": max(len(members), least) if began else wanted,
+        "wanted_size": wanted,
+        "min_world_size": least,
+        "max_world_size": most,
+        "alive": _alive(members),
+        "joining": _alive(nodes["workers"]) - _alive(members),
+        "spares_alive": _alive(nodes["spares"]),
+    }
 
 
-def _worker(seat: Seat) -> dict[str, Any]:
+def _alive(nodes: list[dict[str, Any]]) -> int:
+    return sum(node["state"] == "alive" for node in nodes)
+
+
+def _nodes(state: JobState, told: Callable[[Seat], dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Who holds a slot, by slot; who is a spare, in the order they came; whose slot was given away.
+
+    A node is no slot's number any more once a spare has taken the place of another.
+    """
+    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS}
+    members = set() if state.generation is None else set(state.generation.slots)
+    for _, node in sorted(state.by_slot.items()):
+        seat = state.seats[node]
+        lists["workers"].append({**told(seat), "joining": bool(members) and seat.slot not in members})
+    for seat in state.seats.values():
+        if seat.slot is None:
+            lists["spares" if seat.is_spare else "retired"].append(told(seat))
+    return lists
+
+
+def _node(seat: Seat) -> dict[str, Any]:
     return {
         "node": seat.node,
         "slot": seat.slot,
@@ -150,9 +189,9 @@ def _worker(seat: Seat) -> dict[str, Any]:
     }
 
 
-def _live_worker(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
-    worker = _worker(seat)
+def _live_node(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
+    node = _node(seat)
     presence = core.presence(seat.node)
     if presence is not None:
-        worker |= {"activity": presence.activity.name.lower(), "step": presence.step}
-    return worker
+        node |= {"activity": presence.activity.name.lower(), "step": presence.step}
+    return node

@@ -9,6 +9,7 @@ that neither memory nor log grows with them.
 from __future__ import annotations
 
 import enum
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class Strangers:
     def __init__(self) -> None:
         self.totals: Counter[Offence] = Counter()
         self._tallies = {offence: _Tally() for offence in Offence}
+        self._is_counting = False  # something was counted that may have to be said
         self._refusals_said = 0
         self._refusals_from = float("-inf")
 
@@ -102,10 +104,14 @@ class Strangers:
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
         """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
-        said = []
+        said: list[Note] = []
+        if not self._is_counting:
+            return said
+        self._is_counting = False
         for offence, tally in self._tallies.items():
             if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
                 said.append(Note(Level.WARNING, self._line(offence, tally, now)))
+            self._is_counting = self._is_counting or self._tallies[offence].count > 0
         return said
 
     def _is_due(self, offence: Offence, tally: _Tally, now: float, is_last: bool) -> bool:
@@ -118,6 +124,7 @@ class Strangers:
 
     def _count(self, offence: Offence, address: str, example: str = "") -> None:
         self.totals[offence] += 1
+        self._is_counting = True
         tally = self._tallies[offence]
         tally.count += 1
         tally.example = tally.example or example[:200]
@@ -142,30 +149,30 @@ class Strangers:
 
 def implausible(message: object) -> str | None:
     """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
+    sender = getattr(message, "sender", None)
+    if isinstance(sender, Credential):
+        plausible = _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
+        return None if plausible else f"{type(message).__name__}.sender is too long or not printable"
     match message:
         case Register():
             return _implausible_register(message)
         case StopJob(by):
             return None if _is_text(by, MAX_NAME_CHARS) else "StopJob.by is too long or not printable"
         case _:
-            sender = getattr(message, "sender", None)
-            if isinstance(sender, Credential) and not _is_plausible_sender(sender):
-                return f"{type(message).__name__}.sender is too long or not printable"
             return None
 
 
 def _implausible_register(message: Register) -> str | None:
     process = message.process
-    texts = (
+    for name, text, most in (
         ("job", message.job, MAX_ID_CHARS),
         ("job_name", message.job_name, MAX_NAME_CHARS),
         ("node", message.node, MAX_NODE_CHARS),
         ("session", message.session, MAX_ID_CHARS),
         ("process.host", process.host, MAX_HOST_CHARS),
         ("process.device", process.device, MAX_ID_CHARS),
-    )
-    for name, text, most in texts:
-        if not _is_text(text, most):
+    ):
+        if len(text) > most or not text.isprintable():
             return f"Register.{name} is not printable, or has {len(text)} characters where at most {most} are accepted"
     if not message.node or " " in message.node or "/" in message.node:
         return "Register.node is no NODE_ID"
@@ -176,13 +183,10 @@ def _implausible_register(message: Register) -> str | None:
     return None if _are_pairs(message.settings) else "Register.settings are too many, too long or not printable"
 
 
-def _is_plausible_sender(sender: Credential) -> bool:
-    return _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
-
-
+@functools.lru_cache(maxsize=4)  # everybody's settings are the same; what one stranger says is bounded by its message
 def _are_pairs(pairs: Pairs) -> bool:
     return len(pairs) <= MAX_PAIRS and all(_is_text(text, MAX_NAME_CHARS) for pair in pairs for text in pair)
 
 
 def _is_text(text: str, most: int) -> bool:
-    return len(text) <= most and (text.isprintable() or not text)
+    return len(text) <= most and text.isprintable()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Sequence
 
 LOGGER = logging.getLogger("samebits")
 
@@ -29,5 +31,23 @@ def warn(text: str) -> None:
     LOGGER.warning(text)
 
 
+def tell(events: Sequence[tuple[int, str]]) -> None:
+    """Several events of one moment, with their levels (``logging.INFO``, …): still one line each."""
+    handler = LOGGER.handlers[0] if len(LOGGER.handlers) == 1 else None
+    if isinstance(handler, _Handler) and len(events) > 1:
+        handler.write_lines([text for level, text in events if LOGGER.isEnabledFor(level)])
+        return
+    for level, text in events:
+        LOGGER.log(level, text)
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, so that setting up again replaces it."""
+    """Ours, so that setting up again replaces it, and thousands of lines are one write."""
+
+    def write_lines(self, texts: Sequence[str]) -> None:
+        """As ``emit`` does, with the time of the first."""
+        if texts:
+            beginning = self.format(LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None))
+            with self.lock or contextlib.nullcontext():
+                self.stream.write("".join([f"{beginning}{text}{self.terminator}" for text in texts]))
+                self.flush()

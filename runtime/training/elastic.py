@@ -13,21 +13,32 @@ from runtime.core.point import Point
 from runtime.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from runtime.service.agent import Agent
 from runtime.training import context
+from runtime.training.base_state import State
 from runtime.training.context import Process
 from runtime.training.handlers import StateHandler, register_handler
+from runtime.training.object_state import ObjectState
 from runtime.training.session import Session
 from runtime.training.state import TorchState
 
-__all__ = ["CommunicationError", "HostsUpdatedInterrupt", "StateHandler", "TorchState", "register_handler", "run"]
+__all__ = [
+    "CommunicationError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "register_handler",
+    "run",
+]
 
-State = TypeVar("State", bound=TorchState)
+AnyState = TypeVar("AnyState", bound=State)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def run(
-    function: Callable[Concatenate[State, Parameters], Result],
-) -> Callable[Concatenate[State, Parameters], Result | None]:
+    function: Callable[Concatenate[AnyState, Parameters], Result],
+) -> Callable[Concatenate[AnyState, Parameters], Result | None]:
     """Decorate a training function ``function(state, …)`` so that it survives the loss of any process.
 
     The function is called anew after every loss and must go on from what ``state`` says. Where training is finished
@@ -36,7 +47,7 @@ def run(
     """
 
     @functools.wraps(function)
-    def wrapper(state: State, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
+    def wrapper(state: AnyState, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         process = context.current("runtime.elastic.run")
         if not process.settings.enable_recovery:
             return _run_once(process, state, lambda: function(state, *args, **kwargs))
@@ -58,7 +69,7 @@ def run(
 class _CountingSession:
     """ENABLE_RECOVERY=0: a commit is remembered by this process alone."""
 
-    def __init__(self, agent: Agent, state: TorchState) -> None:
+    def __init__(self, agent: Agent, state: State) -> None:
         self._agent = agent
         self._state = state
 

@@ -9,7 +9,7 @@ rest, what a forward pass or the user's loop changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,10 @@ class StateHandler:
         self.value.load_state_dict(contents)
 
     def remember(self) -> None:
-        """Keep what may change before the next optimizer step; called at every commit, so it must be cheap."""
+        """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
+
+        What is kept must be a copy: a loop may go on filling the list that was committed.
+        """
         self._remembered = copy.deepcopy(self.value.state_dict())
 
     def recall(self) -> None:
@@ -59,26 +62,43 @@ class StateHandler:
 
 
 class ModuleHandler(StateHandler):
-    """A module: its parameters change in a step, its buffers (batch statistics) in a forward pass."""
+    """A module: its parameters change in a step, its buffers (batch statistics) in a forward pass.
+
+    Buffers are looked up by their place in the module, because a forward pass may put another tensor there.
+    """
 
     def __init__(self, value: nn.Module) -> None:
         super().__init__(bare(value))
         self._parameters = list(self.value.parameters())
-        self._buffers = list(self.value.buffers())
+        self._places = [
+            (module, name)
+            for module in self.value.modules()
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+            if buffer is not None
+        ]
         self._copies: list[torch.Tensor] = []
 
+    def _buffers(self) -> list[torch.Tensor]:
+        return [module._buffers[name] for module, name in self._places]
+
     def remember(self) -> None:
-        if not self._buffers:
+        if not self._places:
             return
-        if not self._copies:
-            self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
+        buffers = self._buffers()
+        if not _are_alike(self._copies, buffers):
+            self._copies = [torch.empty_like(buffer) for buffer in buffers]
         with torch.no_grad():
-            torch._foreach_copy_(self._copies, self._buffers)
+            torch._foreach_copy_(self._copies, buffers)
 
     def recall(self) -> None:
-        if self._copies:
+        if not self._copies:
+            return
+        if _are_alike(self._copies, buffers := self._buffers()):
             with torch.no_grad():
-                torch._foreach_copy_(self._buffers, self._copies)
+                torch._foreach_copy_(buffers, self._copies)
+            return
+        for (module, name), copied_buffer in zip(self._places, self._copies, strict=True):
+            module._buffers[name] = copied_buffer.clone()
 
     def stepped(self) -> Sequence[torch.Tensor]:
         return self._parameters
@@ -86,6 +106,17 @@ class ModuleHandler(StateHandler):
 
 class OptimizerHandler(StateHandler):
     """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+
+    def load(self, contents: Any) -> None:
+        """As it was given: torch's own way back turns every moment into its parameter's dtype."""
+        self.value.load_state_dict(contents)
+        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        numbers = [number for group in contents["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, given in contents["state"].get(number, {}).items():
+                loaded = self.value.state[parameter].get(name)
+                if isinstance(given, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype:
+                    self.value.state[parameter][name] = given.detach().clone().to(loaded.device)
 
     def remember(self) -> None:
         self._remembered = [
@@ -164,8 +195,22 @@ def is_stateful(value: object) -> bool:
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """What a DistributedDataParallel wraps; the names of its parameters do not depend on the wrapper."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    """The script's own module inside DistributedDataParallel and torch.compile, whose names depend on no wrapper."""
+    while True:
+        compiled = module._modules.get("_orig_mod")
+        if compiled is not None:
+            module = compiled
+        elif isinstance(module, DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def copied(value: Any) -> Any:
@@ -175,15 +220,3 @@ def copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.deepcopy(value)
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a tree of lists, tuples and mappings."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_in(item)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from tensors_in(item)

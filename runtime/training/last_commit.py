@@ -24,13 +24,12 @@ class LastCommit:
 
     Args:
         handlers: of everything that belongs to the state, by name.
-        copies: copy all tensors at every commit, from the first one on.
     """
 
-    def __init__(self, handlers: Mapping[str, StateHandler], *, copies: bool) -> None:
+    def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
         self.point: Point | None = None
         self._handlers = handlers
-        self._copies = copies
+        self._copies = False
         self._slots: list[dict[str, Any]] = [{}, {}]
         self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
         self._is_stepping = False  # an optimizer began a step since then
@@ -42,7 +41,12 @@ class LastCommit:
         self._is_stepping = True
 
     def copy_from_now_on(self) -> None:
-        """More than one step lies between two commits: the live tensors will not do."""
+        """The live tensors will not do, because a failure may find them changed: copy them, the present commit's too.
+
+        The present one can be copied only while they still are what was committed.
+        """
+        if not self._copies and self.point is not None and self._is_live():
+            self._copy()
         self._copies = True
 
     def remember(self, point: Point) -> None:
@@ -50,35 +54,45 @@ class LastCommit:
         for handler in self._handlers.values():
             handler.remember()
         if self._copies:
-            spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
-            for name, handler in self._handlers.items():
-                spare[name] = _copied_into(spare.get(name), handler.contents())
-            self._newest = spare
+            self._copy()
         self._stepped = [tensor for handler in self._handlers.values() for tensor in handler.stepped()]
         self._versions = self._sum_of_versions()
         self._is_stepping = False
         self.point = point
 
+    def _copy(self) -> None:
+        spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
+        for name, handler in self._handlers.items():
+            spare[name] = _copied_into(spare.get(name), handler.contents())
+        self._newest = spare
+
     def forget(self) -> None:
         """What stands is no commit."""
         self.point = self._newest = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether ``recall`` can bring it back whole."""
+        return self.point is not None and (self._newest is not None or self._is_live())
+
     def recall(self) -> Point | None:
         """Make the state the last commit again, and return which that is; None where memory does not hold it whole."""
-        if self.point is None:
+        if not self.is_held:
             return None
-        if not self._is_stepping and self._versions == self._sum_of_versions():
-            for handler in self._handlers.values():
-                handler.recall()
-        elif self._newest is not None:
+        if self._newest is not None:  # also where nothing shows a change: one through .data cannot be seen
             for name, handler in self._handlers.items():
                 handler.load(_copied_into(None, self._newest[name]))
-        else:
-            return None
+        for handler in self._handlers.values():
+            handler.recall()
+        self._versions, self._is_stepping = self._sum_of_versions(), False
         return self.point
 
+    def _is_live(self) -> bool:
+        """Whether nothing has changed the tensors that are not copied."""
+        return not self._is_stepping and self._versions == self._sum_of_versions()
+
     def _sum_of_versions(self) -> int:
-        """Grows with every change in place, also one that is made by hand."""
+        """Grows with every change in place, also one that is made by hand (though not through ``.data``)."""
         return sum(tensor._version for tensor in self._stepped)
 
 

@@ -1,18 +1,22 @@
 """Which samples this rank sees next: a function of (seed, epoch, consumed), and of nothing else.
 
 ``consumed`` counts the samples that all ranks together have gone through in this epoch. All ranks hold the same three
-numbers, so the position goes back and forward with the state, and a replacement goes on exactly where the group is.
+numbers, so the position goes back and forward with the state, a replacement goes on exactly where the group is, and
+where the world size changes what is left is split anew: no sample is repeated and none is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
+from runtime.service import voice
 from runtime.training import context
+
+__all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(Sampler[int]):
@@ -33,40 +37,71 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.consumed = 0
-        self._began_at = 0
         self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
+        self._empty_epoch: int | None = None  # the last one that was iterated at its end
+        self._began_at = 0
+        self._taken = 0  # by this rank since the iteration began
+        self._batch_size = 0  # the largest recorded since then
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Where it is the present one already, as after a recovery, the position stays."""
         if epoch != self.epoch:
-            self.epoch, self.consumed, self._began_at = epoch, 0, 0
+            self.epoch = epoch
+            self._go_to(0)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began."""
-        through = self._began_at + (batch_idx + 1) * batch_size * context.get_world_size()
-        self.consumed = min(through, len(self.dataset))
+        """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began.
+
+        ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
+        """
+        self._batch_size = max(self._batch_size, batch_size)
+        self._record(batch_idx * self._batch_size + batch_size)
+
+    def record_indices(self, indices: Collection[int]) -> None:
+        """This rank has gone through these samples as well, and every other rank through as many of its own."""
+        self._record(self._taken + len(indices))
+
+    def _record(self, taken: int) -> None:
+        self._taken = taken
+        self.consumed = min(self._began_at + taken * context.get_world_size(), len(self.dataset))
 
     def __iter__(self) -> Iterator[int]:
-        self._began_at = self.consumed
+        rank, world_size = context.get_rank(), context.get_world_size()
+        self._go_to(self.consumed)
         if self.on_iterate is not None:
             self.on_iterate(self.consumed > 0)
         order = self._order()
         rest = order[self.consumed :]
-        world_size = context.get_world_size()
+        if order and not rest:
+            self._warn_of_a_second_time()
         missing = -len(rest) % world_size
         while rest and missing:  # more than once only where fewer samples than ranks exist
             rest += order[:missing]
             missing = -len(rest) % world_size
-        return iter(rest[context.get_rank() :: world_size])
+        return iter(rest[rank::world_size])
 
     def __len__(self) -> int:
-        return -(-(len(self.dataset) - self.consumed) // context.get_world_size())
+        """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
+        return -(-(len(self.dataset) - self._began_at) // context.get_world_size())
+
+    def _go_to(self, consumed: int) -> None:
+        self.consumed = self._began_at = consumed
+        self._taken = self._batch_size = 0
+
+    def _warn_of_a_second_time(self) -> None:
+        """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
+        if self._empty_epoch == self.epoch:
+            voice.warn(
+                f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
+                "epoch after each"
+            )
+        self._empty_epoch = self.epoch
 
     def _order(self) -> list[int]:
         if not self.shuffle:
             return list(range(len(self.dataset)))
         generator = torch.Generator()
-        generator.manual_seed((self.seed << 20) + self.epoch)
+        generator.manual_seed(((self.seed << 20) + self.epoch) % 2**63)
         order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
         return order
 
@@ -74,7 +109,7 @@ class ElasticSampler(Sampler[int]):
         """Seed, epoch and position."""
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position that ``state_dict`` gave."""
-        self.seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
-        self._began_at = self.consumed
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the position that ``state_dict`` gave; a loader follows when it is iterated the next time."""
+        self.seed, self.epoch = state["seed"], state["epoch"]
+        self._go_to(state["consumed"])

@@ -25,10 +25,10 @@ from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training.base_state import State
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
-from runtime.training.state import TorchState
 from runtime.training.warmth import warm_up
 
 __all__ = ["Session"]
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Session:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
-    def __init__(self, process: Process, state: TorchState) -> None:
+    def __init__(self, process: Process, state: State) -> None:
         self._process = process
         self._agent = process.agent
         self._state = state
@@ -211,7 +211,7 @@ class Session:
         self._watch(process.group)
         formed = process.group.form()
         if not is_first:
-            self._state.reset()
+            self._state.on_reset()
         self._restore(place, formed)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)

@@ -43,16 +43,21 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
     return memoryview(content.cpu().numpy().data)
 
 
+def gather(number: int, device: torch.device) -> list[int]:
+    """The 64-bit number of every rank, in their order."""
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    return [int(one.item()) for one in gathered]
+
+
 def require_equal(digest: int, what: str, device: torch.device) -> None:
     """Compare a 63-bit digest on all ranks.
 
     Raises:
         LayoutError: it differs; the message names the ranks that differ from rank 0.
     """
-    mine = torch.tensor([digest], dtype=torch.int64, device=device)
-    gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, mine)
-    digests = [int(one.item()) for one in gathered]
+    digests = gather(digest, device)
     different = [rank for rank, one in enumerate(digests) if one != digests[0]]
     if different:
         raise LayoutError(

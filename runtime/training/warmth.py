@@ -15,13 +15,13 @@ from torch import nn
 from runtime.core.point import Point
 from runtime.store import checkpoint as store
 from runtime.training import ddp, rng, snapshot
+from runtime.training.base_state import State
 from runtime.training.group import Group
-from runtime.training.state import TorchState
 
 __all__ = ["warm_up"]
 
 
-def warm_up(state: TorchState, device: torch.device, alone: Group | None) -> None:
+def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     """Use once what a member of a generation uses; state, weights and random numbers stay as they are.
 
     Args:

@@ -209,7 +209,7 @@ class Stage:
         assert self._core is not None
         last = self._core.step(Tick(), self._now)
         readies.append(last)
-        self._wake_at = last.wake_at
+        self._wake_at = self._core.wake_at()
         for record in (record for ready in readies for record in ready.records):
             self._journal.append(record)
             self._note("disk", record_line(record))

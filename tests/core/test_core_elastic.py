@@ -73,7 +73,7 @@ def test_it_forms_with_fewer_after_start_grace() -> None:
     began = house.now
     house.tick(7.0)
     house.register("0")
-    assert house.ready.wake_at == began + 20.0
+    assert house.core.wake_at() == began + 20.0
     house.tick(12.0)
     assert house.invited() == {}
     house.tick(1.0)
@@ -159,7 +159,7 @@ def test_the_world_shrinks_after_the_grace_and_not_before() -> None:
     assert places_told(house) == {"s0": Place(0, 0, 2), "s2": Place(2, 1, 2)}
     house.join("0", [(5, 1)])
     house.join("2", [(5, 1)])
-    assert house.ready.wake_at == house.now + 10.0
+    assert house.core.wake_at() == house.now + 10.0
     house.tick(9.75)
     assert house.core.state.generation_number == 1 and not retired(house)
     house.tick(0.25)
@@ -314,7 +314,7 @@ def test_a_job_of_fixed_size_never_shrinks() -> None:
     house = House(policy(3, shrink_grace_s=0.0, node_timeout_s=60.0)).fill().train()
     house.close("s1", gone=True)
     house.tick(50.0)
-    assert not retired(house) and house.ready.wake_at is not None
+    assert not retired(house) and house.core.wake_at() is not None
 
 
 def test_the_finish_counts_the_members_of_the_smaller_world() -> None:

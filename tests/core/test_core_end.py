@@ -120,8 +120,9 @@ def test_the_job_is_finished_when_no_process_is_left() -> None:
     house.close("s1", gone=True)
     assert house.ended is None, "it may be started again"
     while house.ended is None and house.now < 1000:
-        assert house.ready.wake_at is not None
-        house.tick(house.ready.wake_at - house.now)
+        wake_at = house.core.wake_at()
+        assert wake_at is not None
+        house.tick(wake_at - house.now)
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
     assert house.now < 120
 
@@ -157,8 +158,9 @@ def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
     house.ended = None
     house.crash(after_s=1.0, keep=len(house.journal) - (1 if kept == "the last leave" else 2))
     while house.ended is None:
-        assert house.ready.wake_at is not None
-        house.tick(house.ready.wake_at - house.now)
+        wake_at = house.core.wake_at()
+        assert wake_at is not None
+        house.tick(wake_at - house.now)
     assert house.ended.kind is EndKind.FINISHED
     assert house.now < 4000
 
@@ -229,7 +231,8 @@ def test_a_job_that_ends_does_not_keep_the_shell_spinning(end: str) -> None:
         house.beat("0", Activity.WAITING)
         house.tick()
     for _ in range(9):
-        assert house.ready.wake_at is not None and house.ready.wake_at > house.now
+        wake_at = house.core.wake_at()
+        assert wake_at is not None and wake_at > house.now
         house.now += 1
         house.beat("0", Activity.WAITING)
         house.tick()

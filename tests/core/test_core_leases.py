@@ -17,7 +17,7 @@ def test_silence_ends_a_lease() -> None:
     begin = house.now
     house.tick(4.999)
     assert not house.seat("1").lost
-    assert house.ready.wake_at == pytest.approx(begin + 5)
+    assert house.core.wake_at() == pytest.approx(begin + 5)
     house.beat("0")
     house.tick(0.001)
     assert house.ready.records == [SeatLost("1", 1, since=begin, reason="silent for 5 s (NODE_TIMEOUT)")]
@@ -47,7 +47,7 @@ def test_a_close_ends_a_lease_after_its_grace() -> None:
     house = training_house()
     house.close("s1")
     closed = house.now
-    assert house.ready.wake_at == pytest.approx(closed + 0.5)
+    assert house.core.wake_at() == pytest.approx(closed + 0.5)
     house.tick(0.499)
     assert not house.seat("1").lost
     house.tick(0.001)

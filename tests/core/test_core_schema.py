@@ -60,7 +60,7 @@ PLAIN = st.recursive(
 
 
 @pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_value_survives_the_wire(schema: Schema, kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
@@ -77,7 +77,7 @@ def test_every_message_and_record_has_a_tag() -> None:
 
 
 @pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_one_wrong_item_is_a_protocol_error_or_another_value(schema: Schema, kind: type, data: st.DataObject) -> None:
     """Whatever replaces one item, at any depth: the reader refuses, or it builds a value that writes back the same."""
@@ -210,3 +210,26 @@ def test_the_wire_is_what_it_was() -> None:
 def test_one_type_under_two_tags_is_our_own_mistake() -> None:
     with pytest.raises(ValueError, match="one type under two tags"):
         Schema({1: Point, 2: Point})
+
+
+def test_what_everybody_says_alike_is_one_object() -> None:
+    pairs = (("threads", "1"), ("torch", "2.13.0"))
+    first, second = (messages.SCHEMA.unpack(messages.SCHEMA.pack(_join(pairs))) for _ in range(2))
+    assert first.numerics is second.numerics
+    other = messages.SCHEMA.unpack(messages.SCHEMA.pack(_join((("threads", "2"),))))
+    assert (first.numerics, other.numerics) == (pairs, (("threads", "2"),))
+    plain = messages.SCHEMA.to_plain(_join(pairs))
+    plain[5] = [["threads", 1], ["torch", "2.13.0"]]
+    with pytest.raises(ProtocolError, match="expected str"):
+        messages.SCHEMA.from_plain(plain)
+
+
+def _join(numerics: messages.Pairs) -> messages.Join:
+    return messages.Join(messages.Credential("job", "1", "s", 1), messages.RoundId(1, 1), (), False, numerics)
+
+
+@pytest.mark.parametrize("schema", [messages.SCHEMA, records.SCHEMA])
+def test_what_is_read_is_what_its_type_would_have_made(schema: Schema) -> None:
+    """Readers fill the slots themselves; a type that does more when it is made must not be read so."""
+    for kind in schema._writers:
+        assert "__slots__" in vars(kind) and not hasattr(kind, "__post_init__"), kind

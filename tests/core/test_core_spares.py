@@ -392,7 +392,7 @@ def test_a_spare_holds_a_finished_job_up_for_a_while_only() -> None:
         house.beat(node, Activity.DONE, step=9)
     house.leave("0")
     house.leave("1")
-    assert house.ready.wake_at is not None and house.ready.wake_at <= house.now + END_GRACE_S
+    assert house.core.wake_at() is not None and house.core.wake_at() <= house.now + END_GRACE_S
     house.tick(END_GRACE_S - 0.5)
     assert house.ended is None
     house.tick(0.5)

@@ -223,7 +223,7 @@ def test_peers_that_come_and_go_leave_nothing(attacked: Attacked) -> None:
     attacked.wait(lambda: attacked.server.connections == WORKERS)
     sessions = {agent.session for agent in attacked.agents}
     attacked.wait(lambda: set(attacked.server._descriptor_of) == sessions)
-    assert set(attacked.server._peer_of.values()) == sessions
+    assert {peer.session for peer in attacked.server._peer_of.values()} == sessions
     assert attacked.house.service is not None
     assert len(attacked.house.service._followers) == 0
     attacked.finish()

@@ -153,7 +153,8 @@ class ShellJob:
         return self.identities()[name]
 
     def identities(self) -> dict[str, ProcessIdentity]:
-        found = read_pid_files(self.log_dir, process_names(int(self.settings["WORKER_NUM"])))
+        nodes = (path.stem.removeprefix("worker_") for path in sorted(self.log_dir.glob("worker_*.pid")))
+        found = read_pid_files(self.log_dir, process_names(nodes))
         self._ever |= set(found.values())
         return found
 

@@ -164,7 +164,7 @@ def scheduler_role(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_prepare_keeps_the_start_and_tells_run_sh(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare_here(capsys) == (0, f"2\n{scheduler_role / 'device'}\n")
+    assert prepare_here(capsys) == (0, f"0 1\n2 workers\n{scheduler_role / 'device'}\n")
     kept = json.loads((scheduler_role / "device" / "start.json").read_text())
     assert (kept["script"], kept["args"]) == ("train.py", ["--help", "--", "x"])
     assert not (scheduler_role / "recovery").exists()  # the scheduler's to make

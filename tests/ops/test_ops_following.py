@@ -397,6 +397,44 @@ def test_of_a_large_job_the_workers_of_the_first_snapshot_are_remembered() -> No
     assert scene.following.view.step == 8
 
 
+def test_a_spare_that_takes_a_place_is_said_and_one_that_dies_is_called_so() -> None:
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    assert scene.following.running() == 3
+    scene.dies(1)
+    taken = (worker(0), worker(3, slot=1), worker(2))
+    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),), generation=1))
+    assert scene.lines[-1] == "spare 3 (pid 103) took slot 1 of worker 1; brought back, worker 1 becomes a spare"
+    assert scene.following.running() == 3
+    again = Scene()
+    again.following.found("worker_3", process(103), is_own=True)
+    again.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    again.dies(3, identity=process(103))
+    assert again.lines == ["spare 3 (pid 103) was killed by signal 9 (SIGKILL); bring it back with: RECOVER"]
+
+
+def test_a_spare_that_runs_is_no_reason_to_leave() -> None:
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    scene.all_die()
+    assert scene.following.running() == 0
+    scene.scheduler_dies()
+    assert scene.following.result is None
+    scene.dies(3, identity=process(103))
+    assert scene.outcome() == (EndKind.INTERRUPTED, 77)
+
+
+def test_a_spare_is_ended_with_the_job() -> None:
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    scene.settle(6.0)
+    assert (103, signal.SIGTERM) in scene.signals
+
+
 def test_deaths_in_words() -> None:
     words: dict[str, Any] = {
         "left with exit status 3": Death(status=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from runtime import config
 from runtime.errors import SettingsError, StoreError, UsageError
 from runtime.ops import kept_start
-from runtime.ops.kept_start import KeptStart, keep, log_dir_here, read, read_here, settings_here
+from runtime.ops.kept_start import KeptStart, keep, log_dir_here, nodes_of, read, read_here, settings_here
 
 ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "journal", "SCHED_PORT": "9000"}
 
@@ -98,6 +99,18 @@ def test_no_secret_and_nothing_of_one_process_is_kept(here: Path, monkeypatch: p
     assert "hush" not in text
     kept = json.loads(text)["environment"]
     assert {"DATA_PATH": "/data", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": os.environ["PATH"]}.items() <= kept.items()
+
+
+def test_the_nodes_are_those_that_run_sh_starts_until_others_are_kept(here: Path) -> None:
+    kept = start(here, SPARE_NUM="2", MAX_WORKER_NUM="5")
+    settings, log_dir = kept.settings(), here / "device"
+    assert nodes_of(log_dir, settings) == ("0", "1", "2", "5", "6")
+    keep(log_dir, kept)
+    assert nodes_of(log_dir, settings) == ("0", "1", "2", "5", "6")
+    keep(log_dir, replace(kept, nodes=("0", "2", "3")))
+    assert nodes_of(log_dir, settings) == ("0", "2", "3")
+    keep(log_dir, replace(kept, nodes=()))
+    assert nodes_of(log_dir, settings) == ()
 
 
 def test_the_pointer_is_one_line_with_a_path(here: Path) -> None:

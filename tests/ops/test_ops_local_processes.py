@@ -50,9 +50,9 @@ def wait_readable(descriptor: int) -> None:
 
 
 def test_names() -> None:
-    assert process_names(2) == ["scheduler", "worker_0", "worker_1"]
-    assert [node_of(name) for name in process_names(2)] == [None, "0", "1"]
-    assert [spoken(name) for name in process_names(1)] == ["the scheduler", "worker 0"]
+    assert process_names("01") == ["scheduler", "worker_0", "worker_1"]
+    assert [node_of(name) for name in process_names("01")] == [None, "0", "1"]
+    assert [spoken(name) for name in process_names("0")] == ["the scheduler", "worker 0"]
 
 
 def test_pid_files_are_read_whether_or_not_their_process_lives(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_pid_files_are_read_whether_or_not_their_process_lives(tmp_path: Path) -
     write_pid_file(tmp_path / "scheduler.pid", mine)
     write_pid_file(tmp_path / "worker_1.pid", ProcessIdentity(1, 0))
     write_pid_file(tmp_path / "worker_9.pid", mine)  # of an earlier, larger job
-    found = read_pid_files(tmp_path, process_names(2))
+    found = read_pid_files(tmp_path, process_names("01"))
     assert found == {"scheduler": mine, "worker_1": ProcessIdentity(1, 0)}
     (tmp_path / "worker_0.pid").write_text("not a pid\n")
     with pytest.raises(StoreError, match=r"worker_0\.pid"):
-        read_pid_files(tmp_path, process_names(2))
+        read_pid_files(tmp_path, process_names("01"))
 
 
 @pytest.mark.parametrize(

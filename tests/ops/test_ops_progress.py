@@ -28,6 +28,21 @@ def test_the_line_says_phase_step_loss_and_workers() -> None:
     assert progress_line(None, "", is_linked=False, running=4) == "waiting for the scheduler · 4 workers started"
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"spares_alive": 1}, "3/3 workers, 1 spare"),
+        ({"spares_alive": 2, "alive": 2}, "2/3 workers, 2 spares"),
+        ({"wanted_size": 4}, "3/3 workers (4 wanted)"),
+        ({"wanted_size": 2, "joining": 1}, "3/3 workers, 1 joining"),
+        ({"wanted_size": 5, "joining": 1, "spares_alive": 1}, "3/3 workers (5 wanted), 1 joining, 1 spare"),
+    ],
+)
+def test_the_world_in_words(changes: dict[str, int], text: str) -> None:
+    seen = replace(view(), **changes)  # type: ignore[arg-type]
+    assert progress_line(seen, "", is_linked=True, running=3) == f"training · step 7 · {text}"
+
+
 def test_on_a_terminal_progress_is_drawn_over_and_events_stay() -> None:
     stream = Terminal()
     screen = Screen(stream)
@@ -97,3 +112,10 @@ def test_only_what_is_appended_counts_and_a_line_may_come_in_pieces(tmp_path: Pa
             assert tail.read() == expected
     log.write_text("epoch 0 step 4 loss 1.5\n")  # cut back by somebody
     assert tail.read() == "1.5"
+
+
+def test_the_loss_of_an_earlier_log_holds_until_this_one_tells_another(tmp_path: Path) -> None:
+    tail = LossTail(tmp_path / "worker_4.log", "0.75")
+    assert tail.read() == "0.75"
+    tail.log.write_text("epoch 0 step 9 loss 0.5\n")
+    assert tail.read() == "0.5"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from runtime.errors import JobFailedError
-from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.job_view import EndKind, JobView, Presence, WorkerView
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.store.process_identity import ProcessIdentity
 from tests.ops.views import HOST, interruption, process, view, worker
 
 ALIVE, LOST, LEFT = Presence.ALIVE, Presence.LOST, Presence.LEFT
 SCHEDULER_PID = 99
+NODES = ("0", "1", "2")
 STARTED = {"scheduler": SCHEDULER_PID, "worker_0": 100, "worker_1": 101, "worker_2": 102}
 
 
@@ -24,6 +25,7 @@ def plan(
     serves: bool = True,
     holds: bool = False,
     recovery: bool = True,
+    nodes: tuple[str, ...] = NODES,
     **started: int | None,
 ) -> Recovery:
     """``dead``: pids that do not run; ``started``: pid files that differ from the usual ones, None: there is none."""
@@ -34,7 +36,7 @@ def plan(
 
     return plan_recovery(
         Remains(
-            worker_num=3,
+            nodes=nodes,
             recovery=recovery,
             cool_down_s=30.0,
             started={name: process(pid) for name, pid in pids.items()},
@@ -58,6 +60,13 @@ class Case:
 def workers(*presences: Presence) -> JobView:
     return view(workers=tuple(worker(node, presence) for node, presence in enumerate(presences)))
 
+
+def spared(*spares: WorkerView, **changes: object) -> JobView:
+    return view(spares=spares, **changes)
+
+
+FOUR = (*NODES, "3")
+TAKEN = view(workers=(worker(0), worker(3, slot=1), worker(2)), retired=(worker(1, LOST, slot=None),))
 
 CASES = [
     Case("everybody is there", plan(view())),
@@ -115,6 +124,31 @@ CASES = [
         "its seat is held on another host",
         plan(view(workers=(worker(0), worker(1, host="there"), worker(2))), dead=(101,)),
     ),
+    Case("a spare is there, and was never started here", plan(spared(worker(3, slot=None)))),
+    Case(
+        "a spare is gone",
+        plan(spared(worker(3, LOST, slot=None)), dead=(103,), nodes=FOUR, worker_3=103),
+        start=("worker_3",),
+    ),
+    Case(
+        "a spare is gone after training was finished: it is of no use",
+        plan(spared(worker(3, LOST, slot=None), training_finished=True), dead=(103,), nodes=FOUR, worker_3=103),
+    ),
+    Case(
+        "a spare took the place of a dead worker",
+        plan(TAKEN, dead=(101,), nodes=FOUR, worker_3=103),
+        start=("worker_1",),
+    ),
+    Case(
+        "a worker whose slot was given away still exists", plan(TAKEN, nodes=FOUR, worker_3=103), ("worker_1",), (101,)
+    ),
+    Case("it comes back already", plan(TAKEN, dead=(101,), nodes=FOUR, worker_3=103, worker_1=201)),
+    Case(
+        "after training was finished it has nothing to come back for",
+        plan(replace(TAKEN, training_finished=True), dead=(101,), nodes=FOUR, worker_3=103),
+    ),
+    Case("who was removed is not missed", plan(workers(ALIVE, LEFT, ALIVE), dead=(101,), nodes=("0", "2"))),
+    Case("who was added is", plan(view(), nodes=FOUR), start=("worker_3",)),
     Case(
         "lost on another host: it comes back here, and nothing here is ended",
         plan(view(workers=(worker(0), worker(1, LOST, pid=500, host="there"), worker(2))), dead=(101,)),
@@ -154,6 +188,16 @@ def test_the_wait_for_the_seat_is_explained_where_there_is_one() -> None:
     assert not said(workers(ALIVE, ALIVE, ALIVE), 99)  # the scheduler waits for nobody
     assert not said(workers(ALIVE, LEFT, ALIVE), 101)
     assert not said(view(workers=()), 101)
+
+
+def test_what_becomes_of_a_worker_whose_slot_was_given_away_is_said() -> None:
+    lines = "\n".join(plan(TAKEN, dead=(101,), nodes=FOUR, worker_3=103).lines)
+    assert "starting worker 1\n" in lines
+    assert "the slot of worker 1 was given away: it comes back as a spare" in lines
+    elastic = replace(TAKEN, max_world_size=5)
+    assert "it joins as a newcomer" in "\n".join(plan(elastic, dead=(101,), nodes=FOUR, worker_3=103).lines)
+    gone = plan(spared(worker(3, LOST, slot=None)), dead=(103,), nodes=FOUR, worker_3=103)
+    assert "starting spare 3" in gone.lines
 
 
 def causes(first: str, second: str, **second_changes: object) -> str:

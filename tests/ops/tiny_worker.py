@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime import config
 from runtime.core.agent_events import Entered
 from runtime.core.point import Point
-from runtime.errors import GenerationEndedError, JobStoppedError, SameBitsError
+from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.store.checkpoint import rank_directory
@@ -29,20 +30,25 @@ def main() -> int:
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
     parser.add_argument("--not-while", type=Path, help="does not start while this file is there")
+    parser.add_argument("--only-node", default="", help="the only node that --not-while is meant for")
     options = parser.parse_args()
     if options.fail_before:
         raise RuntimeError("this script cannot even start")
-    while options.not_while is not None and options.not_while.exists():
-        threading.Event().wait(0.02)  # as if it imported something large
     settings, _ = config.read()
+    waits = options.not_while is not None and options.only_node in ("", settings.node_id)
+    while waits and options.not_while.exists():
+        threading.Event().wait(0.02)  # as if it imported something large
     voice.set_up(f"worker {settings.node_id}")
     agent = Agent(settings, settings.job_name, "cpu")
     try:
         admitted = agent.register()
         if options.say:
             print(f"says {options.say!r}", flush=True)
-        claim_folder(rank_directory(settings.checkpoint_path, admitted.slot), admitted.job, settings.job_name)
-        final = train(agent, options)
+
+        def claim(slot: int) -> None:
+            claim_folder(rank_directory(settings.checkpoint_path, slot), admitted.job, settings.job_name)
+
+        final = train(agent, options, claim)
     except SameBitsError as error:
         print(f"samebits: {error}", file=sys.stderr, flush=True)
         agent.leave(on_purpose=isinstance(error, JobStoppedError), text=str(error))
@@ -56,7 +62,7 @@ def main() -> int:
     return 0
 
 
-def train(agent: Agent, options: argparse.Namespace) -> Point:
+def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], object]) -> Point:
     points: list[Point] = []
     pace = threading.Event()
     while True:
@@ -64,6 +70,7 @@ def train(agent: Agent, options: argparse.Namespace) -> Point:
         if isinstance(place, Point):
             return place
         try:
+            claim(place.slot)
             agent.publish(place.generation, b"here")
             agent.address_map(place.generation)
             agent.step = place.restore.step if place.restore else 0
@@ -77,7 +84,7 @@ def train(agent: Agent, options: argparse.Namespace) -> Point:
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
             return agent.complete(place.generation, agent.step)
-        except GenerationEndedError as ended:
+        except (GenerationEndedError, HostsUpdatedInterrupt) as ended:
             if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
                 raise ValueError("a loss that is no number") from None
             print(f"left generation {place.generation}: {ended}", flush=True)

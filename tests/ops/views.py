@@ -15,18 +15,27 @@ def process(pid: int) -> ProcessIdentity:
     return ProcessIdentity(pid, pid * 10)
 
 
-def worker(node: int | str, presence: Presence = Presence.ALIVE, pid: int = 0, host: str = HOST) -> WorkerView:
-    slot = int(node)
+def worker(
+    node: int | str,
+    presence: Presence = Presence.ALIVE,
+    pid: int = 0,
+    host: str = HOST,
+    *,
+    slot: int | None = -1,
+    joining: bool = False,
+) -> WorkerView:
+    """``slot``: the node's number unless another is given; None: a spare, or retired."""
     return WorkerView(
         node=str(node),
-        slot=slot,
+        slot=int(node) if slot == -1 else slot,
         incarnation=1,
         presence=presence,
         reason="silent for 5 s (NODE_TIMEOUT)" if presence is Presence.LOST else "",
         host=host,
-        identity=process(pid or 100 + slot),
+        identity=process(pid or 100 + int(node)),
         activity="training",
         step=7,
+        is_joining=joining,
     )
 
 
@@ -53,5 +62,8 @@ def view(**changes: Any) -> JobView:
         "workers": tuple(worker(node) for node in range(3)),
         "interruptions": (),
         "ended": None,
+        "wanted_size": 3,
+        "min_world_size": 3,
+        "max_world_size": 3,
     }
     return JobView(**{**values, **changes})

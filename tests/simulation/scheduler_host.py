@@ -109,6 +109,7 @@ class SchedulerHost:
             if worker.process.host == HERE and not worker.is_alive and self._is_seated(worker):
                 self._step(Closed(worker.session, gone=True), batch)
         self._step(Tick(), batch)
+        self._wake_at = self.core.wake_at()
         self._commit(batch)
 
     def _load(self) -> JobState | None:
@@ -254,8 +255,11 @@ class SchedulerHost:
                 self._hear(connection, event, batch)
             elif connection is None or not isinstance(event, Closed) or self._is_newest(connection, event.session):
                 self._step(event, batch)
+        assert self.core is not None
+        self._wake_at = self.core.wake_at()
         if self._wake_at is not None and self._wake_at <= self.now:
             self._step(Tick(), batch)
+            self._wake_at = self.core.wake_at()
         self._commit(batch)
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
@@ -288,7 +292,6 @@ class SchedulerHost:
         batch.records += ready.records
         batch.sends += ready.sends
         batch.ended = ready.ended or batch.ended
-        self._wake_at = ready.wake_at
         for note in ready.notes:
             self.world.note("says", note.text)
         self.world.decided(event, ready)

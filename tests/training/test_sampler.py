@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+from runtime.service.voice import LOGGER
 from runtime.training import context
 from runtime.training.sampler import ElasticSampler
 
@@ -80,3 +85,128 @@ def test_naming_the_present_epoch_again_keeps_the_position(world: dict[str, int]
     assert sampler.consumed == 16
     sampler.set_epoch(1)
     assert sampler.consumed == 0
+
+
+def test_a_last_batch_is_recorded_by_its_own_size_or_the_loaders(world: dict[str, int]) -> None:
+    for sizes in ([4, 4, 2], [4, 4, 4]):
+        sampler = ElasticSampler(range(38))  # ten a rank, the last two of them filled up
+        list(sampler)
+        seen = []
+        for batch_idx, size in enumerate(sizes):
+            sampler.record_batch(batch_idx, size)
+            seen.append(sampler.consumed)
+        assert seen == [16, 32, 38]
+
+
+def test_recorded_indices_count_like_batches(world: dict[str, int]) -> None:
+    by_batch, by_index = ElasticSampler(range(100), seed=1), ElasticSampler(range(100), seed=1)
+    share = list(by_index)
+    list(by_batch)
+    for batch_idx in range(3):
+        by_batch.record_batch(batch_idx, 5)
+        by_index.record_indices(share[5 * batch_idx : 5 * batch_idx + 5])
+        assert by_index.state_dict() == by_batch.state_dict()
+    assert by_index.consumed == 60
+
+
+def test_the_length_is_that_of_the_iteration_that_began(world: dict[str, int]) -> None:
+    """A schedule that asks a loader for its length in the middle of an epoch gets the same answer in every step."""
+    sampler = ElasticSampler(range(64))
+    loader = DataLoader(range(64), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
+    list(sampler)
+    for batch_idx in range(4):
+        assert (len(sampler), len(loader)) == (16, 4)
+        sampler.record_batch(batch_idx, 4)
+    position = {**sampler.state_dict(), "consumed": 32}
+    sampler.load_state_dict(position)
+    assert (len(sampler), len(loader)) == (8, 2)
+    sampler.set_epoch(1)
+    assert len(sampler) == 16
+
+
+def test_an_epoch_without_samples_is_warned_of_the_second_time(
+    world: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    sampler = ElasticSampler(range(8))
+    sampler.load_state_dict({"seed": 0, "epoch": 3, "consumed": 8})
+    with caplog.at_level(logging.WARNING):
+        assert list(sampler) == []
+        assert not caplog.records  # what a recovery at the end of an epoch finds
+        assert list(sampler) == []
+    assert "epoch 3" in caplog.text and "set_epoch" in caplog.text
+    caplog.clear()
+    sampler.set_epoch(4)
+    assert len(list(sampler)) == 2
+    assert not caplog.records
+
+
+def test_a_large_seed_is_taken(world: dict[str, int]) -> None:
+    shares = taken(ElasticSampler(range(8), seed=2**62 + 1), world)
+    assert sorted(index for share in shares for index in share) == list(range(8))
+
+
+# ---- the world changes in the middle of an epoch
+
+Stay = tuple[int, int, int, int]  # world size, batch size, recorded batches, batches taken beyond them
+
+STAYS = st.lists(
+    st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(0, 6), st.integers(0, 2)), min_size=1, max_size=8
+)
+
+
+class Ranks:
+    """All ranks of a job, each with a sampler of its own, through stays at different world sizes."""
+
+    def __init__(self, world: dict[str, int], samples: int, seed: int, shuffle: bool) -> None:
+        self.world = world
+        self.samples = samples
+        self.position = ElasticSampler(range(samples), shuffle=shuffle, seed=seed).state_dict()
+        self.shuffle = shuffle
+        self.seen: Counter[int] = Counter()
+
+    def stay(self, size: int, batch_size: int, batches: int, beyond: int) -> None:
+        """A generation that ends after so many committed batches and some that are lost with it."""
+        self.world["size"] = size
+        positions = []
+        for rank in range(size):
+            self.world["rank"] = rank
+            sampler = ElasticSampler(range(self.samples), shuffle=self.shuffle, seed=99)
+            sampler.load_state_dict(self.position)
+            loader = DataLoader(range(self.samples), batch_size=batch_size, sampler=sampler)  # type: ignore[arg-type]
+            for batch_idx, batch in enumerate(loader):
+                if batch_idx == batches + beyond:
+                    break
+                if batch_idx < batches:
+                    sampler.record_batch(batch_idx, len(batch) if rank % 2 else batch_size)
+                    self.seen.update(batch.tolist())
+            positions.append(sampler.state_dict())
+        assert positions == [positions[0]] * size, "the ranks stand at different places"
+        self.position = positions[0]
+
+    def finish(self) -> int:
+        """Go through the rest; the world size this happens at."""
+        self.stay(self.world["size"], 4, self.samples + 1, 0)
+        return self.world["size"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(samples=st.integers(0, 120), seed=st.integers(0, 5), shuffle=st.booleans(), stays=STAYS)
+def test_a_changing_world_neither_repeats_nor_leaves_out_a_sample(
+    samples: int, seed: int, shuffle: bool, stays: list[Stay]
+) -> None:
+    world = {"rank": 0, "size": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "get_rank", lambda: world["rank"])
+        patch.setattr(context, "get_world_size", lambda: world["size"])
+        ranks = Ranks(world, samples, seed, shuffle)
+        for stay in stays:
+            ranks.stay(*stay)
+            assert ranks.position["consumed"] <= samples
+            if ranks.position["consumed"] < samples:
+                assert sum(ranks.seen.values()) == len(ranks.seen) == ranks.position["consumed"]
+        last = ranks.finish()
+    assert set(ranks.seen) == set(range(samples)), "a sample was left out"
+    filled_up = sum(ranks.seen.values()) - samples
+    assert 0 <= filled_up < max([last, *(size for size, *_ in stays)]), "more than one round was filled up"
+    assert ranks.position["consumed"] == samples

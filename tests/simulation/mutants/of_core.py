@@ -323,6 +323,34 @@ class TellsGenerationsToNobodyTwice(SchedulerCore):
         self._rendezvous.start = lambda seat: None  # type: ignore[method-assign]
 
 
+class NeverJudgesAgain(SchedulerCore):
+    """What a heartbeat led to once, nothing, it leads to for ever."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._repeats.forget = lambda: None  # type: ignore[method-assign]
+
+
+class RenewsNothingRepeated(SchedulerCore):
+    """A heartbeat that only says again what was said before does not count as a sign of life."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        take = self._repeats.take
+
+        def take_and_drop(session: str, message: object) -> bool:
+            presences = self._ledger.presences
+            known = self._ledger.sessions.get(session)
+            before = replace(presences[known]) if known in presences else None
+            if not take(session, message):
+                return False
+            if known is not None and before is not None:
+                presences[known].heard_at, presences[known].lease_until = before.heard_at, before.lease_until
+            return True
+
+        self._repeats.take = take_and_drop  # type: ignore[method-assign]
+
+
 ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100, "cool_down_s": 0.0}
 LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
@@ -372,4 +400,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a restart begins every wait anew", frozenset({"S3", "S4"}), 100, RestartsEveryWait),
     Mutant("term not raised", frozenset({"S4"}), 50, _write_with(_same_term)),
     Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
+    Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6"}), 300, NeverJudgesAgain),
+    Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),
 )

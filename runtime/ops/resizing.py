@@ -1,0 +1,131 @@
+"""``add`` and ``remove``: workers of this machine that join a running job, or leave it.
+
+What either may do, and the change of which nodes this machine has, live here; starting is ``scripts/add.sh``'s, leaving
+the worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
+was added and lets go whoever was removed; it is changed first, whatever becomes of this process then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import config
+from runtime.config import Settings
+from runtime.errors import UsageError
+from runtime.ops import kept_start, scripts
+from runtime.ops.job_view import JobView, Presence
+from runtime.ops.local_processes import name_of, read_pid_files, send_signal
+from runtime.ops.recover import look, shell_text
+from runtime.ops.recovering import Recovery
+
+LOCK_FILE = "start.lock"  # that of the scripts that start processes
+
+
+def add(arguments: Sequence[str]) -> int:
+    """Run ``add``: prints shell text that add.sh evaluates, under its lock."""
+    parser = argparse.ArgumentParser(
+        prog="samebits add",
+        description="Let more workers of this machine belong to the job that was started in this folder, as shell "
+        "text. To start them type: bash scripts/add.sh",
+    )
+    parser.add_argument("count", type=int, nargs="?", default=1, help="how many (default 1)")
+    options = parser.parse_args(arguments)
+    log_dir, kept = kept_start.read_here()
+    present = {**config.kept_environment(), **config.secret_environment()}
+    secrets = kept_start.secrets_for(kept, present)
+    kept_start.require_secrets(kept, secrets)
+    settings = kept.settings(secrets)
+    if not settings.enable_recovery:
+        raise UsageError("this job was started with ENABLE_RECOVERY=0: nobody can join it")
+    nodes = kept_start.nodes_of(log_dir, settings)
+    remains = look(settings)
+    if remains.view is None or remains.view.job_finished or not remains.scheduler_serves:
+        raise UsageError(f"no scheduler of this job runs: `{scripts.command('recover.sh')}` brings back what is gone")
+    added = nodes_to_add(settings, nodes, remains.view, options.count)
+    kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
+    _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
+    sys.stdout.write(shell_text(kept, Recovery(start=tuple(map(name_of, added))), present, secrets))
+    return 0
+
+
+def remove(arguments: Sequence[str]) -> int:
+    """Run ``remove``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits remove",
+        description="Have workers or spares of this machine leave the job for good: each finishes its present step, "
+        "and recover.sh does not bring it back.",
+    )
+    parser.add_argument("nodes", nargs="+", metavar="NODE", help="its NODE_ID")
+    leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
+    log_dir, kept = kept_start.read_here()
+    settings = kept_start.settings_here()
+    with _start_lock(log_dir):
+        nodes = kept_start.nodes_of(log_dir, settings)
+        remains = look(settings)
+        if remains.view is None or not remains.scheduler_serves:
+            raise UsageError(f"no scheduler of this job answers: `{scripts.command('recover.sh')}` brings it back")
+        check_removal(nodes, remains.view, leaving)
+        kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
+    for node in leaving:
+        identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
+        is_told = identity is not None and send_signal(identity, signal.SIGTERM)
+        _say(f"worker {node} ({identity}) leaves after its present step" if is_told else f"worker {node} is gone")
+    return 0
+
+
+def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count: int) -> tuple[str, ...]:
+    """The first ``count`` node ids that name a slot and nobody uses.
+
+    Raises:
+        UsageError: there are not that many.
+    """
+    if count < 1:
+        raise UsageError(f"{count} workers to add: expected 1 or more")
+    elsewhere = {one.node for one in view.nodes if one.presence is Presence.ALIVE}
+    numbers = map(str, range(settings.max_worker_num))
+    free = [node for node in numbers if node not in nodes and node not in elsewhere]
+    if len(free) < count:
+        raise UsageError(
+            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} asked for; the "
+            "bound is the job's, so stop the job and start it anew with a greater one to let more workers join"
+        )
+    return tuple(free[:count])
+
+
+def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -> None:
+    """Whether the job can do without these nodes.
+
+    Raises:
+        UsageError: it cannot, or they are not of this machine.
+    """
+    strangers = [node for node in leaving if node not in nodes]
+    if strangers:
+        raise UsageError(f"no worker {', '.join(strangers)} belongs to this job here: expected of {', '.join(nodes)}")
+    alive = {one.node for one in view.nodes if one.presence is Presence.ALIVE and one.node not in leaving}
+    workers = sum(worker.node in alive for worker in view.workers)
+    spares = sum(spare.node in alive for spare in view.spares)
+    gone = [worker.node for worker in view.workers if worker.node in leaving]
+    if gone and workers + spares < view.min_world_size:
+        raise UsageError(
+            f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has {workers} workers and "
+            f"{spares} spares, and would wait. Add others first, or `samebits stop` ends the job"
+        )
+
+
+@contextlib.contextmanager
+def _start_lock(log_dir: Path) -> Iterator[None]:
+    """The scripts' lock: nobody starts processes, or changes which there are, meanwhile."""
+    with (log_dir / LOCK_FILE).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _say(text: str) -> None:
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

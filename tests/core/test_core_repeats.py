@@ -1,0 +1,154 @@
+"""What a heartbeat that is said again does, and what makes it count as new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from runtime.core.messages import Activity, Credential, Heartbeat, LastWords, RoundId, RoundOpened
+from runtime.core.ready import Ready
+from runtime.core.scheduler import StopRequested, Tick
+from tests.core.house import House, policy, training_house
+
+
+def beat_of(house: House, node: str, **changes: object) -> Heartbeat:
+    state = house.core.state
+    said = Heartbeat(house.credential(node), state.term, Activity.TRAINING, state.generation_number, None, 7)
+    return replace(said, **changes)  # type: ignore[arg-type]
+
+
+def is_repeated(house: House, message: object, session: str = "s1") -> bool:
+    return house.core.repeats(session, message, house.now)
+
+
+def known_beat(house: House) -> Heartbeat:
+    """Of worker 1, said already."""
+    message = beat_of(house, "1")
+    assert house.receive("s1", message) == Ready()
+    return message
+
+
+def test_what_is_said_again_renews_the_lease_and_tells_the_step() -> None:
+    house = training_house()
+    message = known_beat(house)
+    for number in range(10):
+        house.now += 4
+        house.beat("0")
+        assert is_repeated(house, replace(message, step=100 + number))
+        assert house.tick() == Ready()
+    presence = house.core.presence("1")
+    assert presence is not None
+    assert (presence.step, presence.heard_at, presence.lease_until) == (109, house.now, house.now + 5)
+
+
+def test_a_step_is_the_same_as_being_asked() -> None:
+    asked, stepped = training_house(), training_house()
+    known_beat(asked), known_beat(stepped)
+    for house in (asked, stepped):
+        house.now += 3
+    assert is_repeated(asked, beat_of(asked, "1", step=9))
+    assert stepped.receive("s1", beat_of(stepped, "1", step=9)) == Ready()
+    assert asked.core.presence("1") == stepped.core.presence("1")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"activity": Activity.WAITING},
+        {"generation": 0},
+        {"round": RoundId(1, 9)},
+        {"term": 9},
+        {"sender": Credential("job-1", "1", "s1", 2)},
+        {"sender": Credential("job-1", "0", "s0", 1)},
+        {"sender": Credential("another", "1", "s1", 1)},
+    ],
+    ids=repr,
+)
+def test_whatever_else_differs_is_new(changed: dict[str, object]) -> None:
+    house = training_house()
+    message = known_beat(house)
+    assert is_repeated(house, message)
+    assert not is_repeated(house, replace(message, **changed))  # type: ignore[arg-type]
+
+
+def test_only_its_own_session_repeats_a_heartbeat() -> None:
+    house = training_house()
+    message = known_beat(house)
+    assert not is_repeated(house, message, session="s0")
+    assert not is_repeated(house, LastWords(message.sender, "text", 7))
+
+
+def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
+    """Where a worker is through, its step decides where training ended."""
+    house = training_house()
+    done = beat_of(house, "1", activity=Activity.DONE, step=7)
+    assert house.receive("s1", done) == Ready()
+    assert is_repeated(house, done)
+    assert not is_repeated(house, replace(done, step=8))
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda house: house.register("1"),
+        lambda house: house.close("s1"),
+        lambda house: house.close("s0", gone=True),
+        lambda house: house.leave("0"),
+        lambda house: house.join("0", round_id=RoundId(1, 1)),
+        lambda house: house.publish("0", b"blob"),
+        lambda house: house.stall(60.0),
+        lambda house: house.step(StopRequested("the test")),
+        lambda house: house.beat("0", Activity.WAITING),
+        lambda house: house.tick(6.0),
+    ],
+)
+def test_whatever_happens_makes_it_new(happens: Callable[[House], object]) -> None:
+    house = training_house()
+    message = known_beat(house)
+    happens(house)
+    assert not is_repeated(house, message)
+
+
+def test_a_quiet_tick_and_others_heartbeats_are_nothing_that_happens() -> None:
+    house = training_house()
+    message = known_beat(house)
+    house.step(Tick())
+    house.beat("0", step=3)
+    assert is_repeated(house, message)
+
+
+def test_a_superseded_process_is_never_taken_for_one_that_repeats_itself() -> None:
+    house = House(policy(2, cool_down_s=0.0)).fill().train()
+    message = known_beat(house)
+    house.close("s1", gone=True)
+    house.register("1", "again")
+    before = house.core.presence("1")
+    assert before is not None
+    until = before.lease_until
+    house.now += 1
+    assert not is_repeated(house, message)
+    house.receive("s1", message)
+    assert not is_repeated(house, message)
+    after = house.core.presence("1")
+    assert after is not None and after.lease_until == until
+
+
+def test_what_has_an_answer_is_answered_again() -> None:
+    house = training_house()
+    house.close("s0", gone=True)
+    waiting = beat_of(house, "1", activity=Activity.WAITING)
+    for _ in range(3):
+        assert not is_repeated(house, waiting)
+        house.receive("s1", waiting)
+        house.answer("s1", RoundOpened)
+
+
+def test_a_seat_that_was_given_up_is_not_renewed() -> None:
+    house = training_house()
+    message = known_beat(house)
+    house.leave("1")
+    for _ in range(2):
+        assert not is_repeated(house, message)
+        house.receive("s1", message)

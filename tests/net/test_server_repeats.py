@@ -1,0 +1,138 @@
+"""What is said again and what many are told: neither is worked out anew; and who says nothing at all is shut out."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from runtime.core import messages
+from runtime.core.messages import Activity, AddressMap, Credential, Heartbeat, RoundId, RoundOpened, StopJob
+from runtime.net.address import endpoint
+from runtime.net.client import Got
+from runtime.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost
+from tests.hostile.attackers import hangs_up
+from tests.net.ends import PATIENCE_S, Ends, until
+
+BEAT = Heartbeat(Credential("job", "3", "session-a", 2), 1, Activity.TRAINING, 4, RoundId(1, 2), 100)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # RFC 37
+READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x01x"
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def said(ends: Ends, *items: object) -> list[Arrived]:
+    """What the server hears of these messages of one client."""
+    client = ends.clients[0] if ends.clients else ends.connected("session-a")
+    for item in (*items, StopJob("the end")):
+        client.send(item)
+    seen = until(ends.heard, lambda item: item == Arrived("session-a", StopJob("the end")))
+    return [item for item in seen if isinstance(item, Arrived)][:-1]
+
+
+def test_what_is_said_again_is_the_same_message(ends: Ends) -> None:
+    first, second = said(ends, BEAT, BEAT)
+    assert first == Arrived("session-a", BEAT)
+    assert second is first
+
+
+def test_a_heartbeat_whose_step_went_on_is_heard_with_its_step(ends: Ends) -> None:
+    steps = [100, 101, 127, 128, 65_536, 5]
+    heard = said(ends, *(replace(BEAT, step=step) for step in steps))
+    assert heard == [Arrived("session-a", replace(BEAT, step=step)) for step in steps]
+    assert heard[0].message.sender is heard[-1].message.sender, "parsed anew"
+
+
+def test_what_changes_is_heard_as_it_is(ends: Ends) -> None:
+    changed = [BEAT, replace(BEAT, activity=Activity.WAITING), replace(BEAT, round=None), BEAT]
+    assert [item.message for item in said(ends, *changed)] == changed
+
+
+def test_a_message_of_a_stranger_is_not_kept_however_often_it_is_said(ends: Ends) -> None:
+    long = replace(BEAT, sender=replace(BEAT.sender, job="x" * MAX_REPEATED_BYTES))
+    first, second = said(ends, long, long)
+    assert first == second and first is not second
+
+
+def test_nonsense_behind_a_known_beginning_is_nonsense(ends: Ends) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.ROUTING_ID, b"session-a")
+        peer.linger = 0
+        peer.connect(endpoint("127.0.0.1", ends.port))
+        packed = messages.SCHEMA.pack(BEAT)
+        for body in (packed, packed[:-1], packed + b"\x01", packed[:-1] + b"\xc3"):
+            peer.send(body)
+        peer.send_multipart([packed, b"more"])
+        seen: list[object] = []
+        while len(seen) < 5:
+            seen += ends.heard()
+    assert [type(item) for item in seen] == [Arrived] + [Garbled] * 4
+
+
+def test_what_many_are_told_is_packed_once_and_told_to_each(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [ends.connected(f"session-{number}") for number in range(3)]
+    for client in clients:
+        client.send(StopJob("here"))
+        until(ends.heard, lambda item: isinstance(item, Arrived))
+    packed: list[object] = []
+    pack = messages.SCHEMA.pack
+    monkeypatch.setattr(messages.SCHEMA, "pack", lambda message: packed.append(message) or pack(message))
+    blobs = tuple(bytes([number % 256]) * 50 for number in range(2 * SHARED_BYTES // 50))
+    told = [
+        RoundOpened(1, 1, RoundId(1, 1), "why", ""),
+        AddressMap(1, 1, blobs),
+        RoundOpened(1, 2, RoundId(1, 1), "", ""),
+    ]
+    for message in told:
+        for number in range(3):
+            ends.server.send(f"session-{number}", replace(message))  # type: ignore[type-var]
+    assert packed == told
+    for client in clients:
+        heard: list[object] = []
+        while len(heard) < len(told):
+            heard += until(ends.got(client), lambda item: isinstance(item, Got))
+        assert heard == [Got(message) for message in told]
+
+
+def test_a_connection_without_a_byte_is_ended_and_one_that_only_beats_is_not() -> None:
+    """A proxy may hold it open for a worker that is gone; whoever is there has ZeroMQ's heartbeat at the least."""
+    ends = Ends(silence_s=1.0)
+    try:
+        ends.connected("beats").send(StopJob("beats"))
+        until(ends.heard, lambda item: isinstance(item, Arrived))
+        with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as silent:
+            silent.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+            silent.sendall(b"\0" + bytes([len(body := messages.SCHEMA.pack(StopJob("silent")))]) + body)
+            seen = until(ends.heard, lambda item: item == Lost("x"))
+            assert hangs_up(silent, PATIENCE_S)
+        assert Arrived("x", StopJob("silent")) in seen
+        assert Lost("beats") not in seen
+        assert ends.server.connections == 1
+    finally:
+        ends.close()
+
+
+def test_a_server_that_stood_still_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends(silence_s=30.0)
+    try:
+        with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as connection:
+            connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+            while ends.server.connections == 0:
+                ends.heard()
+            later = time.monotonic() + 3600.0
+            monkeypatch.setattr("runtime.net.gate.time.monotonic", lambda: later)
+            for _ in range(5):
+                ends.heard()
+            monkeypatch.undo()
+            assert not hangs_up(connection, 0.5)
+    finally:
+        ends.close()

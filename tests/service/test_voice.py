@@ -1,0 +1,54 @@
+"""Several lines of one moment: a line each, as if each had been said alone."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.service import voice
+
+EVENTS = [(logging.INFO, "worker 1 is in"), (logging.WARNING, "worker 2 is lost"), (logging.DEBUG, "a whisper")]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    monkeypatch.setattr(voice.LOGGER, "handlers", [])
+    monkeypatch.setattr(voice.LOGGER, "propagate", True)
+    monkeypatch.setattr(voice.LOGGER, "level", logging.NOTSET)
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    voice.set_up("scheduler")
+    yield stream
+    voice.LOGGER.setLevel(logging.NOTSET)
+
+
+def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO) -> None:
+    voice.tell(EVENTS)
+    lines = said.getvalue().splitlines()
+    assert [line[20:] for line in lines] == [
+        "samebits scheduler: worker 1 is in",
+        "samebits scheduler: worker 2 is lost",
+    ]
+    voice.say("alone")
+    assert said.getvalue().splitlines()[-1][20:] == "samebits scheduler: alone"
+
+
+def test_a_logger_of_the_users_own_gets_each_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = records.append  # type: ignore[method-assign]
+    monkeypatch.setattr(voice.LOGGER, "handlers", [handler])
+    monkeypatch.setattr(voice.LOGGER, "propagate", False)
+    voice.LOGGER.setLevel(logging.DEBUG)
+    voice.tell(EVENTS)
+    assert [(record.levelno, record.getMessage()) for record in records] == EVENTS[:2]
+    voice.LOGGER.setLevel(logging.NOTSET)
+
+
+def test_nothing_is_said_of_nothing(said: io.StringIO) -> None:
+    voice.tell([])
+    voice.tell([(logging.DEBUG, "a"), (logging.DEBUG, "b")])
+    assert said.getvalue() == ""
