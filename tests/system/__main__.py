@@ -2,6 +2,8 @@
 
 ``--cycles 100``: one job instead, which loses a rank to its spare so often, and what its survivor holds meanwhile.
 
+``--matrix``: every combination of the kill matrix, or the ``--cell``s that are named.
+
 Each case runs with real processes and must end with the undisturbed run's sha256 and nobody replaced who was not
 killed. Progress goes to standard error, a line a run; the table, and with ``--keep`` the folders of failed runs, stay.
 Exits with 0 only if every run of every case did.
@@ -19,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.system import cycles
+from tests.system import cycles, matrix
 from tests.system.job import Job
 from tests.system.kill_list import CASES, Case
+from tests.system.matrix import Cell
 from tests.system.processes import ColdStarter, Starter, WarmStarter
 
 
@@ -114,6 +117,8 @@ def main() -> int:
     try:
         if arguments.cycles:
             return run_cycles(arguments.cycles, starter, repeater)
+        if arguments.matrix or arguments.cell:
+            return run_matrix([matrix.CELLS[name] for name in arguments.cell or matrix.CELLS], repeater)
         for number in range(1, arguments.repeat + 1):
             for case in cases:
                 problem = repeater.run(case, outcomes[case.name])
@@ -143,6 +148,26 @@ def run_cycles(number: int, starter: Starter, repeater: Repeater) -> int:
     return 0 if is_same and not failed and not leaks else 1
 
 
+def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
+    """Each combination once; 0 if all of them ended as they must."""
+    failed = []
+    for number, cell in enumerate(cells, start=1):
+        job = repeater.new_job(cell.arguments, cell.settings)
+        began, problem = time.monotonic(), ""
+        try:
+            matrix.run(cell, job, lambda: repeater.expected(matrix.TRAINED))
+        except (AssertionError, TimeoutError) as error:
+            problem = f"{error}\nits folder: {job.folder}"
+        left = job.end()
+        if left and not problem:
+            problem = f"left behind: {left}"
+        said = f"FAILED\n{problem}" if problem else f"as it must, {time.monotonic() - began:.1f} s"
+        print(f"{number}/{len(cells)} {cell.name}: {said}", file=sys.stderr, flush=True)
+        failed += [cell.name] * bool(problem)
+    print("\n".join([f"{len(cells) - len(failed)} of {len(cells)} combinations ended as they must", *failed]))
+    return 1 if failed else 0
+
+
 def table(outcomes: dict[str, Outcome]) -> str:
     """For people: a row a case, and the sum."""
     width = max(map(len, outcomes))
@@ -166,6 +191,10 @@ def parse_arguments() -> argparse.Namespace:
         "--case", action="append", choices=list(CASES), metavar="NAME", help="only this one; repeatable"
     )
     parser.add_argument("--cycles", type=int, default=0, help="losses of one job to its spare, instead of the list")
+    parser.add_argument("--matrix", action="store_true", help="the kill matrix, once, instead of the list")
+    parser.add_argument(
+        "--cell", action="append", choices=list(matrix.CELLS), metavar="NAME", help="only this one of it; repeatable"
+    )
     parser.add_argument("--cold", action="store_true", help="start every process anew, imports and all")
     parser.add_argument("--keep", action="store_true", help="keep the folders")
     parser.add_argument("--list", action="store_true", help="print the cases' names and exit")

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
-from tests.system.kill_points import KillPoints
+from tests.system.kill_points import KillPoints, Way, go
 
 WIDTH = 32
 FEATURES = 16
@@ -29,6 +29,8 @@ SAMPLES = 500  # no multiple of what the ranks take together: the last round of 
 BATCH = 8
 BUCKET_CAP_MB = 0.006  # about one layer a bucket
 GATE_POLL_S = 0.002
+FAILS = "PROBE_FAILS"
+"""Environment variable: how this process goes when it has its seat, before it trains (:class:`Way`)."""
 
 
 class Shuffled(nn.Module):
@@ -80,6 +82,7 @@ class Probe:
             rng=args.rng,
             checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
         )
+        self.state.register_reset_callbacks([lambda: points.here("reset", self.state.step)])
         self.bare.third.weight.register_hook(lambda _: points.here("backward", self.state.step + 1))
 
     def train(self, state: runtime.elastic.TorchState) -> None:
@@ -141,6 +144,8 @@ def main() -> None:
     points = KillPoints(args.kill, args.marks)
     points.install()
     runtime.init()
+    if FAILS in os.environ:
+        go(Way(os.environ[FAILS]))
     if not dist.is_initialized():  # ENABLE_RECOVERY=0
         dist.init_process_group()
     torch.use_deterministic_algorithms(True)
