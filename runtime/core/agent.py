@@ -190,6 +190,8 @@ class AgentCore:
         self._heartbeat()
 
     def _enter(self, event: Entered) -> None:
+        if event.seen is not None and event.seen < self.generation:
+            return  # said before the process heard that its last entry has led to a generation
         self._entered, self._is_asked = event, False
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None

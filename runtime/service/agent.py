@@ -8,6 +8,7 @@ blocked in: the group is broken when a round opens, and a process that must end 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import faulthandler
 import os
 import threading
@@ -130,6 +131,7 @@ class Agent:
         self._began: GenerationStarted | None = None
         self._map: Mapped | None = None
         self._again: EnterAgain | None = None
+        self._generation = 0  # the last that the main thread was told
         self.entered_place: Place | None = None
         self._over: Point | None = None
         self._left = False
@@ -185,15 +187,18 @@ class Agent:
         Raises:
             SameBitsError: the process has no place in the job any more.
         """
+        seen = self._generation
         with self._changed:
             self._began = self._map = self._again = None
         while True:
             if self._over is None and self._began is None:  # else what was asked is settled meanwhile
-                self._post(entered)
+                self._post(dataclasses.replace(entered, seen=seen))
                 self.entered_place = entered.place
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
             assert answer is not None, "only this thread takes it away"
+            if isinstance(answer, GenerationStarted):
+                self._generation = answer.generation
             if not isinstance(answer, EnterAgain):
                 return answer
             self._again = None
