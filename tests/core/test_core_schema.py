@@ -60,7 +60,7 @@ PLAIN = st.recursive(
 
 
 @pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_value_survives_the_wire(schema: Schema, kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
@@ -77,7 +77,7 @@ def test_every_message_and_record_has_a_tag() -> None:
 
 
 @pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_one_wrong_item_is_a_protocol_error_or_another_value(schema: Schema, kind: type, data: st.DataObject) -> None:
     """Whatever replaces one item, at any depth: the reader refuses, or it builds a value that writes back the same."""
@@ -121,7 +121,7 @@ def test_garbage_is_a_protocol_error(plain: Any) -> None:
         assert _same(schema.to_plain(value), plain)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40))
 def test_bytes_from_anywhere_are_a_protocol_error(raw: bytes) -> None:
     try:
