@@ -456,7 +456,7 @@ class AgentCore:
         blob = self._entered.blob if is_ready else b""
         self.generation, self._blob, self._entered = message.generation, blob or None, None
         self._started, self._must_look, self.slot = message, False, message.slot
-        self._ready.notices.append(Began(message))
+        self._ready.notices.append(Began(message, is_addressed=is_ready))
         self._become(Activity.FORMING)
 
     def _finished(self, point: Point) -> None:

@@ -167,6 +167,7 @@ class Began:
     """The process's place in a new generation."""
 
     started: GenerationStarted
+    is_addressed: bool = True  # it brought its part of the address map; else that is to be published
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from runtime.core.agent_events import (
     Completed,
     Connected,
     EnterAgain,
+    Entered,
     Failed,
     LeaveGently,
     Seated,
@@ -20,7 +21,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
 from runtime.core.point import Point
-from tests.core.desk import STAGES, Desk, done, forming, seated, started, training, waiting
+from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
 MINE = Place(3, 3, 4)  # of the desk's seat in a full world
 SMALLER = Place(3, 2, 3)
