@@ -168,10 +168,11 @@ def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: S
 def test_who_has_not_stepped_gives_nothing_and_gets_the_average(peers: SimpleNamespace) -> None:
     state = local()
     Commits(state)
-    peers.brings = -6.0
-    state.average()
-    assert state.model.weight.item() == -6.0
-    assert state.completed_steps == 1
+    for given in (-6.0, -8.0):
+        peers.brings = given
+        state.average()
+        assert state.model.weight.item() == given
+    assert state.completed_steps == 2
 
 
 def test_the_end_waits_for_everybody_and_averages_what_is_left(peers: SimpleNamespace) -> None:
@@ -207,11 +208,16 @@ def test_back_to_the_last_average_by_hand(peers: SimpleNamespace) -> None:
     assert (state.model.weight.item(), state.local_steps, state.batch) == (-1.5, 0, 3)
 
 
-def test_no_average_falls_into_a_window_of_accumulation(peers: SimpleNamespace) -> None:
-    state = local(sync_every=1)
+def test_micro_batches_of_one_window_draw_different_numbers_and_make_no_average(peers: SimpleNamespace) -> None:
+    state = local(sync_every=2)
     Commits(state)
-    state.model.weight.grad = torch.ones(1)
-    state.commit()
+    step(state)
+    drawn = []
+    for _ in range(3):
+        drawn.append(torch.rand(1).item())
+        state.model.weight.grad = torch.ones(1)
+        state.commit()
+    assert len(set(drawn)) == 3
     assert peers.averages == 0
     state.optimizer.step()
     state.commit()
