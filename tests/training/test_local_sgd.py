@@ -149,6 +149,21 @@ def test_a_rank_that_an_average_did_not_reach_takes_it_from_one_that_it_did(peer
     assert (behind.model.weight.item(), behind.local_steps, behind.completed_steps) == (-1.5, 0, 1)
 
 
+def test_after_a_sync_by_hand_the_average_is_the_one_that_came(peers: SimpleNamespace) -> None:
+    source, other = local(), local()
+    for state, brings in ((source, -5.0), (other, -50.0)):
+        Commits(state)
+        peers.brings = brings
+        for _ in range(4):
+            step(state)
+    other.load(source.contents(), own=False)
+    other.begin(Point(1, 1))  # the point that it held another copy of
+    assert other.weights()[0].item() == source.weights()[0].item() == -4.0
+    other.model.weight.data.zero_()
+    other.restore()
+    assert other.model.weight.item() == -4.0
+
+
 def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: SimpleNamespace) -> None:
     state = local(outer=lambda one: torch.optim.SGD(one, lr=0.7, momentum=0.9, nesterov=True))
     Commits(state)
