@@ -44,6 +44,8 @@ class KillPoints:
 
     def here(self, point: str, number: int | None = None) -> None:
         """Die, if that was asked for and has not happened yet."""
+        if not self._wanted:
+            return  # a spare has no rank to ask for
         rank = runtime.get_rank()
         for name in (f"{rank}:{point}", f"{rank}:{point}:{number}"):
             if name in self._wanted and self._is_first(name):
