@@ -70,6 +70,14 @@ class ElasticJob(Job):
         """Those whose process is to come to the job's end."""
         return sorted(self._workers.keys() - self.gone)
 
+    def wait_for_step(self, step: int, rank: int = 0, *, since: int = 0, timeout_s: float = WAIT_S) -> None:
+        """Until this node has said a step from ``step`` on, whichever probe it runs."""
+        self.wait_until(
+            lambda: any(int(one[1]) >= step for one in self.matches(rank, r"^epoch \d+ step (\d+) ", since)) or None,
+            f"step {step} of node {rank}",
+            timeout_s,
+        )
+
     def wait_warm(self, *nodes: int) -> None:
         """Until these spares wait."""
         for node in nodes:
