@@ -59,6 +59,11 @@ class ElasticJob(Job):
         super().kill(*ranks)
         self.gone |= set(ranks)
 
+    def wait_died(self, node: int) -> None:
+        """Until this node has ended itself (``--die``)."""
+        self.wait_killed(node)
+        self.gone.add(node)
+
     def terminate(self, node: int) -> int:
         """SIGTERM, and how the process ends."""
         self.gone.add(node)

@@ -64,7 +64,9 @@ def main() -> None:
         step, size = state.completed_steps, runtime.get_world_size()
         samples = ",".join(map(str, indices.tolist()))
         print(f"epoch {state.epoch} step {step} of {size} lr {rate:.6f} samples {samples}", flush=True)
-        if f"{os.environ['NODE_ID']}:{step}" in args.die:
+        death = Path(f"died-{os.environ['NODE_ID']}:{step}")
+        if death.name.removeprefix("died-") in args.die and not death.exists():
+            death.touch()  # whoever takes its place does not die again
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(state)

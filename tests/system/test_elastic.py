@@ -39,10 +39,9 @@ def require_whole(job: ElasticJob, most: int, epochs: int = 4) -> None:
 
 
 def test_it_shrinks_when_a_worker_dies_and_grows_when_it_is_back(new_job: Callable[..., ElasticJob]) -> None:
-    job = new_job("--pause-ms", "60", workers=3)
+    job = new_job("--pause-ms", "60", "--die", "1:8", workers=3)
     job.start()
-    job.wait_for_step(8, rank=0)
-    job.kill(1)
+    job.wait_died(1)
     job.wait_for("scheduler", "the world goes on without worker 1: 2 are left")
     job.wait_generation(2, [0, 2])
     job.start_worker(1)
@@ -84,8 +83,7 @@ def test_a_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[...,
     job = new_job("--die", "2:9", "--die", "0:14", workers=4)
     job.start()
     for node in (2, 0):
-        job.wait_killed(node)
-        job.gone.add(node)
+        job.wait_died(node)
     job.finish()
     assert job.sizes() == [4, 3, 2]
     require_whole(job, most=4)
@@ -106,10 +104,9 @@ def test_it_begins_with_fewer_after_its_grace_and_takes_in_the_last(new_job: Cal
 
 
 def test_below_the_minimum_everybody_waits_and_says_for_what(new_job: Callable[..., ElasticJob]) -> None:
-    job = new_job(workers=2, most=3, settings={"MIN_WORKER_NUM": "2"})
+    job = new_job("--die", "1:5", workers=2, most=3, settings={"MIN_WORKER_NUM": "2"})
     job.start()
-    job.wait_for_step(5)
-    job.kill(1)
+    job.wait_died(1)
     job.wait_for(0, r"waiting for 1; 1 of at least 2 \(MIN_WORKER_NUM\) are here")
     job.start_worker(1)
     job.finish()
