@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 __all__ = ["CHANNEL", "WHO", "Channel", "Moment", "Notebook", "before_and_after"]
@@ -33,6 +34,7 @@ class Moment:
     """Something happened in process ``pid`` of ``who``, at ``at_s`` on the host's monotonic clock.
 
     ``cpu_s`` is what all threads of the process had computed by then; it says more than the clock on a busy machine.
+    ``text`` is what the process has to say besides, such as a hash.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Moment:
     at_s: float
     cpu_s: float
     step: int | None = None
+    text: str | None = None
 
 
 class Notebook:
@@ -56,16 +59,18 @@ class Notebook:
         """As the environment says (:data:`CHANNEL`, :data:`WHO`)."""
         return cls(Path(os.environ[CHANNEL]), os.environ[WHO])
 
-    def note(self, name: str, step: int | None = None) -> None:
+    def note(self, name: str, step: int | None = None, text: str | None = None) -> None:
         """It happens now."""
-        moment = Moment(name, self._who, self._pid, time.monotonic(), time.process_time(), step)
+        moment = Moment(name, self._who, self._pid, time.monotonic(), time.process_time(), step, text)
         os.write(self._descriptor, json.dumps(asdict(moment)).encode() + b"\n")
 
 
-def before_and_after(owner: type, method: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+def before_and_after(
+    owner: type | ModuleType, method: str, before: Callable[..., Any], after: Callable[..., Any]
+) -> None:
     """Let every call of ``owner.method`` be preceded by ``before`` and, when it returns, be followed by ``after``.
 
-    Both get the call's arguments, the object first.
+    The owner may also be a module, and the method its function. Both get the call's arguments, an object first.
     """
     original = getattr(owner, method)
 
@@ -117,6 +122,11 @@ class Channel:
             time.sleep(LOOK_EVERY_S)
             self.drain()
             self._watch()
+
+    def take(self) -> list[Moment]:
+        """What was read so far, which is no longer kept here: searching gets no slower however long a job runs."""
+        taken, self.moments = self.moments, []
+        return taken
 
     def drain(self) -> None:
         """Read what there is by now."""

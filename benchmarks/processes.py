@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -113,6 +114,10 @@ class Stage:
                 process.wait(_PARENT_GRACE_S)
         process.kill()
         process.wait()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send it to a process that is to go on running, as far as the signal lets it."""
+        self._running[name].send_signal(number)
 
     def require_alive(self) -> None:
         """Raise ChildProcessError if a process has ended by itself."""

@@ -1,91 +1,141 @@
-"""From kill -9 of one of four workers to all four training on, phase by phase, beside torchrun.
+"""From kill -9 of one of four workers to all four training on, phase by phase, beside torchrun and torchft.
 
-``python -m benchmarks.recovery [--quick]``. Each trial starts a job of four ranks (the MLP of ``workers.mlp`` under
-DDP, a checkpoint every ten steps, REGISTER_COOLDOWN=0), kills one rank at a random moment, starts it again at once and
-waits until every rank has finished a step that no rank had finished before: the total holds the steps that are done
-twice. Trials of SameBits and of torchrun alternate. ``ours.above_start_s`` is the total less the restarted process's
-own start, from its spawning until it asks for its seat: what recovery costs beyond what Python and torch cost to load.
+``python -m benchmarks.recovery [--quick]``. All train the MLP of ``workers.mlp`` under DDP with REGISTER_COOLDOWN=0,
+lose a rank at a random moment, and have recovered when every rank has finished a step that no rank had finished before.
+
+With a spare: one job of ours loses a random rank a hundred times, each time to the spare that is warm by then; the node
+that was lost comes back as the next spare. The accounts of its steps and the hash of its weights (against an
+undisturbed run, and against stock DDP) are part of the result, and so is a rank that is stopped (SIGSTOP) instead.
+
+By restart: each trial starts a job, kills a rank and starts it again at once; trials of SameBits and of the peers
+alternate. ``ours.above_start_s`` is the total less the restarted process's own start, from its spawning until it asks
+for its seat: what recovery costs beyond what Python and torch cost to load.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+import signal
+import sys
+from dataclasses import dataclass
 
-from benchmarks.recovery_trials import (
-    RECOVERED_WITHIN_S,
+from benchmarks.recovery_peers import (
+    TORCHFT,
     TORCHRUN,
-    WORLD_SIZE,
     Restart,
-    Timeline,
+    has_torchft,
     has_torchrun,
-    recover_ours,
+    recover_torchft,
     recover_torchrun,
-    start_alone_s,
 )
-from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
+from benchmarks.recovery_report import Spares, Trials, people, report
+from benchmarks.recovery_spares import LossyJob, account, undisturbed
+from benchmarks.recovery_trials import RECOVERED_WITHIN_S, WORLD_SIZE, detection_s, recover_ours, start_alone_s
+from benchmarks.report import Progress
 
-KILLS = 5
-KILLS_QUICK = 2
 NEVER_AFTER_S = 30.0
 TORCHRUN_DEFAULT = "torchrun_default"
 _OWN_RDZV_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-PHASES: Sequence[tuple[str, str, str | None, str]] = (
-    ("notice (beside the process start)", "notice_ms", None, "told_s"),
-    ("break (beside the process start)", "break_ms", "told_s", "waits_s"),
-    ("kill and reap", "reap_ms", None, "spawned_s"),
-    ("process start, imports", "process_start_ms", "spawned_s", "asks_s"),
-    ("seat", "seat_ms", "asks_s", "seated_s"),
-    ("model, DDP, optimizer", "build_ms", "seated_s", "enters_s"),
-    ("re-form: rendezvous", "rendezvous_ms", "enters_s", "placed_s"),
-    ("re-form: process group", "group_ms", "placed_s", "formed_s"),
-    ("load", "load_ms", "formed_s", "trains_s"),
-    ("first step", "first_step_ms", "trains_s", "stepped_s"),
-    ("replay, to a new step", "replay_ms", "stepped_s", "total_s"),
-)
-"""Title, key, and the points of the timeline between which a phase lies (from the kill, where the first is None)."""
-BESIDE = {"notice_ms", "break_ms"}
+LEASE_S = 2.0  # of the jobs whose ranks are stopped
+_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": f"{LEASE_S:g}"}
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is measured."""
+
+    kills: int = 100
+    kills_8: int = 20
+    stops: int = 5
+    restarts: int = 5
+    """of each contestant; so many processes are also killed to see how soon the kernel tells"""
 
 
-@dataclass(slots=True)
-class Trials:
-    """Everything that was measured."""
-
-    ours: list[Timeline] = field(default_factory=list)
-    torchrun: dict[str, list[Restart | None]] = field(default_factory=dict)
-    """by variant; None where a trial did not recover in time; no variants where torchrun is not installed"""
-    step_ms: list[float] = field(default_factory=list)
-    start_alone_s: list[float] = field(default_factory=list)
+QUICK = Amounts(kills=10, kills_8=3, stops=1, restarts=2)
 
 
-def measure(kills: int, *, seed: int, quick: bool) -> Trials:
-    progress, rng, trials = Progress(), random.Random(seed), Trials()
-    with_torchrun = has_torchrun()
+def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials:
+    progress, rng, trials = Progress(), random.Random(seed), Trials(lease_s=LEASE_S)
+    measure_spares(trials.spares, WORLD_SIZE, amounts.kills, rng, progress)
+    compare_weights(trials.spares, WORLD_SIZE, progress)
+    measure_spares(trials.spares_8, 2 * WORLD_SIZE, amounts.kills_8, rng, progress)
+    measure_stops(trials, amounts.stops, rng, progress)
+    measure_restarts(trials, amounts.restarts, rng, progress, torchft=torchft)
+    if TORCHRUN in trials.peers and not quick:
+        restart = recover_torchrun(1, rng, {}, NEVER_AFTER_S)
+        trials.peers[TORCHRUN_DEFAULT] = [restart]
+        progress.say(f"torchrun with its default store, once: {_shown(restart, NEVER_AFTER_S)}")
+    return trials
+
+
+def measure_spares(spares: Spares, world_size: int, kills: int, rng: random.Random, progress: Progress) -> None:
+    """Lose so many ranks of one job, one after the other."""
+    with LossyJob(world_size) as job:
+        for number in range(1, kills + 1):
+            try:
+                loss = job.lose(signal.SIGKILL, rng)
+            except TimeoutError as error:
+                spares.never += 1
+                progress.say(f"{world_size} ranks, loss {number} of {kills}: {error}\n{job.logs()}")
+                break
+            spares.losses.append(loss)
+            if loss.is_hang or loss.lost_steps:
+                progress.say(f"{world_size} ranks, loss {number}: {loss}\n{job.logs()}")
+            elif number == kills or number % 10 == 0:
+                progress.say(f"{world_size} ranks, loss {number} of {kills} to a spare: {loss.total_s * 1e3:.0f} ms")
+        of_all = account(job.moments)
+        spares.repeated_steps, spares.skipped_steps = of_all.repeated_steps, of_all.skipped_steps
+        spares.step_ms = job.step_ms()
+        spares.last_step = max(job.digests)
+        spares.digest = job.digests[spares.last_step]
+
+
+def compare_weights(spares: Spares, world_size: int, progress: Progress) -> None:
+    """The weights of the job that lost ranks, with those of jobs that lost none."""
+    spares.is_as_undisturbed = spares.digest == undisturbed(world_size, spares.last_step)
+    spares.is_as_plain = spares.digest == undisturbed(world_size, spares.last_step, plain=True)
+    progress.say(
+        f"weights after step {spares.last_step} as those of an undisturbed run: {spares.is_as_undisturbed}, "
+        f"of stock DDP: {spares.is_as_plain}"
+    )
+
+
+def measure_stops(trials: Trials, stops: int, rng: random.Random, progress: Progress) -> None:
+    """Stop so many ranks of one job, one after the other."""
+    with LossyJob(WORLD_SIZE, **_LEASE) as job:
+        for number in range(1, stops + 1):
+            try:
+                trials.stopped.append(job.lose(signal.SIGSTOP, rng))
+            except TimeoutError as error:
+                trials.spares.never += 1
+                progress.say(f"stop {number} of {stops}: {error}\n{job.logs()}")
+                return
+            progress.say(f"stop {number} of {stops}: {trials.stopped[-1].total_s:.2f} s, the lease is {LEASE_S:g} s")
+
+
+def measure_restarts(trials: Trials, kills: int, rng: random.Random, progress: Progress, *, torchft: str) -> None:
+    """Kill one rank of each contestant and start it again, so many times."""
+    with_torchrun, with_torchft = has_torchrun(), has_torchft(torchft)
     for trial in range(kills):
         victim, shown = trial % WORLD_SIZE, f"kill {trial + 1} of {kills}, rank {trial % WORLD_SIZE}"
         trials.start_alone_s.append(start_alone_s())
+        trials.detection_s.append(detection_s())
         timeline, step_ms = recover_ours(victim, rng)
-        trials.ours.append(timeline)
+        trials.restarts.append(timeline)
         trials.step_ms.append(step_ms)
         progress.say(
-            f"{shown}: ours {timeline.total_s:.2f} s, of which its own start {timeline.own_start_s:.2f} s, "
+            f"{shown}: ours by restart {timeline.total_s:.2f} s, of which its own start {timeline.own_start_s:.2f} s, "
             f"{timeline.redone_steps} steps redone"
         )
         if with_torchrun:
             restart = recover_torchrun(victim, rng, _OWN_RDZV_STORE, RECOVERED_WITHIN_S)
-            trials.torchrun.setdefault(TORCHRUN, []).append(restart)
+            trials.peers.setdefault(TORCHRUN, []).append(restart)
             progress.say(f"{shown}: torchrun {_shown(restart, RECOVERED_WITHIN_S)}")
-    if with_torchrun and not quick:
-        restart = recover_torchrun(1, rng, {}, NEVER_AFTER_S)
-        trials.torchrun[TORCHRUN_DEFAULT] = [restart]
-        progress.say(f"torchrun with its default store, once: {_shown(restart, NEVER_AFTER_S)}")
-    return trials
+        if with_torchft:
+            restart = recover_torchft(victim, rng, torchft, RECOVERED_WITHIN_S)
+            trials.peers.setdefault(TORCHFT, []).append(restart)
+            progress.say(f"{shown}: torchft {_shown(restart, RECOVERED_WITHIN_S)}")
 
 
 def _shown(restart: Restart | None, within_s: float) -> str:
@@ -94,86 +144,31 @@ def _shown(restart: Restart | None, within_s: float) -> str:
     return f"{restart.total_s:.2f} s, {restart.redone_steps} steps redone"
 
 
-def report(trials: Trials) -> Report:
-    ours = trials.ours
-    total_s = median([one.total_s for one in ours])
-    figures = {key: median([_duration_ms(one, begin, end) for one in ours]) for _, key, begin, end in PHASES}
-    torchrun_s = _median_of(trials.torchrun.get(TORCHRUN, []), "total_s")
-    return Report(
-        benchmark="recovery",
-        floor={"start_alone_s": median(trials.start_alone_s), "step_ms": median(trials.step_ms)},
-        peers={name: _peer(restarts) for name, restarts in trials.torchrun.items()} or {TORCHRUN: MISSING},
-        ours={
-            "total_s": total_s,
-            "above_start_s": median([one.above_start_s for one in ours]),
-            "above_start_worst_s": rounded(max(one.above_start_s for one in ours)),
-            "own_start_s": median([one.own_start_s for one in ours]),
-            "to_first_step_s": median([one.stepped_s for one in ours]),
-            "redone_steps": median([one.redone_steps for one in ours]),
-            "phases": figures,
-        },
-        ratios={
-            "total_vs_torchrun": None if torchrun_s is None else rounded(total_s / torchrun_s),
-            "total_vs_start_alone": rounded(total_s / median(trials.start_alone_s)),
-        },
-    )
-
-
-def _duration_ms(timeline: Timeline, begin: str | None, end: str) -> float:
-    began_s = 0.0 if begin is None else float(getattr(timeline, begin))
-    return (float(getattr(timeline, end)) - began_s) * 1e3
-
-
-def _peer(restarts: Sequence[Restart | None]) -> dict[str, float | None]:
-    return {one.name: _median_of(restarts, one.name) for one in fields(Restart)}
-
-
-def _median_of(restarts: Sequence[Restart | None], name: str) -> float | None:
-    """None if not every trial recovered."""
-    if not restarts or None in restarts:
-        return None
-    return median([float(getattr(restart, name)) for restart in restarts])
-
-
-def people(trials: Trials) -> str:
-    ours = trials.ours
-    total_ms = median([one.total_s for one in ours]) * 1e3
-    rows: list[list[object]] = []
-    for title, key, begin, end in PHASES:
-        sample = spread([_duration_ms(one, begin, end) for one in ours])
-        rows.append([title, sample, "" if key in BESIDE else f"{100 * sample.median / total_ms:.1f} %"])
-    rows.append(["total", spread([one.total_s * 1e3 for one in ours]), ""])
-    rows.append(["total less the process start", spread([one.above_start_s * 1e3 for one in ours]), ""])
-    phases = table(["phase, ms: median (lowest–highest)", f"{len(ours)} kills", "of total"], rows)
-    beside: list[list[object]] = [_row("SameBits", [one.total_s for one in ours], [one.redone_steps for one in ours])]
-    for name, restarts in trials.torchrun.items():
-        done = [one for one in restarts if one is not None]
-        if len(done) == len(restarts):
-            beside.append(_row(name, [one.total_s for one in done], [one.redone_steps for one in done]))
-        else:
-            beside.append([name, f"{len(restarts) - len(done)} of {len(restarts)} never", ""])
-    if not trials.torchrun:
-        beside.append([TORCHRUN, MISSING, ""])
-    beside.append(["a worker's imports, alone", spread(trials.start_alone_s), ""])
-    return phases + "\n\n" + table(["kill -9 to a new step on all four", "s", "steps redone"], beside)
-
-
-def _row(title: str, totals_s: Sequence[float], redone: Sequence[int]) -> list[object]:
-    return [title, spread(totals_s), spread(redone)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=(__doc__ or "").partition("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help=f"{KILLS_QUICK} kills, for a look")
-    parser.add_argument("--kills", type=int, default=None, help=f"kills of each contestant (default: {KILLS})")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments at which is killed")
+    parser.add_argument("--quick", action="store_true", help="a few losses of each kind, for a look")
+    for name, what in (
+        ("kills", "losses to a spare at 4 ranks"),
+        ("kills-8", "losses to a spare at 8 ranks"),
+        ("stops", "ranks stopped"),
+        ("restarts", "kills of each contestant that restarts"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=None, help=f"{what} (default: {_default(name)})")
+    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="the interpreter that has torchft")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks")
     arguments = parser.parse_args()
-    kills = arguments.kills or (KILLS_QUICK if arguments.quick else KILLS)
-    trials = measure(kills, seed=arguments.seed, quick=arguments.quick)
+    standard = QUICK if arguments.quick else Amounts()
+    given = {name: getattr(arguments, name) for name in ("kills", "kills_8", "stops", "restarts")}
+    amounts = Amounts(**{name: getattr(standard, name) if value is None else value for name, value in given.items()})
+    trials = measure(amounts, seed=arguments.seed, torchft=arguments.torchft, quick=arguments.quick)
     report(trials).print(people(trials))
+
+
+def _default(name: str) -> int:
+    return int(getattr(Amounts(), name.replace("-", "_")))
 
 
 if __name__ == "__main__":

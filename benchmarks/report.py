@@ -26,6 +26,8 @@ MISSING: Final = "missing"
 
 KEYS: Final = ("benchmark", "machine", "versions", "floor", "peers", "ours", "ratios")
 UNITS: Final = ("_s", "_ms", "_us", "_bytes", "_kib", "_per_s", "_steps", "_count")
+COUNTED: Final = ("steps_", "hangs")
+"""What a figure that counts begins with, where no unit ends its name."""
 PACKAGES: Final = ("samebits", "torch", "pyzmq", "msgpack", "numpy")
 
 Figures = Mapping[str, Any]
@@ -158,8 +160,13 @@ def problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def _says_its_unit(name: str) -> bool:
-    """``load_ms``; also ``cpu_us_per_registration``, and ``heartbeat_vs_bare``, which is a ratio and has none."""
-    return name.endswith(UNITS) or f"_{name.partition('_per_')[0]}".endswith(UNITS) or "_vs_" in name
+    """``load_ms``; also ``cpu_us_per_registration``, ``steps_lost``; and ``heartbeat_vs_bare``, which has none."""
+    return (
+        name.endswith(UNITS)
+        or name.startswith(COUNTED)
+        or f"_{name.partition('_per_')[0]}".endswith(UNITS)
+        or "_vs_" in name
+    )
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -1,34 +1,72 @@
-"""Steps per second under ``elastic.run`` with a commit after every step, against plain DDP.
+"""Steps per second under ``elastic.run`` with a commit after every step, against plain DDP; and the memory it takes.
 
-``python -m benchmarks.steady_state [--quick]``. Three jobs of four ranks train the MLP of ``workers.mlp`` side by side:
-plain DDP, SameBits, and plain DDP once more. Only one runs at a time, for a window of less than a second, and they take
-turns in every order, so that what else the machine does hits all three alike; the ratios are of windows of one round.
-After some rounds the jobs are started anew, so that the luck of one set of processes (memory layout, sockets) is drawn
-several times. SameBits commits after every step and reseeds the random numbers; checkpoints do not fall into a window
-(``save_checkpoint_steps`` is larger than the run). What counts is the lower quartile of ours ÷ plain, against the same
-quartile of plain ÷ plain. On a machine with other work, the ratio of CPU time per step is the steadier witness.
+``python -m benchmarks.steady_state [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks train side
+by side, the MLP of ``workers.mlp`` and then the transformer of ``workers.transformer``: plain DDP, SameBits, and plain
+DDP once more. Only one runs at a time, for a window of about a second, and they take turns in every order, so that what
+else the machine does hits all three alike; the ratios are of windows of one round. After some rounds the jobs are
+started anew, so that the luck of one set of processes (memory layout, sockets) is drawn several times. SameBits commits
+after every step and reseeds the random numbers; checkpoints do not fall into a window (``save_checkpoint_steps`` is
+larger than the run). What counts is the lower quartile of ours ÷ plain, against the same quartile of plain ÷ plain. On
+a machine with other work, the ratio of CPU time per step is the steadier witness.
+
+Memory is what the ranks hold of their own (RssAnon, proc(5)) after the windows, ours less plain's, per rank; and once
+more of a job that commits every ten steps only, which makes SameBits copy at every commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import statistics
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
 from benchmarks.report import Progress, Report, median, rounded, spread, table
 
 WORLD_SIZE = 4
 PLAIN, OURS, AGAIN = CONTESTANTS = ("plain DDP", "SameBits", "plain DDP again")
-ROUNDS = 2 * tuple(itertools.permutations(CONTESTANTS))  # of one block: who runs when
-BLOCKS = 3
+COPYING = "SameBits, a commit every 10 steps"
+COPYING_STEPS = 10
+ORDERS = tuple(itertools.permutations(CONTESTANTS))  # who runs when
+WITHIN_S = 300.0
+TARGET = 0.99
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained, and for how long.
+
+    Attributes:
+        name: as the worker knows it.
+        orders: of one block: how often all orders are gone through.
+        suffix: of its figures' names.
+        state_bytes: weights and the optimizer's moments, of one rank.
+    """
+
+    name: str
+    window_steps: int
+    window_steps_quick: int
+    blocks: int
+    orders: int
+    suffix: str
+    state_bytes: int
+
+    @property
+    def rounds(self) -> tuple[tuple[str, ...], ...]:
+        """Who runs when, in one block."""
+        return self.orders * ORDERS
+
+
+MLP = Workload("mlp", 50, 25, blocks=5, orders=2, suffix="", state_bytes=2 * 4 * 407_050)
+TRANSFORMER = Workload("transformer", 4, 2, blocks=2, orders=1, suffix="_transformer", state_bytes=3 * 4 * 25_489_664)
+WORKLOADS = {one.name: one for one in (MLP, TRANSFORMER)}
 BLOCKS_QUICK = 1
-WINDOW_STEPS = 50
-WINDOW_STEPS_QUICK = 25
-WITHIN_S = 120.0
-TARGET = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +83,15 @@ class Windows:
 
     by_contestant: dict[str, list[Window]] = field(default_factory=lambda: {name: [] for name in CONTESTANTS})
     alone: list[Window] = field(default_factory=list)
+    held_bytes: dict[str, list[int]] = field(default_factory=dict)
+    """by contestant and COPYING: what each rank held in the end"""
+
+    def overhead_bytes(self, contestant: str) -> float | None:
+        """What a rank holds more than a plain one: the difference of the means."""
+        if not self.held_bytes.get(contestant):
+            return None
+        plain = [*self.held_bytes[PLAIN], *self.held_bytes[AGAIN]]
+        return rounded(statistics.mean(self.held_bytes[contestant]) - statistics.mean(plain))
 
     def rates(self, contestant: str) -> list[float]:
         return [window.steps_per_s for window in self.by_contestant[contestant]]
@@ -61,12 +108,14 @@ class Windows:
 class Contestant:
     """One job, idle but for its windows."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, workload: Workload) -> None:
         self._name = name
         self._stage = Stage()
         self._windows = 0
+        arguments = (workload.name, *([str(COPYING_STEPS)] if name == COPYING else []))
+        start = _start_ours if name in (OURS, COPYING) else _start_plain
         try:
-            self._workers = _start_ours(self._stage) if name == OURS else _start_plain(self._stage)
+            self._workers = start(self._stage, arguments)
         except BaseException:
             self.close()
             raise
@@ -90,6 +139,10 @@ class Contestant:
         cpu_s = sum(one.cpu_s for one in ends) - sum(one.cpu_s for one in begins)
         return Window(steps / elapsed_s, cpu_s / steps * 1e3)
 
+    def held_bytes(self) -> list[int]:
+        """What each rank holds of its own by now."""
+        return [_anonymous_bytes(worker.pid) for worker in self._workers]
+
     def _wait_for(self, moment: str, count: int) -> None:
         channel = self._stage.channel
         try:
@@ -99,60 +152,98 @@ class Contestant:
             raise
 
 
-def _start_ours(stage: Stage) -> list[subprocess.Popen[bytes]]:
+def _start_ours(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     job = Job(stage, "steady_state", WORLD_SIZE)
     job.start_scheduler()
-    return [job.start_worker(slot, "elastic", gated=True) for slot in range(WORLD_SIZE)]
+    return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
 
 
-def _start_plain(stage: Stage) -> list[subprocess.Popen[bytes]]:
+def _start_plain(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
-    command = [*worker_module("steady_state"), "plain"]
+    command = [*worker_module("steady_state"), "plain", *arguments]
     return [
         stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(WORLD_SIZE)
     ]
 
 
+def _anonymous_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * KIB
+    raise ValueError(f"/proc/{pid}/status says nothing of RssAnon")
+
+
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def measure(blocks: int, window_steps: int) -> Windows:
-    progress, windows = Progress(), Windows()
+def measure(workload: Workload, blocks: int, window_steps: int, progress: Progress) -> Windows:
+    windows = Windows()
     for block in range(blocks):
         contestants: dict[str, Contestant] = {}
         try:
             for name in CONTESTANTS:
-                contestants[name] = Contestant(name)
+                contestants[name] = Contestant(name, workload)
             for contestant in contestants.values():
                 contestant.wait_until_ready()
                 contestant.run("train", window_steps)  # DDP lays out its buckets, memory is warm
-            for order in ROUNDS:
+            for order in workload.rounds:
                 for name in order:
                     windows.by_contestant[name].append(contestants[name].run("train", window_steps))
+            for name, contestant in contestants.items():
+                windows.held_bytes.setdefault(name, []).extend(contestant.held_bytes())
             windows.alone.append(contestants[AGAIN].run("alone", window_steps))
         finally:
             for contestant in contestants.values():
                 contestant.close()
         shown = ", ".join(f"{name} {spread(windows.rates(name))}" for name in CONTESTANTS)
-        progress.say(f"block {block + 1} of {blocks}, {len(ROUNDS)} rounds: {shown} steps/s so far")
+        progress.say(
+            f"{workload.name}, block {block + 1} of {blocks}, {len(workload.rounds)} rounds: {shown} steps/s so far"
+        )
+    windows.held_bytes[COPYING] = held_while_copying(workload)
     return windows
 
 
-def report(windows: Windows) -> Report:
+def held_while_copying(workload: Workload) -> list[int]:
+    """What each rank holds after three commits that lie several steps apart: both buffers are in use."""
+    contestant = Contestant(COPYING, workload)
+    try:
+        contestant.wait_until_ready()
+        contestant.run("train", 3 * COPYING_STEPS)
+        return contestant.held_bytes()
+    finally:
+        contestant.close()
+
+
+def report(measured: Mapping[str, Windows]) -> Report:
+    """Of the windows by the workload's name."""
+    parts = [_figures(WORKLOADS[name], windows) for name, windows in measured.items()]
+    floor, plain, again, ours, ratios = (
+        {key: value for part in parts for key, value in part[index].items()} for index in range(5)
+    )
+    return Report("steady_state", floor, {"plain_ddp": plain, "plain_ddp_again": again}, ours, ratios)
+
+
+def _figures(workload: Workload, windows: Windows) -> tuple[dict[str, float | None], ...]:
+    """Floor, plain DDP, plain DDP again, ours, ratios."""
     ours, again = spread(windows.ratios(OURS)), spread(windows.ratios(AGAIN))
 
-    def figures(contestant: str) -> dict[str, float]:
-        return {"steps_per_s": median(windows.rates(contestant)), "cpu_per_step_ms": windows.cpu_ms(contestant)}
+    def contestant(name: str) -> dict[str, float | None]:
+        return {"steps_per_s": median(windows.rates(name)), "cpu_per_step_ms": windows.cpu_ms(name)}
 
-    return Report(
-        benchmark="steady_state",
-        floor={
+    found: list[dict[str, float | None]] = [
+        {
             "without_communication_steps_per_s": median([window.steps_per_s for window in windows.alone]),
             "without_communication_cpu_per_step_ms": median([window.cpu_ms_per_step for window in windows.alone]),
+            "state_bytes": workload.state_bytes,
         },
-        peers={"plain_ddp": figures(PLAIN), "plain_ddp_again": figures(AGAIN)},
-        ours=figures(OURS),
-        ratios={
+        contestant(PLAIN),
+        contestant(AGAIN),
+        {
+            **contestant(OURS),
+            "memory_overhead_bytes": windows.overhead_bytes(OURS),
+            "memory_overhead_copying_bytes": windows.overhead_bytes(COPYING),
+        },
+        {
             "steps_vs_plain_ddp": rounded(ours.lower_quartile),
             "steps_vs_plain_ddp_median": rounded(ours.median),
             "plain_ddp_vs_plain_ddp": rounded(again.lower_quartile),
@@ -161,10 +252,20 @@ def report(windows: Windows) -> Report:
             "cpu_vs_plain_ddp": rounded(windows.cpu_ms(OURS) / windows.cpu_ms(PLAIN)),
             "plain_ddp_cpu_vs_plain_ddp": rounded(windows.cpu_ms(AGAIN) / windows.cpu_ms(PLAIN)),
         },
-    )
+    ]
+    return tuple({_suffixed(key, workload.suffix): value for key, value in part.items()} for part in found)
 
 
-def people(windows: Windows) -> str:
+def _suffixed(name: str, suffix: str) -> str:
+    """The unit stays at the end: ``steps_per_s`` becomes ``transformer_steps_per_s``, a ratio is simply longer."""
+    return f"{suffix.removeprefix('_')}_{name}" if suffix and "_vs_" not in name else name + suffix
+
+
+def people(measured: Mapping[str, Windows]) -> str:
+    return "\n\n".join(_people(WORKLOADS[name], windows) for name, windows in measured.items())
+
+
+def _people(workload: Workload, windows: Windows) -> str:
     rows: list[list[object]] = []
     for name in CONTESTANTS:
         sample = spread(windows.ratios(name))
@@ -176,15 +277,20 @@ def people(windows: Windows) -> str:
     cpu_ms = median([window.cpu_ms_per_step for window in windows.alone])
     rows.append(["without communication", alone, "", "", f"{cpu_ms:.2f}", f"{cpu_ms / windows.cpu_ms(PLAIN):.3f}"])
     header = [
-        f"{WORLD_SIZE} ranks, {len(windows.rates(PLAIN))} rounds",
+        f"{workload.name}, {WORLD_SIZE} ranks, {len(windows.rates(PLAIN))} rounds",
         "steps/s",
         "÷ plain, lower quartile",
         "median",
         "CPU ms per step",
         "÷ plain",
     ]
-    ratio = report(windows).ratios["steps_vs_plain_ddp_of_plain_ddp"]
-    return f"{table(header, rows)}\nlower quartile, ours ÷ plain's own: {ratio:.3f} (wanted: {TARGET} or more)"
+    ours, again = (spread(windows.ratios(name)).lower_quartile for name in (OURS, AGAIN))
+    held = [f"{(windows.overhead_bytes(name) or math.nan) / KIB**2:.1f} MiB" for name in (OURS, COPYING)]
+    return (
+        f"{table(header, rows)}\nlower quartile, ours ÷ plain's own: {ours / again:.3f} (wanted: {TARGET} or more)\n"
+        f"a rank's memory above plain DDP's: {held[0]} with a commit every step, {held[1]} with one every "
+        f"{COPYING_STEPS} (weights and moments are {workload.state_bytes / KIB**2:.1f} MiB)"
+    )
 
 
 def main() -> None:
@@ -193,15 +299,16 @@ def main() -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one block of shorter windows, for a look")
-    parser.add_argument(
-        "--blocks", type=int, default=None, help=f"sets of processes, {len(ROUNDS)} rounds each (default: {BLOCKS})"
-    )
-    parser.add_argument("--window-steps", type=int, default=None, help=f"steps of a window (default: {WINDOW_STEPS})")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both", help="what is trained")
+    parser.add_argument("--blocks", type=int, default=None, help="sets of processes (default: the workload's)")
+    parser.add_argument("--window-steps", type=int, default=None, help="steps of a window (default: the workload's)")
     arguments = parser.parse_args()
-    blocks = arguments.blocks or (BLOCKS_QUICK if arguments.quick else BLOCKS)
-    window_steps = arguments.window_steps or (WINDOW_STEPS_QUICK if arguments.quick else WINDOW_STEPS)
-    windows = measure(blocks, window_steps)
-    report(windows).print(people(windows))
+    progress, measured = Progress(), {}
+    for workload in WORKLOADS.values() if arguments.workload == "both" else [WORKLOADS[arguments.workload]]:
+        blocks = arguments.blocks or (BLOCKS_QUICK if arguments.quick else workload.blocks)
+        standard = workload.window_steps_quick if arguments.quick else workload.window_steps
+        measured[workload.name] = measure(workload, blocks, arguments.window_steps or standard, progress)
+    report(measured).print(people(measured))
 
 
 if __name__ == "__main__":

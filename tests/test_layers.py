@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "ops": ("service.status", "store", "net", "config", "training", "ops"),
     "__init__": ("config", "service", "training"),
+    "horovod": ("training",),
     "__main__": ("core", "store", "net", "config", "service", "training", "ops"),
 }
 """What each room may import besides ``runtime.errors``, which is everybody's."""
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training"),
     "__main__": ("training",),
+    "horovod": ("training",),
     "ops": ("training",),
 }
 """What of it must wait until a function is called, so that a process without training never loads torch."""

@@ -6,6 +6,9 @@ The one idea: a step depends on (step, rank, world size) and the weights alone, 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+
 import torch
 
 # What the first optimizer of a process would import when it is built: a second or more, and part of a process's start.
@@ -20,14 +23,18 @@ SEED = 1
 
 
 class Mlp:
-    """One rank's training; to be built when torch's default process group exists."""
+    """One rank's training.
 
-    def __init__(self) -> None:
+    Args:
+        wrap: what makes the model a distributed one; torch's DDP needs torch's default process group.
+    """
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(SEED)
         self.samples = torch.randn(SAMPLES, 784)
         self.labels = torch.randint(0, 10, (SAMPLES,))
-        self.model = DistributedDataParallel(nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10)))
+        self.model = wrap(nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
 
@@ -39,10 +46,23 @@ class Mlp:
         """The same, but for its gradients nobody is asked."""
         self._learn(self.model.module, number)
 
-    def _learn(self, model: nn.Module, number: int) -> None:
-        begin = (number * dist.get_world_size() + dist.get_rank()) * BATCH % SAMPLES
+    def loss(self, model: nn.Module, number: int, rank: int, world_size: int) -> torch.Tensor:
+        """Of the samples that are this rank's in that step."""
+        begin = (number * world_size + rank) * BATCH % SAMPLES
         rows = slice(begin, begin + BATCH)
-        loss = self._loss(model(self.samples[rows]), self.labels[rows])
-        loss.backward()
+        loss: torch.Tensor = self._loss(model(self.samples[rows]), self.labels[rows])
+        return loss
+
+    def digest(self) -> str:
+        """SHA-256 of all weights and of the optimizer's momentum."""
+        digest = hashlib.sha256()
+        for parameter in self.model.parameters():
+            for tensor in (parameter.detach(), self.optimizer.state[parameter].get("momentum_buffer")):
+                if tensor is not None:
+                    digest.update(tensor.numpy().data)
+        return digest.hexdigest()
+
+    def _learn(self, model: nn.Module, number: int) -> None:
+        self.loss(model, number, dist.get_rank(), dist.get_world_size()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

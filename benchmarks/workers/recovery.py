@@ -1,22 +1,52 @@
-"""A worker of ours that trains until it is killed, and notes what it goes through on its way back.
+"""A worker that trains until it is killed, and notes what it goes through on its way back.
 
-The script part is what a user writes; the probes around it are on the methods through which a recovery passes.
+``ours``: a worker of SameBits; ``plain``: stock DDP, to compare the weights with; ``holder``: a process of the same
+size that only holds a connection. The script part is what a user writes; the probes around it are on the functions
+through which a recovery passes.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 import runtime
 from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
+from benchmarks.workers.paced import Pace
 from runtime.service.agent import Agent
+from runtime.training import ddp
 from runtime.training.group import Group
+from runtime.training.session import Session
 
 CHECKPOINT_STEPS = 10
+PACE = "BENCHMARK_PACE"
+"""Environment variable: the file that says how far to train; without it, until the end."""
+INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
+"""Environment variable: steps between two checkpoints."""
+HOLDER_STEPS = 3
 
 
 def main() -> None:
+    match sys.argv[1:]:
+        case [] | ["ours"]:
+            train_ours()
+        case ["plain"]:
+            train_plain()
+        case ["holder", port]:
+            hold(int(port))
+        case other:
+            raise SystemExit(f"unknown arguments {other}: expected ours, plain or holder PORT")
+
+
+def train_ours() -> None:
     notebook = Notebook.from_environment()
     _probe(notebook)
 
@@ -27,18 +57,56 @@ def main() -> None:
         mlp.optimizer,
         rng="per_step",
         seed=SEED,
-        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=CHECKPOINT_STEPS, keep_checkpoint_max=2),
+        checkpoint=runtime.CheckpointConfig(
+            save_checkpoint_steps=int(os.environ.get(INTERVAL, CHECKPOINT_STEPS)), keep_checkpoint_max=2
+        ),
     )
 
     @runtime.elastic.run
     def train(state: runtime.elastic.TorchState) -> None:
         notebook.note("trains", state.completed_steps)
-        while True:
-            mlp.step(state.completed_steps)
-            state.commit()
-            notebook.note("stepped", state.completed_steps)
+        run_paced(mlp, notebook, lambda: state.completed_steps, state.commit, state.check_host_updates)
 
     train(state)
+
+
+def train_plain() -> None:
+    dist.init_process_group("gloo")
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+
+    run_paced(Mlp(), Notebook.from_environment(), lambda: done, count, lambda: None)
+
+
+def run_paced(
+    mlp: Mlp,
+    notebook: Notebook,
+    completed_steps: Callable[[], int],
+    commit: Callable[[], object],
+    meanwhile: Callable[[], object],
+) -> None:
+    """Train as far as is allowed, for ever; wherever that ends for a while, say which weights there are."""
+    pace = Pace(Path(os.environ[PACE])) if PACE in os.environ else None
+    while True:
+        step = completed_steps()
+        if pace is not None:
+            pace.wait_beyond(step, lambda: notebook.note("pauses", completed_steps(), mlp.digest()), meanwhile)
+        mlp.step(step)
+        commit()
+        notebook.note("stepped", step + 1)
+
+
+def hold(port: int) -> None:
+    """Be as large as a rank that trains, and connected to that port of loopback; nothing else."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mlp = Mlp()
+    for step in range(HOLDER_STEPS):
+        mlp.step(step)
+    with socket.create_connection(("127.0.0.1", port)):
+        signal.pause()
 
 
 def _probe(notebook: Notebook) -> None:
@@ -52,7 +120,11 @@ def _probe(notebook: Notebook) -> None:
     before_and_after(Agent, "enter", noting("enters"), noting("placed"))
     before_and_after(Agent, "report_failure", noting("failed"), _nothing)
     before_and_after(Group, "break_", noting_of_generation("told"), _nothing)
+    before_and_after(Group, "drop", _nothing, noting_of_generation("dropped"))
     before_and_after(Group, "form", _nothing, noting_of_generation("formed"))
+    before_and_after(Session, "_enter_again", _nothing, noting("joins"))
+    before_and_after(Session, "_obtain", _nothing, noting("obtained"))
+    before_and_after(ddp, "attach_all", _nothing, noting("attached"))
 
 
 def _nothing(*_: object, **__: object) -> None:

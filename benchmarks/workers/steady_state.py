@@ -1,7 +1,8 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>`` for steps without communication.
-Both kinds run this same loop; only what follows a step differs.
+``plain|elastic mlp|transformer [STEPS]``: a commit after every so many steps. A line on standard input asks for a
+window: ``train <steps>``, or ``alone <steps>`` for steps without communication. Both kinds run this same loop; only
+what follows a step differs.
 """
 
 from __future__ import annotations
@@ -15,34 +16,46 @@ import torch.distributed as dist
 import runtime
 from benchmarks.moments import Notebook
 from benchmarks.workers.mlp import SEED, Mlp
+from benchmarks.workers.transformer import Transformer
 
 NEVER = 10**9  # no checkpoint falls into a window: what is measured is the commit
+Model = Mlp | Transformer
 
 
 def main() -> None:
-    {"plain": train_plain, "elastic": train_elastic}[sys.argv[1]]()
+    kind, workload, *interval = sys.argv[1:]
+    build = {"mlp": Mlp, "transformer": Transformer}[workload]
+    if kind == "plain":
+        dist.init_process_group("gloo")
+        run_windows(build(), lambda done: None)
+    else:
+        train_elastic(build, int(interval[0]) if interval else 1)
 
 
-def train_plain() -> None:
-    dist.init_process_group("gloo")
-    run_windows(Mlp(), lambda: None)
-
-
-def train_elastic() -> None:
+def train_elastic(build: Callable[[], Model], commit_steps: int) -> None:
     runtime.init()
-    mlp = Mlp()
+    model = build()
     config = runtime.CheckpointConfig(save_checkpoint_steps=NEVER)
-    state = runtime.elastic.TorchState(mlp.model, mlp.optimizer, rng="per_step", seed=SEED, checkpoint=config)
+    state = runtime.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
+
+    def after_step(done: int) -> None:
+        if done % commit_steps == 0:
+            state.commit()
 
     @runtime.elastic.run
     def train(state: runtime.elastic.TorchState) -> None:
-        run_windows(mlp, state.commit)
+        run_windows(model, after_step)
 
     train(state)
 
 
-def run_windows(mlp: Mlp, after_step: Callable[[], None]) -> None:
-    """Until standard input ends, which it does not: the process is ended from outside."""
+def run_windows(model: Model, after_step: Callable[[int], None]) -> None:
+    """Until standard input ends, which it does not: the process is ended from outside.
+
+    Args:
+        model: what is trained.
+        after_step: called after every step, with the number of steps done.
+    """
     notebook = Notebook.from_environment()
     notebook.note("ready")
     done = 0
@@ -52,10 +65,10 @@ def run_windows(mlp: Mlp, after_step: Callable[[], None]) -> None:
         notebook.note("begins", done)
         for _ in range(int(steps)):
             if kind == "train":
-                mlp.step(done)
-                after_step()
+                model.step(done)
+                after_step(done + 1)
             else:
-                mlp.step_alone(done)
+                model.step_alone(done)
             done += 1
         notebook.note("ends", done)
 

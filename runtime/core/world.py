@@ -51,7 +51,11 @@ class World:
         for slot in sorted(expected):
             ledger.miss(slot)
         self.has_begun = state.generation is not None
-        self.coming = {slot for slot in state.by_slot if self.is_new(slot)}
+        self.coming = {
+            slot
+            for slot, node in state.by_slot.items()
+            if self.is_new(slot) and not (state.seats[node].lost or state.seats[node].left)
+        }
 
     # ---- slots
 
@@ -184,6 +188,7 @@ class World:
         seat = self._ledger.state.seat_of_slot(slot)
         if seat is not None:
             self._ledger.write(SeatRetired(seat.node, slot))
+        self.coming.discard(slot)
         self._ledger.meet(slot)
 
     def shift(self, gap_s: float) -> None:

@@ -155,6 +155,9 @@ class State(ABC):
         self._point = point
         self._committed_steps = self.completed_steps
 
+    def finish(self) -> None:  # noqa: B027 - as reset
+        """The training function has returned on this rank; the group still stands."""
+
     def forget(self) -> None:
         """What stands cannot be given to anybody."""
         self._point = None

@@ -31,7 +31,8 @@ __all__ = ["BreakableGroup", "ReducerGroup"]
 
 T = TypeVar("T")
 
-_SLICE = timedelta(milliseconds=20)  # how long a forgotten receiver can keep a thread once the breaker is thrown
+# How long a forgotten receiver can keep a thread once the breaker is thrown. A slice that ends early costs some 0.2 ms.
+_FIRST_SLICE, _LONGEST_SLICE = timedelta(milliseconds=50), timedelta(milliseconds=100)
 _NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
 _MANY = 8  # works in flight; beyond, those that have ended are let go
 _MAIN_THREAD = threading.main_thread().ident
@@ -46,7 +47,7 @@ def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work],
     if threading.get_ident() != _MAIN_THREAD:
         join_at_exit()
     deadline = time.monotonic() + timeout.total_seconds() if timeout else None
-    part = min(_SLICE, timeout) if timeout else _SLICE
+    part = min(_FIRST_SLICE, timeout) if timeout else _FIRST_SLICE
     while True:
         try:
             work.wait(part)
@@ -60,6 +61,7 @@ def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work],
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise
+            part = min(2 * part, _LONGEST_SLICE)
 
 
 class _DelegatingWork(dist.Work):

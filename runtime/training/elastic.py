@@ -16,6 +16,7 @@ from runtime.training import context
 from runtime.training.base_state import State
 from runtime.training.context import Process
 from runtime.training.handlers import StateHandler, register_handler
+from runtime.training.local_sgd import LocalSGD
 from runtime.training.object_state import ObjectState
 from runtime.training.session import Session
 from runtime.training.state import TorchState
@@ -23,6 +24,7 @@ from runtime.training.state import TorchState
 __all__ = [
     "CommunicationError",
     "HostsUpdatedInterrupt",
+    "LocalSGD",
     "ObjectState",
     "State",
     "StateHandler",
@@ -49,8 +51,14 @@ def run(
     @functools.wraps(function)
     def wrapper(state: AnyState, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         process = context.current("runtime.elastic.run")
+
+        def call() -> Result:
+            result = function(state, *args, **kwargs)
+            state.finish()
+            return result
+
         if not process.settings.enable_recovery:
-            return _run_once(process, state, lambda: function(state, *args, **kwargs))
+            return _run_once(process, state, call)
         if process.has_trained:
             raise UsageError(
                 "runtime.elastic.run was entered a second time: a job has one training function; call the second phase "
@@ -59,7 +67,7 @@ def run(
         process.has_trained = True
         session = Session(process, state)
         try:
-            return session.run(lambda: function(state, *args, **kwargs))
+            return session.run(call)
         finally:
             session.close()
 

@@ -71,6 +71,11 @@ class LastCommit:
         self.point = self._newest = None
 
     @property
+    def copy(self) -> Mapping[str, Any] | None:
+        """The contents of the last commit by name, where they were copied; not to be changed."""
+        return self._newest
+
+    @property
     def is_held(self) -> bool:
         """Whether ``recall`` can bring it back whole."""
         return self.point is not None and (self._newest is not None or self._is_live())

@@ -39,7 +39,7 @@ class ObjectState(State):
     _follows_optimizers: ClassVar[bool] = False
 
     def __init__(self, *, checkpoint: CheckpointConfig | None = None, rng: str = "saved", **attributes: Any) -> None:
-        self._handlers: dict[str, StateHandler] = {}
+        self.handlers: dict[str, StateHandler] = {}
         super().__init__()
         if rng not in {mode.value for mode in RngMode}:
             raise UsageError(f"rng={rng!r}: expected 'saved' or 'per_step'")
@@ -51,11 +51,11 @@ class ObjectState(State):
             if name in self.__dict__ or hasattr(type(self), name):
                 raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
             setattr(self, name, value)
-            self._handlers[name] = self._handler_of(name, value)
-        self._samplers = [one.value for one in self._handlers.values() if isinstance(one.value, ElasticSampler)]
+            self.handlers[name] = self._handler_of(name, value)
+        self._samplers = [one.value for one in self.handlers.values() if isinstance(one.value, ElasticSampler)]
         for sampler in self._samplers:
             sampler.on_iterate = self._iterated
-        self._last_commit = LastCommit(self._handlers)
+        self._last_commit = LastCommit(self.handlers)
 
     def _handler_of(self, name: str, value: Any) -> StateHandler:
         handler = handler_of(value) or PlainHandler(self, name)
@@ -67,7 +67,7 @@ class ObjectState(State):
         return handler
 
     def __setattr__(self, name: str, value: Any) -> None:
-        handler = self._handlers.get(name) if name != "_handlers" else None
+        handler = self.handlers.get(name) if name != "handlers" else None
         if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
             raise UsageError(
                 f"state.{name} cannot be another object now: make the {type(self).__name__} with it, or load the "
@@ -101,7 +101,7 @@ class ObjectState(State):
             self._restored_rng = self._own["rng"]
             rng.restore(self._own["rng"])
         else:
-            self._seed_step()
+            self.seed_step()
 
     def sync(self) -> None:
         """Make every rank's state rank 0's. A collective; ``elastic.run`` has done it when the function begins."""
@@ -118,7 +118,7 @@ class ObjectState(State):
     def begin(self, point: Point) -> None:
         """A generation begins with the state as it stands, which is ``point``, on every rank."""
         super().begin(point)
-        self._seed_step()
+        self.seed_step()
 
     def remember(self, point: Point) -> None:
         """The state as it stands is the commit ``point``."""
@@ -133,7 +133,7 @@ class ObjectState(State):
 
     def contents(self) -> dict[str, Any]:
         """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
-        values = {name: one.contents() for name, one in self._handlers.items()}
+        values = {name: one.contents() for name, one in self.handlers.items()}
         own = {"rng": rng.capture()} if self.has_own_parts else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": own}
 
@@ -144,12 +144,12 @@ class ObjectState(State):
             CheckpointError: they were another program's.
         """
         values = contents["shared"]["values"]
-        if values.keys() != self._handlers.keys():
+        if values.keys() != self.handlers.keys():
             raise CheckpointError(
-                f"the restore point holds {sorted(values)}, this program's state has {sorted(self._handlers)}: "
+                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
                 "go on with the program the job was started with, or begin anew with `bash scripts/run.sh --fresh`"
             )
-        for name, handler in self._handlers.items():
+        for name, handler in self.handlers.items():
             handler.load(values[name])
         self._committed_steps = contents["shared"]["steps"]
         if not self.has_own_parts:
@@ -160,12 +160,17 @@ class ObjectState(State):
         else:
             rng.seed_for(self._seed(), self._rank, self._committed_steps)
 
+    def seed_step(self) -> None:
+        """With ``rng="per_step"``: let the generators draw this step's numbers."""
+        if self._rng is RngMode.PER_STEP:
+            rng.seed_for(self._seed(), self._rank, self.completed_steps)
+
     # ---- for the classes below
 
     def _keep(self) -> None:
         super()._keep()
         if self._is_kept:
-            self._seed_step()
+            self.seed_step()
 
     def _went_back(self) -> None:
         """All values are those of the last commit again."""
@@ -181,14 +186,10 @@ class ObjectState(State):
         """A loader draws a number whenever it is iterated. Where a recovery makes it begin again in the middle of an
         epoch, that draw must not shift the numbers of the step that follows.
         """
-        self._seed_step()
+        self.seed_step()
         if self._restored_rng is not None and goes_on:
             rng.restore(self._restored_rng)
         self._restored_rng = None
-
-    def _seed_step(self) -> None:
-        if self._rng is RngMode.PER_STEP:
-            rng.seed_for(self._seed(), self._rank, self.completed_steps)
 
     def _seed(self) -> int:
         seed = getattr(self, "seed", None)

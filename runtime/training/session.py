@@ -24,7 +24,7 @@ from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedIn
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
-from runtime.training import context, ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
 from runtime.training.checkpointing import RankCheckpoints
 from runtime.training.coming import ComingGroup
@@ -84,7 +84,7 @@ class Session:
         """The function is through, or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
-        self._state.bind(None, 0 if context.is_spare() else context.get_rank())
+        self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
             self._own_folder.release()
 
@@ -212,7 +212,7 @@ class Session:
             process.group.drop()
         self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
         assert self._coming is not None, "a generation's member has a place"
-        if self._agent.entered_place != self._coming.place:  # what it entered with was made for another one
+        if not self._agent.is_addressed:  # what it entered with was made for another one
             self._agent.publish(place.generation, self._coming.blob())
         process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)

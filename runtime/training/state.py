@@ -8,6 +8,7 @@ gradient does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,16 +60,14 @@ class TorchState(ObjectState):
         super().__init__(checkpoint=checkpoint, rng=rng, **values, **attributes)
         for name in given.keys() - values.keys():
             object.__setattr__(self, name, None)
-        self._optimizers = [
-            one.value for one in self._handlers.values() if isinstance(one.value, torch.optim.Optimizer)
-        ]
+        self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
         self._open = OpenSteps(
             self._optimizers,
             about_to_step=self._before_step,
             stepped=self._stepped,
             needs_copies=self._last_commit.copy_from_now_on,
         )
-        has_module = any(isinstance(one, ModuleHandler) for one in self._handlers.values())
+        has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
         if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
             self._last_commit.copy_from_now_on()
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
@@ -82,7 +81,7 @@ class TorchState(ObjectState):
 
     def begin(self, point: Point) -> None:
         """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
-        self._drop_gradients()
+        self.drop_gradients()
         super().begin(point)
 
     def remember(self, point: Point) -> None:
@@ -101,10 +100,31 @@ class TorchState(ObjectState):
         """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks."""
         return [
             parameter
-            for _, handler in sorted(self._handlers.items())
+            for _, handler in sorted(self.handlers.items())
             if isinstance(handler, ModuleHandler)
             for _, parameter in sorted(handler.value.named_parameters())
         ]
+
+    def drop_gradients(self) -> None:
+        """No gradient is left."""
+        self._open.drop_gradients()
+        for handler in self.handlers.values():
+            for parameter in handler.stepped():
+                parameter.grad = None
+
+    def copy_every_commit(self) -> None:
+        """From now on copy all tensors at every commit."""
+        self._last_commit.copy_from_now_on()
+
+    @property
+    def last_copy(self) -> Mapping[str, Any] | None:
+        """The last commit's contents by name, where they were copied; not to be changed."""
+        return self._last_commit.copy
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether gradients were accumulated that no optimizer has used yet."""
+        return self._open.gradients_wait()
 
     # ---- steps and gradients
 
@@ -114,7 +134,7 @@ class TorchState(ObjectState):
         self._last_commit.stepping()
 
     def _went_back(self) -> None:
-        self._drop_gradients()
+        self.drop_gradients()
         self._close()
 
     def _count(self) -> None:
@@ -137,9 +157,3 @@ class TorchState(ObjectState):
     def _close(self) -> None:
         self._open.close()
         self._deferred = None
-
-    def _drop_gradients(self) -> None:
-        self._open.drop_gradients()
-        for handler in self._handlers.values():
-            for parameter in handler.stepped():
-                parameter.grad = None

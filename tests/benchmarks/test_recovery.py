@@ -1,4 +1,4 @@
-"""What the moments of a recovery say, from moments written down by hand; and one real recovery, without a clock."""
+"""What the moments of a recovery by restart say, from moments written down by hand; and one real recovery."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.moments import Channel, Moment
-from benchmarks.recovery import PHASES, Trials, people, report
-from benchmarks.recovery_trials import TORCHRUN, Restart, Timeline, recover_ours, restart, timeline
+from benchmarks.recovery_peers import TORCHFT, TORCHRUN, Restart, rejoined, restart
+from benchmarks.recovery_report import RESTART_PHASES, SPARE_PHASES, Spares, Trials, people, percentile_95, report
+from benchmarks.recovery_spares import Loss
+from benchmarks.recovery_trials import Timeline, detection_s, recover_ours, timeline
 from benchmarks.report import MISSING, problems
 
 NEW, LEFT = 9, frozenset({1, 2})
@@ -79,8 +81,37 @@ def test_the_timeline_of_a_restart(channel: Channel) -> None:
     assert found == Restart(asks_s=3.5, stepped_s=5.0, total_s=7.5, redone_steps=7)
 
 
+def test_the_timeline_of_one_who_comes_back_to_the_others(channel: Channel) -> None:
+    write(
+        channel,
+        *(("stepped", 1, 99.0, 16), ("stepped", 2, 99.5, 17)),
+        *(("stepped", 1, 100.5, 17), ("stepped", 1, 101.0, 18), ("stepped", 2, 101.5, 18)),
+        *(("asks", NEW, 103.0), ("stepped", 1, 104.0, 30), ("stepped", NEW, 104.5, 30)),
+    )
+    found = rejoined(channel, KILLED_S, frozenset({1, 2}), NEW)
+    assert found == Restart(asks_s=3.0, stepped_s=1.5, total_s=4.5, redone_steps=0)
+
+
 def a_timeline(total_s: float) -> Timeline:
     return Timeline(0.1, 0.2, 0.1, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6, 3.7, total_s, 4)
+
+
+def a_loss(total_s: float, lost_steps: int = 0) -> Loss:
+    return Loss(*(total_s * place / 11 for place in range(1, 12)), lost_steps=lost_steps, victims_steps=1)
+
+
+def some_trials(peers: dict[str, list[Restart | None]]) -> Trials:
+    return Trials(
+        [a_timeline(total_s) for total_s in (3.8, 4.0, 4.6)],
+        peers,
+        step_ms=[10, 11, 12],
+        start_alone_s=[1, 2, 3],
+        detection_s=[0.01, 0.02, 0.03],
+        spares=Spares([a_loss(0.03), a_loss(0.04), a_loss(5.5, 2)], 10.0, 1, 3, 1, 99, "ab", True, False),
+        spares_8=Spares([a_loss(0.08)]),
+        stopped=[a_loss(2.25)],
+        lease_s=2.0,
+    )
 
 
 def test_the_report() -> None:
@@ -88,21 +119,32 @@ def test_the_report() -> None:
         TORCHRUN: [Restart(4, 6, total_s, 3) for total_s in (7, 8, 9)],
         "torchrun_default": [None],
     }
-    trials = Trials([a_timeline(total_s) for total_s in (3.8, 4.0, 4.6)], restarts, [10, 11, 12], [1, 2, 3])
+    trials = some_trials(restarts)
     document = report(trials).document()
     assert problems(document) == []
-    assert document["ours"]["total_s"] == 4
-    assert document["ours"]["above_start_s"] == pytest.approx(1.0)
-    assert document["ours"]["above_start_worst_s"] == pytest.approx(1.6)
-    assert document["ours"]["phases"]["process_start_ms"] == pytest.approx(3000)
+    ours, floor = document["ours"], document["floor"]
+    assert (ours["spare_median_s"], ours["spare_p95_s"], ours["spare_worst_s"]) == (0.04, 5.5, 5.5)
+    assert (ours["spare_median_8_s"], ours["sigstop_s"], ours["sigstop_above_lease_s"]) == (0.08, 2.25, 0.25)
+    assert (ours["steps_lost"], ours["steps_repeated"], ours["hangs"], ours["victims_own_steps"]) == (5, 1, 2, 4)
+    assert ours["phases"]["total_ms"] == pytest.approx(40)
+    assert floor["detection_s"] == 0.02
+    assert floor["spare_s"] == pytest.approx(0.02 + 2.5 * 0.010)
+    assert ours["total_s"] == 4
+    assert ours["above_start_s"] == pytest.approx(1.0)
+    assert ours["above_start_worst_s"] == pytest.approx(1.6)
+    assert ours["restart_phases"]["process_start_ms"] == pytest.approx(3000)
     assert document["peers"]["torchrun"]["total_s"] == 8
     assert document["peers"]["torchrun_default"]["total_s"] is None
+    assert document["peers"][TORCHFT] == MISSING
     assert document["ratios"]["total_vs_torchrun"] == 0.5
+    assert document["ratios"]["spare_vs_torchrun"] == 0.005
+    assert document["ratios"]["spare_weights_vs_undisturbed"] == 1
+    assert document["ratios"]["spare_weights_vs_stock_ddp"] == 0
     assert "1 of 1 never" in people(trials)
 
 
 def test_a_peer_that_fails_once_has_no_figures() -> None:
-    trials = Trials([a_timeline(4.0)], {TORCHRUN: [Restart(4, 6, 7, 3), None]}, [10], [1])
+    trials = some_trials({TORCHRUN: [Restart(4, 6, 7, 3), None]})
     document = report(trials).document()
     assert document["peers"]["torchrun"]["total_s"] is None
     assert document["ratios"]["total_vs_torchrun"] is None
@@ -110,17 +152,36 @@ def test_a_peer_that_fails_once_has_no_figures() -> None:
 
 
 def test_a_peer_that_is_not_installed_is_missing() -> None:
-    trials = Trials([a_timeline(4.0)], {}, [10], [1])
-    assert report(trials).document()["peers"] == {TORCHRUN: MISSING}
+    trials = some_trials({})
+    assert report(trials).document()["peers"] == {TORCHRUN: MISSING, TORCHFT: MISSING}
     assert MISSING in people(trials)
 
 
+def test_a_run_in_which_no_loss_ended_is_reported_all_the_same() -> None:
+    trials = some_trials({})
+    trials.spares, trials.stopped = Spares(never=1), []
+    document = report(trials).document()
+    assert problems(document) == []
+    assert (document["ours"]["spare_median_s"], document["ours"]["hangs"]) == (None, 1)
+    assert "hangs" in people(trials)
+
+
+def test_the_percentile_is_a_value_of_the_sample() -> None:
+    assert percentile_95([float(value) for value in range(100, 0, -1)]) == 95
+    assert percentile_95([1.0]) == 1
+
+
 def test_the_phases_that_follow_each_other_leave_no_gap() -> None:
-    following = [(begin, end) for _, key, begin, end in PHASES if key not in ("notice_ms", "break_ms")]
+    following = [(begin, end) for _, key, begin, end in RESTART_PHASES if key not in ("notice_ms", "break_ms")]
     assert following[0][0] is None
     assert [begin for begin, _ in following[1:]] == [end for _, end in following[:-1]]
     assert following[-1][1] == "total_s"
-    assert {end for _, _, _, end in PHASES} == {one.name for one in fields(Timeline)} - {"redone_steps"}
+    assert {end for _, _, _, end in RESTART_PHASES} == {one.name for one in fields(Timeline)} - {"redone_steps"}
+
+
+def test_the_phases_of_a_loss_are_all_its_points() -> None:
+    points = [one.name for one in fields(Loss) if one.name.endswith("_s")]
+    assert list(SPARE_PHASES) == points
 
 
 @pytest.mark.system
@@ -131,3 +192,8 @@ def test_a_real_recovery_passes_through_all_points_in_order() -> None:
     assert following == sorted(following)
     assert found.redone_steps >= 0
     assert step_ms > 0
+
+
+@pytest.mark.system
+def test_the_kernel_tells_of_a_death() -> None:
+    assert 0 < detection_s() < 60

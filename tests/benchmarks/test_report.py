@@ -55,7 +55,9 @@ def test_a_figure_that_says_too_little_is_found(section: str, figures: dict[str,
     assert expected in problem
 
 
-@pytest.mark.parametrize("name", ["cpu_us_per_registration", "kib_per_worker", "heartbeat_vs_bare"])
+@pytest.mark.parametrize(
+    "name", ["cpu_us_per_registration", "kib_per_worker", "heartbeat_vs_bare", "steps_lost", "hangs"]
+)
 def test_a_unit_may_stand_before_what_it_is_for(name: str) -> None:
     assert problems({**whole(), "ours": {name: 1.5}}) == []
     (problem,) = problems({**whole(), "ours": {"seats_per_worker": 1.5}})

@@ -532,6 +532,20 @@ def test_a_newcomer_is_still_one_after_a_restart_of_the_scheduler() -> None:
     assert house.answer("s1", RoundOpened).gently
 
 
+def test_a_newcomer_that_was_lost_before_a_restart_is_not_expected_after_it() -> None:
+    house = training(3, 1, 5, shrink_grace_s=0.0)
+    house.register("3")
+    house.register("4")
+    house.close("s3", gone=True)
+    house.crash(after_s=1.0)
+    house.close("s2", gone=True)
+    house.tick()
+    house.join("0", [(5, 1)])
+    assert house.core.state.generation_number == 1
+    house.join("1", [(5, 1)])
+    assert house.committed().slots == (0, 1)
+
+
 def test_nothing_grows_after_the_end_of_training() -> None:
     house = training()
     for node in "012":

@@ -1,5 +1,9 @@
 """``python -m tests.system --repeat 20 [--case NAME]``: the kill list, many times over, with a table at the end.
 
+``--cycles 100``: one job instead, which loses a rank to its spare so often, and what its survivor holds meanwhile.
+
+``--matrix``: every combination of the kill matrix, or the ``--cell``s that are named.
+
 Each case runs with real processes and must end with the undisturbed run's sha256 and nobody replaced who was not
 killed. Progress goes to standard error, a line a run; the table, and with ``--keep`` the folders of failed runs, stay.
 Exits with 0 only if every run of every case did.
@@ -13,11 +17,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.system import cycles, matrix
 from tests.system.job import Job
 from tests.system.kill_list import CASES, Case
+from tests.system.matrix import Cell
 from tests.system.processes import ColdStarter, Starter, WarmStarter
 
 
@@ -52,17 +59,18 @@ class Repeater:
         if not self._keep:
             shutil.rmtree(self._root)
 
-    def expected(self, case: Case) -> str:
-        if case.trained not in self._expected:
-            job = self._new_job(case.trained)
+    def expected(self, trained: tuple[str, ...]) -> str:
+        """The sha256 of an undisturbed run with these arguments."""
+        if trained not in self._expected:
+            job = self.new_job((*trained, "--pause-ms", "0"))
             job.start()
-            self._expected[case.trained] = job.wait_finished()
-        return self._expected[case.trained]
+            self._expected[trained] = job.wait_finished()
+        return self._expected[trained]
 
     def run(self, case: Case, outcome: Outcome) -> str:
         """One run; returns what there is to say about it, empty where all went well."""
-        expected = self.expected(case)
-        job = self._new_job(case.arguments)
+        expected = self.expected(case.trained)
+        job = self.new_job(case.arguments)
         outcome.runs += 1
         began = time.monotonic()
         problem, failed = "", {}
@@ -91,10 +99,11 @@ class Repeater:
             problem += f"\nits folder: {job.folder}"
         return problem.strip()
 
-    def _new_job(self, arguments: tuple[str, ...]) -> Job:
+    def new_job(self, arguments: tuple[str, ...], settings: Mapping[str, str] | None = None) -> Job:
+        """Not started yet, in a folder of its own."""
         folder = self._root / f"job{len(self._jobs)}"
         folder.mkdir()
-        self._jobs.append(Job(folder, self._starter, args=arguments))
+        self._jobs.append(Job(folder, self._starter, args=arguments, settings=settings))
         return self._jobs[-1]
 
 
@@ -106,6 +115,10 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="samebits-kill-list-"))
     repeater = Repeater(starter, root, keep=arguments.keep)
     try:
+        if arguments.cycles:
+            return run_cycles(arguments.cycles, starter, repeater)
+        if arguments.matrix or arguments.cell:
+            return run_matrix([matrix.CELLS[name] for name in arguments.cell or matrix.CELLS], repeater)
         for number in range(1, arguments.repeat + 1):
             for case in cases:
                 problem = repeater.run(case, outcomes[case.name])
@@ -119,6 +132,40 @@ def main() -> int:
             starter.close()
     print(table(outcomes))
     return 0 if all(outcome.is_perfect for outcome in outcomes.values()) else 1
+
+
+def run_cycles(number: int, starter: Starter, repeater: Repeater) -> int:
+    """One job through so many losses; 0 if it ended with the undisturbed run's bits and grew by nothing that counts."""
+    arguments = cycles.arguments(number)
+    expected = repeater.expected(arguments)
+    job = repeater.new_job(cycles.disturbed(number), cycles.SETTINGS)
+    held = cycles.Cycles(job).run(number, lambda text: print(text, file=sys.stderr, flush=True))
+    failed = {name: status for name, status in job.wait_ended().items() if status}
+    is_same = job.sha256() == expected
+    leaks = cycles.leaks(held)
+    print(cycles.table(held))
+    print(f"same sha: {is_same}; exit statuses besides 0: {failed or 'none'}; leaks: {', '.join(leaks) or 'none'}")
+    return 0 if is_same and not failed and not leaks else 1
+
+
+def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
+    """Each combination once; 0 if all of them ended as they must."""
+    failed = []
+    for number, cell in enumerate(cells, start=1):
+        job = repeater.new_job(cell.arguments, cell.settings)
+        began, problem = time.monotonic(), ""
+        try:
+            matrix.run(cell, job, lambda: repeater.expected(matrix.TRAINED))
+        except (AssertionError, TimeoutError) as error:
+            problem = f"{error}\nits folder: {job.folder}"
+        left = job.end()
+        if left and not problem:
+            problem = f"left behind: {left}"
+        said = f"FAILED\n{problem}" if problem else f"as it must, {time.monotonic() - began:.1f} s"
+        print(f"{number}/{len(cells)} {cell.name}: {said}", file=sys.stderr, flush=True)
+        failed += [cell.name] * bool(problem)
+    print("\n".join([f"{len(cells) - len(failed)} of {len(cells)} combinations ended as they must", *failed]))
+    return 1 if failed else 0
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
@@ -142,6 +189,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=20, help="runs of each case (default: 20)")
     parser.add_argument(
         "--case", action="append", choices=list(CASES), metavar="NAME", help="only this one; repeatable"
+    )
+    parser.add_argument("--cycles", type=int, default=0, help="losses of one job to its spare, instead of the list")
+    parser.add_argument("--matrix", action="store_true", help="the kill matrix, once, instead of the list")
+    parser.add_argument(
+        "--cell", action="append", choices=list(matrix.CELLS), metavar="NAME", help="only this one of it; repeatable"
     )
     parser.add_argument("--cold", action="store_true", help="start every process anew, imports and all")
     parser.add_argument("--keep", action="store_true", help="keep the folders")

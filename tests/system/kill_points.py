@@ -1,6 +1,7 @@
-"""Exact moments at which a process of the probe kills itself: kill -9, once, and never again in its replacement.
+"""Exact moments at which a process of the probe ends itself: once, and never again in its replacement.
 
-A kill is asked for as ``RANK:POINT`` or ``RANK:POINT:NUMBER``. Most points are calls in the probe itself; those inside
+A kill is asked for as ``RANK:POINT`` or ``RANK:POINT:NUMBER``, and with another way to go than kill -9 as
+``RANK:POINT:NUMBER:WAY`` (:class:`Way`). Most points are calls in the probe itself; those inside
 the runtime (while it saves, forms a group, restores) are reached by wrapping one of its functions each. The one idea:
 the mark that a kill has happened is a file, made exclusively just before it, so the process that takes over finds it.
 
@@ -10,6 +11,7 @@ point              the process dies                                             
 forming            having published its address and learned the others', not yet connected    generation
 receiving          connected, before it takes over what another rank or a disk gave it        its step
 restoring          holding the restore point, before it is known that all do                  its step
+reset              in a reset callback: the new group stands, nothing is restored yet        the step it left
 backward           in the middle of the backward pass, some gradients reduced, some not       the step
 stepped            after the optimizer's step, before the commit                              the step
 saving             a checkpoint is written but not renamed into place                         its step
@@ -24,7 +26,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +39,58 @@ from runtime.store import durable
 from runtime.store.checkpoint import folder
 
 
+class Way(StrEnum):
+    """How a process goes, or stops going on."""
+
+    KILL = "kill"
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    TERM = "term"
+    STOP = "stop"
+
+
+SIGNALS = {Way.KILL: signal.SIGKILL, Way.TERM: signal.SIGTERM, Way.STOP: signal.SIGSTOP}
+
+
+def go(way: Way) -> None:
+    """Do that to this process."""
+    if way is Way.EXCEPTION:
+        raise ValueError("the probe was told to fail here")
+    if way is Way.EXIT:
+        sys.exit(1)
+    os.kill(os.getpid(), SIGNALS[way])
+
+
+def mark_of(marks: Path, name: str) -> Path:
+    """The file that says that this kill has happened."""
+    return marks / f"killed-{name}"
+
+
 class KillPoints:
     """The kills that are still to happen."""
 
     def __init__(self, wanted: Sequence[str], marks: Path) -> None:
-        self._wanted = frozenset(wanted)
+        self._wanted: dict[str, Way] = {}
+        for kill in wanted:
+            name, _, way = kill.rpartition(":")
+            if way in set(Way):
+                self._wanted[name] = Way(way)
+            else:
+                self._wanted[kill] = Way.KILL
         self._marks = marks
 
     def here(self, point: str, number: int | None = None) -> None:
-        """Die, if that was asked for and has not happened yet."""
-        if not self._wanted:
-            return  # a spare has no rank to ask for
+        """Go, if that was asked for and has not happened yet."""
+        if not self._wanted or runtime.is_spare():
+            return
         rank = runtime.get_rank()
         for name in (f"{rank}:{point}", f"{rank}:{point}:{number}"):
             if name in self._wanted and self._is_first(name):
-                os.kill(os.getpid(), signal.SIGKILL)
+                go(self._wanted[name])
 
     def _is_first(self, name: str) -> bool:
         try:
-            os.close(os.open(self._marks / f"killed-{name}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(mark_of(self._marks, name), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True

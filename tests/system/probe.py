@@ -21,13 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
-from tests.system.kill_points import KillPoints
+from tests.system.kill_points import KillPoints, Way, go
 
 WIDTH = 32
 FEATURES = 16
 SAMPLES = 500  # no multiple of what the ranks take together: the last round of an epoch is filled up
 BATCH = 8
 BUCKET_CAP_MB = 0.006  # about one layer a bucket
+GATE_POLL_S = 0.002
+FAILS = "PROBE_FAILS"
+"""Environment variable: how this process goes when it has its seat, before it trains (:class:`Way`)."""
 
 
 class Shuffled(nn.Module):
@@ -79,6 +82,7 @@ class Probe:
             rng=args.rng,
             checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
         )
+        self.state.register_reset_callbacks([lambda: points.here("reset", self.state.step)])
         self.bare.third.weight.register_hook(lambda _: points.here("backward", self.state.step + 1))
 
     def train(self, state: runtime.elastic.TorchState) -> None:
@@ -97,6 +101,8 @@ class Probe:
     def step(self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
         if self.args.fail_at == state.step + 1:
             raise ValueError(f"the probe was told to fail at step {self.args.fail_at}")
+        if self.args.gates and state.step % self.args.gates == 0:
+            self.wait_at_gate(state)
         time.sleep(self.args.pause_ms / 1000)
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(images), labels)
@@ -118,12 +124,28 @@ class Probe:
         print(said + (f" queued {queued_s():.6f}" if self.args.say_queued else ""), flush=True)
         self.points.here("committed", state.step)
 
+    def wait_at_gate(self, state: runtime.elastic.TorchState) -> None:
+        """Until the test lets this step begin, or a peer is lost meanwhile."""
+        gate = gate_of(self.args.marks, state.step)
+        if not gate.exists():
+            print(f"waits at the gate of step {state.step}", flush=True)
+        while not gate.exists():
+            state.check_host_updates()
+            time.sleep(GATE_POLL_S)
+
+
+def gate_of(marks: Path, step: int) -> Path:
+    """The file whose existence opens the gate behind that many steps."""
+    return marks / f"gate-{step}"
+
 
 def main() -> None:
     args = parse_arguments()
     points = KillPoints(args.kill, args.marks)
     points.install()
     runtime.init()
+    if FAILS in os.environ:
+        go(Way(os.environ[FAILS]))
     if not dist.is_initialized():  # ENABLE_RECOVERY=0
         dist.init_process_group()
     torch.use_deterministic_algorithms(True)
@@ -166,6 +188,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fail-at", type=int, default=0, help="raise ValueError in this step, on every rank")
     parser.add_argument("--fork-rank", type=int, help="the rank that forks a child that outlives it")
     parser.add_argument("--late-rank", type=int, help="the rank that comes to that step a second after the others")
+    parser.add_argument("--gates", type=int, default=0, help="steps between two gates at which all wait for the test")
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
     return parser.parse_args()

@@ -26,8 +26,10 @@ def together_s(world: World) -> float:
     """From the last fault to the first step of everybody."""
     policy, mix = world.policy, world.mix
     once = policy.cool_down_s + 3 * policy.node_timeout_s
-    graces = policy.start_grace_s + 2 * policy.shrink_grace_s
-    return slowest(world) * (2 * once + END_GRACE_S + graces) + 2 * mix.prepares_s + advanced_s(world) + SLACK_S
+    graces_s = grows_s = 0.0
+    if policy.is_elastic:
+        graces_s, grows_s = policy.start_grace_s + 2 * policy.shrink_grace_s, advanced_s(world)
+    return slowest(world) * (2 * once + END_GRACE_S + graces_s) + 2 * mix.prepares_s + grows_s + SLACK_S
 
 
 def advanced_s(world: World) -> float:

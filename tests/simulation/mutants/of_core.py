@@ -355,7 +355,9 @@ ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100
 LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 
-ZOMBIES = {"cool_down_s": 1.0, "rates_hz": {"worker stopped": 0.3, "duplicate started": 0.3}}
+FIXED_SIZE = {"min_world_size": 99, "max_world_size": 0, "spare_num": 0}  # the mix keeps them beside the world's size
+ZOMBIES = {**FIXED_SIZE, "cool_down_s": 1.0, "chaos_s": 60.0, "target_step": 100}
+ZOMBIES |= {"rates_hz": {"worker stopped": 0.15, "duplicate started": 0.15, "worker killed": 0.15}}
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
@@ -363,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no cool-down", frozenset({"S3"}), 50, NoCoolDown),
     Mutant("cool-down counted from the refusal", frozenset({"S3"}), 100, RefusalExtends),
     Mutant("a cool-down never ends", frozenset({"L1", "L2", "S3"}), 50, ForgetsWhoWaits),
-    Mutant("incarnation not checked", frozenset({"S6"}), 100, TakesAnyIncarnation),
+    Mutant("incarnation not checked", frozenset({"S6", "S18"}), 100, TakesAnyIncarnation),
     Mutant("incarnation not raised", frozenset({"S5"}), 50, _write_with(_same_incarnation)),
     Mutant("the dead revived", frozenset({"S6", "S17"}), 100, RevivesTheDead),
     Mutant("zombies not told", frozenset({"L1", "L5"}), 300, TellsNoZombie, changes=ZOMBIES),

@@ -78,7 +78,7 @@ def _take_any_lock(self: RecoveryPath, process: int) -> bool:
 
 
 DYING = {"p_torn": 0.2, "fsync_s": 0.0, "rates_hz": {"scheduler killed": 1 / 6, "power lost": 1 / 6}}
-COMPACTING = {**DYING, "compact_bytes": 500, "chaos_s": 60.0}
+COMPACTING = {**DYING, "compact_bytes": 500, "chaos_s": 60.0, "target_step": 100}
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "journal: rename not synced",
         frozenset({"S4"}),
-        100,
+        300,
         patches={"runtime.store.durable.publish": _publish_unsynced},
         changes=COMPACTING,
     ),
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "journal: never compacted",
         frozenset({"S16"}),
-        50,
+        150,
         patches={"tests.simulation.recovery_path.RecoveryPath.is_large": lambda self: False},
         changes=COMPACTING,
     ),

@@ -1,0 +1,161 @@
+"""One trial of a peer's recovery: torchrun restarts every worker, torchft only the one that was killed.
+
+Here live the trials, and the points in time that one yields. Never here: how many trials there are and what is made of
+them. The one idea: all contestants train the same model, lose a rank in the same way and are asked the same question:
+when has every rank finished a step that no rank had finished before?
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.moments import Channel
+from benchmarks.processes import REPOSITORY, Stage, free_port, wait_until_listening, worker_module, worker_name
+from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
+
+TORCHRUN = "torchrun"
+TORCHFT = "torchft"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One recovery by a peer: seconds from the kill to the last worker that reached each point."""
+
+    asks_s: float
+    """every worker that was started anew has imported everything"""
+    stepped_s: float
+    """every worker that was there before has stepped again, or where none was, every worker"""
+    total_s: float
+    redone_steps: int
+
+
+# --- torchrun ---------------------------------------------------------------------------------------------------------
+
+
+def recover_torchrun(victim: int, rng: random.Random, variables: dict[str, str], within_s: float) -> Restart | None:
+    """Kill that rank once; None if the job was not training again within that time."""
+    with Stage() as stage:
+        stage.start(TORCHRUN, torchrun_command(), variables, is_parent=True)
+        wait_until_training(stage, WORLD_SIZE, rng)
+        channel = stage.channel
+        old = frozenset(channel.reached)
+        pid = next(one.pid for one in channel.moments if one.who == f"torchrun_{victim}")
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+
+        try:
+            channel.wait_for(lambda: len(_beyond(channel, old)) == WORLD_SIZE, within_s, "torchrun's recovery")
+        except TimeoutError:
+            return None
+        return restart(channel, killed_s, old, _beyond(channel, old))
+
+
+def restart(channel: Channel, killed_s: float, old: frozenset[int], new: frozenset[int]) -> Restart:
+    """What the moments of a restart say; pids of the workers before and after."""
+    highest = max(channel.reached[pid] for pid in old)
+    restored = min(one.step or 0 for one in channel.select("trains", pids=new))
+    steps = channel.select("stepped", since_s=killed_s, pids=new)
+    return Restart(
+        asks_s=last_s(channel.select("asks", pids=new)) - killed_s,
+        stepped_s=last_s(one for one in steps if one.step == restored + 1) - killed_s,
+        total_s=last_s(one for one in steps if one.step == highest + 1) - killed_s,
+        redone_steps=highest - restored,
+    )
+
+
+def _beyond(channel: Channel, old: frozenset[int]) -> frozenset[int]:
+    """The processes started since that have finished a step no old one had."""
+    highest = max(channel.reached[pid] for pid in old)
+    return frozenset(pid for pid, step in channel.reached.items() if pid not in old and step > highest)
+
+
+def has_torchrun() -> bool:
+    """Whether this torch brings it; torch itself is not loaded."""
+    torch = importlib.util.find_spec("torch")
+    return (
+        torch is not None and torch.origin is not None and (Path(torch.origin).parent / "distributed/run.py").exists()
+    )
+
+
+def torchrun_command() -> list[str]:
+    options = {
+        "--nproc-per-node": WORLD_SIZE,
+        "--max-restarts": 100,
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": f"127.0.0.1:{free_port()}",
+    }
+    flags = [f"{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "torch.distributed.run", *flags, *worker_module(TORCHRUN)[1:]]
+
+
+# --- torchft ----------------------------------------------------------------------------------------------------------
+
+
+def has_torchft(python: str) -> bool:
+    """Whether that interpreter can import it, and the lighthouse lies beside."""
+    program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchft') is None)"
+    found = subprocess.run([python, "-c", program], cwd=REPOSITORY, check=False, capture_output=True)
+    return found.returncode == 0 and _lighthouse(python) is not None
+
+
+def _lighthouse(python: str) -> str | None:
+    return shutil.which("torchft_lighthouse", path=str(Path(python).parent))
+
+
+def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
+    """Kill that rank once and start it again at once, as its documentation has it; None if it was not in in time."""
+    lighthouse = _lighthouse(python)
+    assert lighthouse is not None, "has_torchft() was not asked"
+    with Stage() as stage:
+        port, channel = free_port(), stage.channel
+        # Its README has 10000 ms: then its survivors stand still for 10 s.
+        flags = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=1000"]
+        stage.start("lighthouse", [lighthouse, f"--bind=127.0.0.1:{port}", *flags], {})
+        wait_until_listening(port, stage)
+        command = [python, *worker_module(TORCHFT)[1:]]
+
+        def start(rank: int) -> int:
+            variables = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "BENCHMARK_RANK": str(rank)}
+            return stage.start(worker_name(rank), command, variables).pid
+
+        pids = [start(rank) for rank in range(WORLD_SIZE)]
+        wait_until_training(stage, WORLD_SIZE, rng)
+        highest = max(channel.reached.values())
+        killed_s = time.monotonic()
+        stage.end(worker_name(victim))
+        pids[victim] = start(victim)
+
+        def recovered() -> bool:
+            return all(channel.reached.get(pid, 0) > highest for pid in pids)
+
+        try:
+            channel.wait_for(recovered, within_s, "torchft's recovery")
+        except TimeoutError:
+            return None
+        return rejoined(channel, killed_s, frozenset(pids) - {pids[victim]}, pids[victim])
+
+
+def rejoined(channel: Channel, killed_s: float, survivors: frozenset[int], newcomer: int) -> Restart:
+    """What the moments say of a process that comes back to survivors that have not waited for it."""
+    new = frozenset({newcomer})
+    highest = max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
+
+    def first_s(pid: int) -> float:
+        steps = channel.select("stepped", since_s=killed_s, pids=frozenset({pid}))
+        return min(one.at_s for one in steps if (one.step or 0) > highest) - killed_s
+
+    return Restart(
+        asks_s=last_s(channel.select("asks", pids=new)) - killed_s,
+        stepped_s=max(map(first_s, survivors)),
+        total_s=max(map(first_s, survivors | new)),
+        redone_steps=0,  # it skips the step that the loss spoiled
+    )

@@ -1,0 +1,61 @@
+"""A worker as torchft's README has it: its DDP, its optimizer, a manager that fetches the state from a peer.
+
+Each worker is a replica group of its own; the lighthouse's address is in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+from benchmarks.moments import Notebook
+from benchmarks.workers.mlp import Mlp
+
+WORLD_SIZE = 4
+
+
+def main() -> None:
+    notebook = Notebook.from_environment()
+    notebook.note("asks")
+    rank = int(os.environ["BENCHMARK_RANK"])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": mlp.model.state_dict(), "optimizer": mlp.optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        mlp.model.load_state_dict(state["model"])
+        mlp.optimizer.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(),
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        min_replica_size=1,
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        hostname="127.0.0.1",
+        replica_id=f"replica_{rank}",
+    )
+    mlp = Mlp(lambda module: DistributedDataParallel(manager, module))
+    optimizer = Optimizer(manager, mlp.optimizer)
+    notebook.note("trains")
+    while True:
+        train_one_step(mlp, optimizer, manager.current_step(), rank)
+        notebook.note("stepped", manager.current_step())
+
+
+def train_one_step(mlp: Mlp, optimizer: torch.optim.Optimizer, number: int, rank: int) -> None:
+    optimizer.zero_grad()
+    mlp.loss(mlp.model, number, rank, WORLD_SIZE).backward()
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A transformer of 25 million parameters: many tensors, AdamW, and more bytes to reduce than to compute.
+
+Here live the model, its tokens and one step of it. Never here: who trains it. The one idea: sequences are so short that
+two cores bear it, while weights and moments (300 MB a rank) are as large as the real thing's.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # what the first optimizer of a process would import when it is built
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, HEADS = 512, 8, 8
+TOKENS = 256
+SEQUENCE = 16
+BATCH = 2
+SAMPLES = 1024
+SEED = 1
+
+
+class Transformer:
+    """One rank's training; to be built when torch's default process group exists."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(SEED)
+        self.samples = torch.randint(0, TOKENS, (SAMPLES, SEQUENCE + 1))
+        self.model = DistributedDataParallel(_Model())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._loss = nn.CrossEntropyLoss()
+
+    def step(self, number: int) -> None:
+        """Optimizer step ``number``, counted from 0."""
+        self._learn(self.model, number)
+
+    def step_alone(self, number: int) -> None:
+        """The same, but for its gradients nobody is asked."""
+        self._learn(self.model.module, number)
+
+    def _learn(self, model: nn.Module, number: int) -> None:
+        begin = (number * dist.get_world_size() + dist.get_rank()) * BATCH % SAMPLES
+        tokens = self.samples[begin : begin + BATCH]
+        logits = model(tokens[:, :-1])
+        self._loss(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class _Model(nn.Module):
+    """int64 (n, SEQUENCE) tokens to float32 (n, SEQUENCE, TOKENS) logits; no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.place = nn.Parameter(torch.randn(SEQUENCE, WIDTH) * 0.02)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.last = nn.Linear(WIDTH, TOKENS)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(SEQUENCE), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.embedding(tokens) + self.place, mask=self.mask, is_causal=True)
+        logits: torch.Tensor = self.last(hidden)
+        return logits

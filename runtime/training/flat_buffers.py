@@ -1,0 +1,44 @@
+"""Many tensors as one: laid end to end, so that a collective runs once for all of them.
+
+Here lives the memory they are laid in. Never here: what is done with it, groups. The one idea: one flat tensor per
+dtype and device, in the order the tensors are given, so the same tensors always lie in the same places and sum to the
+same bits; and they are changed all together, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+__all__ = ["FlatBuffers"]
+
+_Kind = tuple[torch.dtype, torch.device]
+
+
+class FlatBuffers:
+    """Memory for one list of tensors, kept from one use to the next."""
+
+    def __init__(self) -> None:
+        self._flat: dict[_Kind, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+        """Let ``change`` alter the tensors, flat; where it raises, all of them stay as they are."""
+        kinds: dict[_Kind, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        laid_out = {kind: self._laid_out(kind, alike) for kind, alike in kinds.items()}
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(views, kinds[kind])
+        for flat, _ in laid_out.values():
+            change(flat)
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(kinds[kind], views)
+
+    def _laid_out(self, kind: _Kind, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        sizes = [tensor.numel() for tensor in tensors]
+        flat = self._flat.get(kind)
+        if flat is None or flat.numel() != sum(sizes):
+            flat = self._flat[kind] = torch.empty(sum(sizes), dtype=kind[0], device=kind[1])
+        return flat, [part.view(one.shape) for part, one in zip(flat.split(sizes), tensors, strict=True)]

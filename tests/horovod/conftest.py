@@ -1,0 +1,7 @@
+"""The jobs of the system tests, for scripts with Horovod's calls."""
+
+from __future__ import annotations
+
+from tests.system.conftest import new_job, pytest_runtest_makereport, warm, watched
+
+__all__ = ["new_job", "pytest_runtest_makereport", "warm", "watched"]

@@ -1,0 +1,59 @@
+"""Scripts with Horovod's calls, as jobs whose workers are killed: they train through it, to the undisturbed bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+ELASTIC = Path(__file__).with_name("elastic_script.py")
+CUSTOM = Path(__file__).with_name("custom_state_script.py")
+
+Jobs = Callable[..., Job]
+
+
+def undisturbed(new_job: Jobs, script: Path, *args: str) -> str:
+    job = new_job(*args, "--pause-ms", "0", script=script, workers=3)
+    job.start()
+    return job.wait_finished()
+
+
+def killed(new_job: Jobs, script: Path, args: Sequence[str], kills: Sequence[tuple[int, str]]) -> Job:
+    """Ranks that are killed, each after it has said such a line, and started again."""
+    job = new_job(*args, script=script, workers=3)
+    job.start()
+    for rank, line in kills:
+        job.wait_for(rank, line)
+        job.kill(rank)
+        job.start_worker(rank)
+    return job
+
+
+@pytest.mark.parametrize("more", [(), ("--batches-per-commit", "5"), ("--fp16-allreduce",)], ids=str)
+def test_the_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_job: Jobs, more: Sequence[str]) -> None:
+    expected = undisturbed(new_job, ELASTIC, *more)
+    job = killed(new_job, ELASTIC, more, [(1, "epoch 0 batch 7 "), (0, "epoch 1 batch 3 ")])
+    assert job.wait_finished() == expected
+    survivors_resets = job.matches(2, "reset to 3 workers")
+    assert len(survivors_resets) == 2
+
+
+def test_the_elastic_guides_loop_trains_through_a_kill(new_job: Jobs) -> None:
+    """Its counter names the batch that was committed, so that one is trained again: the loop's own rule."""
+    job = killed(new_job, ELASTIC, ("--loop", "counter"), [(2, "epoch 1 batch 4 ")])
+    job.wait_finished()
+    said = [match[1] for match in job.matches(0, r"(epoch \d+ batch \d+) ")]
+    assert len(set(said)) == 39 and 39 <= len(said) <= 41
+
+
+def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: Jobs) -> None:
+    expected = undisturbed(new_job, CUSTOM)
+    job = killed(new_job, CUSTOM, (), [(0, "step 10 of 3"), (2, "step 30 of 3")])
+    assert job.wait_finished() == expected
+    steps = [match[1] for match in job.matches(1, r"step (\d+) of 3")]
+    assert steps == [str(step) for step in range(1, 61)], "a step was lost or repeated"

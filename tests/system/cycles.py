@@ -1,0 +1,150 @@
+"""One job that loses a rank to its spare again and again, and what its survivors hold on to meanwhile.
+
+Here live the cycle of a kill and a recovery, and the reading of /proc. Never here: how much growth is too much. The one
+idea: between two kills all ranks wait at a gate, so that every reading is taken in the same state, and the number of
+steps, and with it the undisturbed run to compare with, does not depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.system.job import Job
+from tests.system.probe import gate_of
+
+STEPS_PER_CYCLE = 8
+PAUSE_MS = 10
+SETTINGS = {"SPARE_NUM": "1", "REGISTER_COOLDOWN": "0"}
+PROTECTED = 1  # this node is never killed: it survives every cycle
+KILLED = (0, 2, 3)  # these ranks, in turn
+_SETTLES_WITHIN_S = 10.0
+DESCRIPTORS_GROWN = 2  # one may be open by chance; a leaked group has several
+THREADS_GROWN = 2
+KIB_GROWN_PER_CYCLE = 64  # a group that is kept costs more; the log's own and an allocator's growth less
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a process held at one moment."""
+
+    descriptors: int
+    threads: int
+    anonymous_kib: int
+
+
+def holding_of(pid: int) -> Holding:
+    """As /proc says (proc(5): fd, task, RssAnon in status)."""
+    proc = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+    return Holding(
+        descriptors=sum(1 for _ in (proc / "fd").iterdir()),
+        threads=sum(1 for _ in (proc / "task").iterdir()),
+        anonymous_kib=int(status["RssAnon"].split()[0]),
+    )
+
+
+def arguments(cycles: int) -> tuple[str, ...]:
+    """The probe's, which decide the bits."""
+    return ("--steps", str(STEPS_PER_CYCLE * (cycles + 1)), "--interval", "50")
+
+
+def disturbed(cycles: int) -> tuple[str, ...]:
+    """The same, and what lets the cycles be run."""
+    return (*arguments(cycles), "--gates", str(STEPS_PER_CYCLE), "--pause-ms", str(PAUSE_MS))
+
+
+@dataclass(slots=True)
+class Cycles:
+    """A job with gates and a spare.
+
+    Args:
+        job: not yet started; of the probe, with :func:`disturbed` and :data:`SETTINGS`.
+        seed: of the moments of the kills.
+    """
+
+    job: Job
+    seed: int = 1
+
+    def run(self, cycles: int, say: Callable[[str], object]) -> list[Holding]:
+        """Kill and recover so often and let the job end; what the protected node held after each recovery."""
+        job, rng = self.job, random.Random(self.seed)
+        nodes = list(job.ranks)  # by rank
+        spare = job.workers
+        job.start()
+        self._wait_at_gate(nodes, 0)
+        self._warm(spare)
+        held = [self._settled(job.worker(PROTECTED).pid)]
+        for cycle in range(cycles):
+            rank = KILLED[cycle % len(KILLED)]
+            gate = cycle * STEPS_PER_CYCLE
+            gate_of(job.folder, gate).touch()
+            time.sleep(rng.uniform(0.0, STEPS_PER_CYCLE * PAUSE_MS / 1000))
+            killed = nodes[rank]
+            job.worker(killed).signal(signal.SIGKILL)
+            nodes[rank], spare = spare, killed
+            self._wait_at_gate(nodes, gate + STEPS_PER_CYCLE, lost=killed)
+            job.worker(killed).wait(10.0)
+            held.append(self._settled(job.worker(PROTECTED).pid))
+            self._warm(spare)
+            say(f"cycle {cycle + 1} of {cycles}: rank {rank} killed; node {PROTECTED} holds {held[-1]}")
+        gate_of(job.folder, cycles * STEPS_PER_CYCLE).touch()
+        return held
+
+    def _wait_at_gate(self, nodes: Sequence[int], step: int, lost: int | None = None) -> None:
+        """Until every rank stands there; where one was lost on the way, its successor is among them."""
+        for node in nodes:
+            self.job.wait_for(node, rf"waits at the gate of step {step}$")
+        if lost is not None:
+            self.job.wait_for("scheduler", rf"takes slot \d+ of worker {lost}\b")
+
+    def _warm(self, node: int) -> None:
+        since = self.job.count(node)
+        self.job.start_worker(node)
+        self.job.wait_for(node, "this spare is warm", since=since)
+
+    def _settled(self, pid: int) -> Holding:
+        """What it holds once that no longer changes: what is left of the last generation is freed aside."""
+        deadline, before = time.monotonic() + _SETTLES_WITHIN_S, holding_of(pid)
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            now = holding_of(pid)
+            if (now.descriptors, now.threads) == (before.descriptors, before.threads):
+                return now
+            before = now
+        return before
+
+
+def growth(held: Sequence[Holding], of: Callable[[Holding], float]) -> float:
+    """By how much the last fifth's median exceeds the second fifth's: the first cycles warm memory up."""
+    fifth = max(1, len(held) // 5)
+    early, late = held[fifth : 2 * fifth], held[-fifth:]
+    return statistics.median(map(of, late)) - statistics.median(map(of, early))
+
+
+def leaks(held: Sequence[Holding]) -> list[str]:
+    """What grew by more than a reading is worth."""
+    per_cycle_kib = growth(held, lambda one: one.anonymous_kib) / (0.6 * len(held))
+    found = {
+        "descriptors": growth(held, lambda one: one.descriptors) >= DESCRIPTORS_GROWN,
+        "threads": growth(held, lambda one: one.threads) >= THREADS_GROWN,
+        f"memory, {per_cycle_kib:.0f} KiB a cycle": per_cycle_kib > KIB_GROWN_PER_CYCLE,
+    }
+    return [what for what, has_grown in found.items() if has_grown]
+
+
+def table(held: Sequence[Holding]) -> str:
+    """For people: a few of the readings, and the growth."""
+    rows = ["after cycle  descriptors  threads  anonymous KiB"]
+    chosen = sorted({0, 1, *range(0, len(held), max(1, len(held) // 10)), len(held) - 1})
+    for cycle in chosen:
+        one = held[cycle]
+        rows.append(f"{cycle:11}  {one.descriptors:11}  {one.threads:7}  {one.anonymous_kib:13}")
+    grown = [growth(held, of) for of in (lambda h: h.descriptors, lambda h: h.threads, lambda h: h.anonymous_kib)]
+    rows.append(f"{'growth':>11}  {grown[0]:11.0f}  {grown[1]:7.0f}  {grown[2]:13.0f}")
+    return "\n".join(rows)

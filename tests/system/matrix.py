@@ -1,0 +1,300 @@
+"""The kill matrix: who is lost × how × what makes up for it; and the state that each combination must end in.
+
+Here live the combinations and the one way in which all of them run. Never here: which of them are run, and where. The
+one idea: a process goes by itself at a point of the training that is the same in every run (``kill_points``), so a
+combination is exact and can be repeated; what the test adds is what a user or a follower would do, starting again.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from runtime.errors import FencedError
+from tests.system.job import Job
+from tests.system.kill_points import Way, mark_of
+from tests.system.probe import FAILS, gate_of
+
+WORKERS = 4
+GATE = 20  # steps between two gates
+TRAINED = ("--steps", "60", "--interval", "10")
+STOPPED_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"}
+FIRST_SPARE = 10  # a node id that names no slot
+
+
+class MadeUp(StrEnum):
+    """What takes the place of who is lost."""
+
+    SPARE = "spare"
+    RESTART = "restart"
+    SHRINK = "shrink"
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who is lost, and where.
+
+    Args:
+        points: ``RANK:POINT[:NUMBER]`` of each loss, in order.
+        first_is_killed: the first of them is lost by kill -9 in any case: the others' loss is the case.
+        with_scheduler: it is killed (-9) before, and started again when the worker is gone.
+        with_spare: a spare is lost before, in the same way.
+        while_growing: a node is added before.
+    """
+
+    name: str
+    points: tuple[str, ...]
+    first_is_killed: bool = False
+    with_scheduler: bool = False
+    with_spare: bool = False
+    while_growing: bool = False
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of the losses, in order; until then a rank is its node's number."""
+        return [int(point.partition(":")[0]) for point in self.points]
+
+
+WHO = {
+    who.name: who
+    for who in (
+        Who("rank 0", ("0:committed:25",)),
+        Who("a middle rank", ("1:committed:25",)),
+        Who("the last rank", ("3:committed:25",)),
+        # Not after a commit: that step may come to the second of them from a third, and the point be passed over.
+        Who("two at once", ("1:backward:25", "3:backward:25")),
+        Who("all but one", ("0:backward:25", "2:backward:25", "3:backward:25")),
+        Who("a spare, then a rank", ("2:committed:25",), with_spare=True),
+        Who("scheduler and worker", ("2:committed:25",), with_scheduler=True),
+        Who("another during the recovery", ("2:committed:25", "1:reset"), first_is_killed=True),
+        Who("during growth", ("1:reset",), while_growing=True),
+        Who("during the first step", ("1:backward:1",)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination."""
+
+    who: Who
+    way: Way
+    made_up: MadeUp
+
+    @property
+    def name(self) -> str:
+        return f"{self.who.name}, {self.way}, {self.made_up}"
+
+    @property
+    def is_same_world(self) -> bool:
+        """Whether the final bits are those of the undisturbed run."""
+        return self.made_up is not MadeUp.SHRINK and not self.who.while_growing
+
+    @property
+    def final_world_size(self) -> int:
+        lost = len(self.who.points) if self.made_up is MadeUp.SHRINK else 0
+        return WORKERS + self.who.while_growing - lost
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The probe's."""
+        kills = []
+        for number, point in enumerate(self.who.points):
+            way = Way.KILL if self.who.first_is_killed and number == 0 else self.way
+            kills += ["--kill", f"{point}:{way}"]
+        return (*TRAINED, "--pause-ms", "5", "--gates", str(GATE), *kills)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Of the job."""
+        spares = len(self.who.points) if self.made_up is MadeUp.SPARE else 0
+        return {
+            "REGISTER_COOLDOWN": "0",
+            "SPARE_NUM": str(max(spares, int(self.who.with_spare))),
+            **({"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0"} if self.made_up is MadeUp.SHRINK else {}),
+            **({"MAX_WORKER_NUM": str(WORKERS + 1)} if self.who.while_growing else {}),
+            **(STOPPED_LEASE if self.way is Way.STOP else {}),
+        }
+
+
+CELLS = {
+    cell.name: cell for cell in (Cell(who, way, made_up) for who in WHO.values() for way in Way for made_up in MadeUp)
+}
+
+COVERING = [
+    f"{who}, {way}, {made_up}"
+    for who, way, made_up in (
+        # Every row, every way at least thrice, every way to make up five times; every pair of the latter two.
+        ("rank 0", Way.KILL, MadeUp.SPARE),
+        ("rank 0", Way.EXCEPTION, MadeUp.SHRINK),
+        ("a middle rank", Way.TERM, MadeUp.SPARE),
+        ("a middle rank", Way.STOP, MadeUp.RESTART),
+        ("the last rank", Way.EXIT, MadeUp.SHRINK),
+        ("two at once", Way.EXCEPTION, MadeUp.RESTART),
+        ("all but one", Way.KILL, MadeUp.SHRINK),
+        ("all but one", Way.EXIT, MadeUp.SPARE),
+        ("a spare, then a rank", Way.STOP, MadeUp.SPARE),
+        ("scheduler and worker", Way.TERM, MadeUp.RESTART),
+        ("scheduler and worker", Way.STOP, MadeUp.SHRINK),
+        ("another during the recovery", Way.EXCEPTION, MadeUp.SPARE),
+        ("during growth", Way.KILL, MadeUp.RESTART),
+        ("during growth", Way.TERM, MadeUp.SHRINK),
+        ("during the first step", Way.EXIT, MadeUp.RESTART),
+    )
+]
+
+
+class Run:
+    """One cell with real processes.
+
+    Args:
+        cell: what happens.
+        job: not started, with the cell's arguments and settings.
+    """
+
+    def __init__(self, cell: Cell, job: Job) -> None:
+        self._cell = cell
+        self._job = job
+        self._lost: dict[int, set[int]] = {}  # by node: how its process may end
+        self._stopped: list[int] = []
+
+    def to_its_end(self) -> str:
+        """Let it happen; the final hash, once everything has ended as it must.
+
+        Raises:
+            AssertionError: it has not.
+        """
+        cell, job = self._cell, self._job
+        spares = [FIRST_SPARE + number for number in range(int(cell.settings["SPARE_NUM"]))]
+        job.start()
+        for node in spares:
+            self._start_spare(node)
+        for rank in range(WORKERS):
+            job.wait_for(rank, "waits at the gate of step 0$")
+        self._before(spares)
+        self._open_gates()
+        for node in cell.who.ranks:
+            self._wait_lost(node)
+            if cell.made_up is MadeUp.RESTART:
+                self._start_again(node)
+        self._let_go_on()
+        self._require_ends()
+        return job.sha256(cell.final_world_size)
+
+    def _before(self, spares: list[int]) -> None:
+        """What happens before a worker is lost; all wait at a gate meanwhile."""
+        job, who = self._job, self._cell.who
+        if who.with_scheduler or who.while_growing:
+            gate_of(job.folder, 0).touch()
+            for rank in range(WORKERS):
+                job.wait_for(rank, f"waits at the gate of step {GATE}$")
+        if who.with_scheduler:
+            job.scheduler.signal(signal.SIGKILL)
+        if who.while_growing:
+            job.start_worker(WORKERS)
+        if who.with_spare:
+            self._lose_spare(spares[0])
+
+    def _open_gates(self) -> None:
+        for step in range(0, int(TRAINED[1]), GATE):
+            gate_of(self._job.folder, step).touch()
+
+    def _start_spare(self, node: int) -> None:
+        """Warm; or one that fails before it is, where a spare is to be lost by what its own program does."""
+        fails = self._cell.who.with_spare and self._cell.way in (Way.EXCEPTION, Way.EXIT)
+        since = self._job.count(node)
+        if fails and node not in self._lost:
+            self._job.start_worker(node, **{FAILS: self._cell.way})
+            self._job.wait_for(node, "seated: a spare", since=since)
+        else:
+            self._job.start_worker(node)
+            self._job.wait_for(node, "this spare is warm", since=since)
+
+    def _lose_spare(self, node: int) -> None:
+        spare, way = self._job.worker(node), self._cell.way
+        by_signal = {Way.KILL: signal.SIGKILL, Way.TERM: signal.SIGTERM, Way.STOP: signal.SIGSTOP}
+        if way in by_signal:
+            spare.signal(by_signal[way])
+        self._job.wait_for("scheduler", rf"spare {node} \(pid {spare.pid}\b.*(is lost|left)|spare {node} left")
+        if way is Way.STOP:
+            spare.signal(signal.SIGKILL)
+        self._job.wait_until(lambda: None if spare.is_alive() else True, f"end of spare {node}")
+        self._lost[node] = set()
+        if self._cell.made_up is MadeUp.SPARE:
+            self._start_spare(node)
+
+    def _wait_lost(self, node: int) -> None:
+        """Until the process has gone by itself; a stopped one: until its lease is over."""
+        job, process = self._job, self._job.worker(node)
+        first_is_killed = self._cell.who.first_is_killed and node == self._cell.who.ranks[0]
+        way = Way.KILL if first_is_killed else self._cell.way
+        point = next(one for one in self._cell.who.points if one.startswith(f"{node}:"))
+        job.wait_until(lambda: True if mark_of(job.folder, point).exists() else None, f"loss of worker {node}, {point}")
+        if way is Way.STOP:
+            job.wait_until(lambda: True if _is_stopped(process.pid) else None, f"stop of worker {node}")
+        else:
+            job.wait_until(lambda: None if process.is_alive() else True, f"end of worker {node}")
+        if self._cell.who.with_scheduler:
+            job.scheduler.wait(10.0)
+            job.start_scheduler()
+        if way is Way.STOP:
+            job.wait_for("scheduler", rf"worker {node} \(pid {process.pid}\b.*is lost")
+            self._stopped.append(node)
+        statuses = {
+            Way.KILL: {-signal.SIGKILL},
+            Way.EXCEPTION: {1},
+            Way.EXIT: {1},
+            Way.TERM: {-signal.SIGTERM, 0},  # 0: it has finished its step, and left
+            Way.STOP: {FencedError.exit_code, 0},  # 0: it has become a spare
+        }
+        self._lost[node] = statuses[way]
+
+    def _start_again(self, node: int) -> None:
+        """As a follower does: it ends a stopped process, by its pid, once the scheduler has declared it lost."""
+        if node in self._stopped:
+            self._job.worker(node).signal(signal.SIGKILL)
+            self._job.worker(node).wait(10.0)
+            self._stopped.remove(node)
+        self._lost[node] = {0}
+        self._job.start_worker(node)
+
+    def _let_go_on(self) -> None:
+        """Wake who was stopped, when the others have long gone on."""
+        job = self._job
+        if self._stopped:
+            survivor = next(rank for rank in range(WORKERS) if rank not in self._cell.who.ranks)
+            job.wait_for_step(30, rank=survivor)
+        for node in self._stopped:
+            job.worker(node).signal(signal.SIGCONT)
+
+    def _require_ends(self) -> None:
+        """Everybody has ended as they must, and nobody was replaced who was not lost."""
+        job = self._job
+        statuses = job.wait_ended()
+        wrong = {
+            name: status
+            for name, status in statuses.items()
+            if status not in (self._lost.get(name) or {0} if isinstance(name, int) else {0})
+        }
+        assert not wrong, f"exit statuses {wrong}\n{job.tails()}"
+        again = [node for node in job.ranks if node not in self._lost and job.seatings(node) != 1]
+        assert not again, f"survivors {again} were seated again\n{job.tails()}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """proc(5), field 3 of stat."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 :].split()[0] == b"T"
+
+
+def run(cell: Cell, job: Job, expected: Callable[[], str]) -> None:
+    """Let it happen, and compare the bits where they must be the same."""
+    sha256 = Run(cell, job).to_its_end()
+    if cell.is_same_world:
+        assert sha256 == expected(), f"{cell.name}: other bits than the undisturbed run's\n{job.tails()}"

@@ -1,0 +1,34 @@
+"""Losing a rank again and again costs a survivor nothing that it does not get back, and no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.system import cycles
+from tests.system.cycles import Holding
+from tests.system.job import Job
+
+CYCLES = 6  # `python -m tests.system --cycles 100` runs more of them
+
+
+@pytest.mark.system
+def test_a_survivor_of_many_losses_holds_what_it_held(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    expected = undisturbed(*cycles.arguments(CYCLES), "--pause-ms", "0")
+    job = new_job(*cycles.disturbed(CYCLES), settings=cycles.SETTINGS)
+    held = cycles.Cycles(job).run(CYCLES, print)
+    assert set(job.wait_ended().values()) == {0}
+    assert job.sha256() == expected
+    assert max(one.descriptors for one in held[1:]) <= held[1].descriptors + 1
+    assert max(one.threads for one in held[1:]) <= held[1].threads + 1
+
+
+def test_growth_that_goes_on_is_a_leak() -> None:
+    steady = [Holding(20, 7, 1000 + (500 if cycle > 3 else 0)) for cycle in range(101)]
+    assert cycles.leaks(steady) == []
+    assert cycles.leaks([Holding(20 + cycle // 10, 7, 1000) for cycle in range(101)]) == ["descriptors"]
+    assert cycles.leaks([Holding(20, 7 + cycle, 1000) for cycle in range(101)]) == ["threads"]
+    assert cycles.leaks([Holding(20, 7, 1000 + 100 * cycle) for cycle in range(101)]) == ["memory, 101 KiB a cycle"]
