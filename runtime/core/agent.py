@@ -190,6 +190,8 @@ class AgentCore:
         self._heartbeat()
 
     def _enter(self, event: Entered) -> None:
+        if event.seen is not None and event.seen < self.generation:
+            return  # said before the process heard that its last entry has led to a generation
         self._entered, self._is_asked = event, False
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None
@@ -454,7 +456,7 @@ class AgentCore:
         blob = self._entered.blob if is_ready else b""
         self.generation, self._blob, self._entered = message.generation, blob or None, None
         self._started, self._must_look, self.slot = message, False, message.slot
-        self._ready.notices.append(Began(message))
+        self._ready.notices.append(Began(message, is_addressed=is_ready))
         self._become(Activity.FORMING)
 
     def _finished(self, point: Point) -> None:

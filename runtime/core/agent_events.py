@@ -55,6 +55,7 @@ class Entered:
     place: Place | None = None
     live: Point | None = None
     looked: bool = True
+    seen: int | None = None  # the last generation that the process knew of when it said this
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class Began:
     """The process's place in a new generation."""
 
     started: GenerationStarted
+    is_addressed: bool = True  # it brought its part of the address map; else that is to be published
 
 
 @dataclass(frozen=True, slots=True)

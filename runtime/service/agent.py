@@ -8,6 +8,7 @@ blocked in: the group is broken when a round opens, and a process that must end 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import faulthandler
 import os
 import threading
@@ -102,7 +103,7 @@ class Agent:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
-        entered_place: what the part of the address map was made for that the rendezvous was last entered with.
+        is_addressed: the present generation was entered with the part of its address map that belongs there.
     """
 
     def __init__(self, settings: Settings, job_name: str, device: str) -> None:
@@ -130,7 +131,8 @@ class Agent:
         self._began: GenerationStarted | None = None
         self._map: Mapped | None = None
         self._again: EnterAgain | None = None
-        self.entered_place: Place | None = None
+        self._generation = 0  # the last that the main thread was told
+        self.is_addressed = True
         self._over: Point | None = None
         self._left = False
         self._is_dying = False
@@ -185,15 +187,17 @@ class Agent:
         Raises:
             SameBitsError: the process has no place in the job any more.
         """
+        seen = self._generation
         with self._changed:
             self._began = self._map = self._again = None
         while True:
             if self._over is None and self._began is None:  # else what was asked is settled meanwhile
-                self._post(entered)
-                self.entered_place = entered.place
+                self._post(dataclasses.replace(entered, seen=seen))
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
             assert answer is not None, "only this thread takes it away"
+            if isinstance(answer, GenerationStarted):
+                self._generation = answer.generation
             if not isinstance(answer, EnterAgain):
                 return answer
             self._again = None
@@ -357,7 +361,8 @@ class Agent:
                 self._members_change = text
             case Waits(text):
                 voice.say(f"waiting in the rendezvous: {text}")
-            case Began(started):
+            case Began(started, is_addressed):
+                self.is_addressed = is_addressed
                 with self._changed:
                     self._began, self.interrupted, self._members_change = started, False, ""
                     self._changed.notify_all()

@@ -212,7 +212,7 @@ class Session:
             process.group.drop()
         self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
         assert self._coming is not None, "a generation's member has a place"
-        if self._agent.entered_place != self._coming.place:  # what it entered with was made for another one
+        if not self._agent.is_addressed:  # what it entered with was made for another one
             self._agent.publish(place.generation, self._coming.blob())
         process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)

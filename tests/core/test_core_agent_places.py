@@ -13,6 +13,7 @@ from runtime.core.agent_events import (
     Completed,
     Connected,
     EnterAgain,
+    Entered,
     Failed,
     LeaveGently,
     Seated,
@@ -20,7 +21,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
 from runtime.core.point import Point
-from tests.core.desk import STAGES, Desk, done, forming, seated, started, training, waiting
+from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
 MINE = Place(3, 3, 4)  # of the desk's seat in a full world
 SMALLER = Place(3, 2, 3)
@@ -245,3 +246,16 @@ def test_a_round_that_is_over_calls_nobody_back() -> None:
     desk.step(Addressed(1, b"x"))
     assert forming().agent.activity is desk.agent.activity is Activity.FORMING
     assert not desk.told(BreakGroup)
+
+
+def test_an_entry_that_crossed_the_start_of_a_generation_changes_nothing() -> None:
+    """It answers a question that is settled: taken for a failed collective it would strand the process."""
+    desk = seated()
+    desk.opens()
+    desk.step(Entered(POINTS, False, NUMERICS, b"me", seen=0))
+    desk.starts()
+    desk.step(Entered(POINTS, False, NUMERICS, b"late", seen=0))
+    assert desk.ready.sends == []
+    assert desk.agent.activity is Activity.FORMING
+    desk.step(Entered(POINTS, False, NUMERICS, b"me again", seen=1))
+    assert desk.agent.activity is Activity.WAITING, "it knew of the generation: its collective has failed"

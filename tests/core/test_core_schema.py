@@ -121,7 +121,7 @@ def test_garbage_is_a_protocol_error(plain: Any) -> None:
         assert _same(schema.to_plain(value), plain)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40))
 def test_bytes_from_anywhere_are_a_protocol_error(raw: bytes) -> None:
     try:

@@ -26,6 +26,8 @@ KINDER: tuple[Mapping[str, Any], ...] = (
     {"p_torn": 0.0},
     {"fsync_s": 0.0},
     {"has_own_parts": False},
+    {"has_memory": False},
+    {"spare_num": 0},
     {"compact_bytes": 1 << 22},
 )
 MOST_RUNS = 600

@@ -65,5 +65,5 @@ def test_a_report_says_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
     assert report.startswith(f"seed {seed}: S3: ")
     assert "planned faults" in report
     assert "Mix(" in report
-    assert "SeatGranted(" in report
+    assert "  decides  " in report
     assert report.endswith(f"again: python -m tests.simulation --seeds 1 --start {seed}")

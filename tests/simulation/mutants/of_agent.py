@@ -10,6 +10,7 @@ from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connect
 from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from runtime.core.point import Point
 from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.of_core import ZOMBIES
 
 
 class BelievesStaleWords(AgentCore):
@@ -122,7 +123,6 @@ class PublishesOnce(AgentCore):
         self._blob = None
 
 
-ZOMBIES = {"cool_down_s": 1.0, "rates_hz": {"worker stopped": 0.3, "duplicate started": 0.3}}
 NEWS = {"p_drop": 0.2}
 STALE = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "p_duplicate": 0.3}
 
