@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from runtime.errors import FencedError
+from runtime.training import departing
 from tests.system.job import Job
 from tests.system.kill_points import Way, mark_of
 from tests.system.probe import FAILS, gate_of
@@ -23,6 +24,14 @@ GATE = 20  # steps between two gates
 TRAINED = ("--steps", "60", "--interval", "10")
 STOPPED_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"}
 FIRST_SPARE = 10  # a node id that names no slot
+STATUSES = {
+    Way.KILL: {-signal.SIGKILL},
+    Way.EXCEPTION: {1},
+    Way.EXIT: {1},
+    Way.TERM: {departing.STATUS},  # it has finished its step, and left
+    Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it has become a spare
+}
+"""How a process ends that is lost in that way."""
 
 
 class MadeUp(StrEnum):
@@ -70,6 +79,7 @@ WHO = {
         Who("a spare, then a rank", ("2:committed:25",), with_spare=True),
         Who("scheduler and worker", ("2:committed:25",), with_scheduler=True),
         Who("another during the recovery", ("2:committed:25", "1:reset"), first_is_killed=True),
+        Who("the successor during the recovery", ("2:committed:25", "2:receiving:25"), first_is_killed=True),
         Who("during growth", ("1:reset",), while_growing=True),
         Who("during the first step", ("1:backward:1",)),
     )
@@ -89,6 +99,11 @@ class Cell:
         return f"{self.who.name}, {self.way}, {self.made_up}"
 
     @property
+    def is_possible(self) -> bool:
+        """Where the world shrinks nobody succeeds."""
+        return self.made_up is not MadeUp.SHRINK or len(set(self.who.ranks)) == len(self.who.points)
+
+    @property
     def is_same_world(self) -> bool:
         """Whether the final bits are those of the undisturbed run."""
         return self.made_up is not MadeUp.SHRINK and not self.who.while_growing
@@ -98,13 +113,16 @@ class Cell:
         lost = len(self.who.points) if self.made_up is MadeUp.SHRINK else 0
         return WORKERS + self.who.while_growing - lost
 
+    def way_of(self, number: int) -> Way:
+        """How the so many-th is lost, counted from 0."""
+        return Way.KILL if self.who.first_is_killed and number == 0 else self.way
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """The probe's."""
         kills = []
         for number, point in enumerate(self.who.points):
-            way = Way.KILL if self.who.first_is_killed and number == 0 else self.way
-            kills += ["--kill", f"{point}:{way}"]
+            kills += ["--kill", f"{point}:{self.way_of(number)}"]
         return (*TRAINED, "--pause-ms", "5", "--gates", str(GATE), *kills)
 
     @property
@@ -121,14 +139,15 @@ class Cell:
 
 
 CELLS = {
-    cell.name: cell for cell in (Cell(who, way, made_up) for who in WHO.values() for way in Way for made_up in MadeUp)
+    cell.name: cell
+    for cell in (Cell(who, way, made_up) for who in WHO.values() for way in Way for made_up in MadeUp)
+    if cell.is_possible
 }
 
 COVERING = [
     f"{who}, {way}, {made_up}"
     for who, way, made_up in (
         # Every row, every way at least thrice, every way to make up five times; every pair of the latter two.
-        ("rank 0", Way.KILL, MadeUp.SPARE),
         ("rank 0", Way.EXCEPTION, MadeUp.SHRINK),
         ("a middle rank", Way.TERM, MadeUp.SPARE),
         ("a middle rank", Way.STOP, MadeUp.RESTART),
@@ -141,6 +160,7 @@ COVERING = [
         ("scheduler and worker", Way.STOP, MadeUp.SHRINK),
         ("another during the recovery", Way.EXCEPTION, MadeUp.SPARE),
         ("during growth", Way.KILL, MadeUp.RESTART),
+        ("the successor during the recovery", Way.KILL, MadeUp.SPARE),
         ("during growth", Way.TERM, MadeUp.SHRINK),
         ("during the first step", Way.EXIT, MadeUp.RESTART),
     )
@@ -160,6 +180,7 @@ class Run:
         self._job = job
         self._lost: dict[int, set[int]] = {}  # by node: how its process may end
         self._stopped: list[int] = []
+        self._nodes = list(range(WORKERS))  # by rank
 
     def to_its_end(self) -> str:
         """Let it happen; the final hash, once everything has ended as it must.
@@ -176,10 +197,14 @@ class Run:
             job.wait_for(rank, "waits at the gate of step 0$")
         self._before(spares)
         self._open_gates()
-        for node in cell.who.ranks:
-            self._wait_lost(node)
+        for number, rank in enumerate(cell.who.ranks):
+            node = self._nodes[rank]
+            self._wait_lost(node, number)
             if cell.made_up is MadeUp.RESTART:
                 self._start_again(node)
+            elif cell.made_up is MadeUp.SPARE:
+                taken = job.wait_for("scheduler", rf"spare (\d+) \(.*takes slot \d+ of worker {node}\b")
+                self._nodes[rank] = int(taken[1])
         self._let_go_on()
         self._require_ends()
         return job.sha256(cell.final_world_size)
@@ -195,6 +220,7 @@ class Run:
             job.scheduler.signal(signal.SIGKILL)
         if who.while_growing:
             job.start_worker(WORKERS)
+            job.wait_for("scheduler", r"round 1\.2 opened")
         if who.with_spare:
             self._lose_spare(spares[0])
 
@@ -222,16 +248,15 @@ class Run:
         if way is Way.STOP:
             spare.signal(signal.SIGKILL)
         self._job.wait_until(lambda: None if spare.is_alive() else True, f"end of spare {node}")
-        self._lost[node] = set()
+        self._lost[node] = {-signal.SIGKILL} if way is Way.STOP else STATUSES[way]
         if self._cell.made_up is MadeUp.SPARE:
             self._start_spare(node)
+            self._lost[node] = {0}
 
-    def _wait_lost(self, node: int) -> None:
+    def _wait_lost(self, node: int, number: int) -> None:
         """Until the process has gone by itself; a stopped one: until its lease is over."""
         job, process = self._job, self._job.worker(node)
-        first_is_killed = self._cell.who.first_is_killed and node == self._cell.who.ranks[0]
-        way = Way.KILL if first_is_killed else self._cell.way
-        point = next(one for one in self._cell.who.points if one.startswith(f"{node}:"))
+        way, point = self._cell.way_of(number), self._cell.who.points[number]
         job.wait_until(lambda: True if mark_of(job.folder, point).exists() else None, f"loss of worker {node}, {point}")
         if way is Way.STOP:
             job.wait_until(lambda: True if _is_stopped(process.pid) else None, f"stop of worker {node}")
@@ -243,14 +268,7 @@ class Run:
         if way is Way.STOP:
             job.wait_for("scheduler", rf"worker {node} \(pid {process.pid}\b.*is lost")
             self._stopped.append(node)
-        statuses = {
-            Way.KILL: {-signal.SIGKILL},
-            Way.EXCEPTION: {1},
-            Way.EXIT: {1},
-            Way.TERM: {-signal.SIGTERM, 0},  # 0: it has finished its step, and left
-            Way.STOP: {FencedError.exit_code, 0},  # 0: it has become a spare
-        }
-        self._lost[node] = statuses[way]
+        self._lost[node] = STATUSES[way]
 
     def _start_again(self, node: int) -> None:
         """As a follower does: it ends a stopped process, by its pid, once the scheduler has declared it lost."""
@@ -277,7 +295,7 @@ class Run:
         wrong = {
             name: status
             for name, status in statuses.items()
-            if status not in (self._lost.get(name) or {0} if isinstance(name, int) else {0})
+            if status not in (self._lost.get(name, {0}) if isinstance(name, int) else {0})
         }
         assert not wrong, f"exit statuses {wrong}\n{job.tails()}"
         again = [node for node in job.ranks if node not in self._lost and job.seatings(node) != 1]
