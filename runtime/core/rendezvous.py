@@ -182,7 +182,13 @@ class Rendezvous:
             return
         round_.came.add(seat.node)
         round_.joined[seat.node] = Joined(
-            seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
+            seat.incarnation,
+            message.points,
+            message.own_parts,
+            message.numerics,
+            message.live,
+            message.looked,
+            message.commits,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
