@@ -176,7 +176,7 @@ def test_the_lost_holder_is_fenced_once_its_slot_is_given() -> None:
     house.tick(1.0)
     assert house.seat("10").slot == 1
     house.receive("s1", Register(PROTOCOL, "job-1", JOB_NAME, "1", "s1", credential.incarnation, ME, SETTINGS))
-    assert house.answer("s1", Fenced).text.startswith("the seat of worker 1 is given to another node")
+    assert house.answer("s1", Fenced).text.startswith("the seat of worker 1 is taken away")
     assert not house.ready.records
 
 
