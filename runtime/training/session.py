@@ -229,7 +229,7 @@ class Session:
         process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)
         formed = process.group.form()
-        if not is_first:
+        if not is_first or place.world_size != process.admitted.world_size:
             self._state.on_reset()
         self._restore(place, formed)
         self._agent.step = self._state.completed_steps
@@ -299,6 +299,8 @@ class Session:
                 self._checkpoints.reject(point, str(error))
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own)
+        if found.header.world_size != place.world_size:  # saved in a world of another size
+            self._state.on_reset()
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
         self._layouts = found.layout
 
@@ -371,6 +373,7 @@ class Session:
 
     def _load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's."""
+        self._process.is_over = True
         root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
             for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):
