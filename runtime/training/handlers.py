@@ -129,6 +129,22 @@ class OptimizerHandler(StateHandler):
             group.update({name: copied(value) for name, value in values.items()})
 
 
+class ScalerHandler(StateHandler):
+    """A gradient scaler: inside a step it notes, beside its state, whose gradients are unscaled already.
+
+    A step that a lost peer has cut off leaves that note behind, and the step that is done again would be taken with
+    scaled gradients, by the survivors alone.
+    """
+
+    def load(self, contents: Any) -> None:
+        super().load(contents)
+        self.value._per_optimizer_states.clear()
+
+    def recall(self) -> None:
+        super().recall()
+        self.value._per_optimizer_states.clear()
+
+
 class SamplerHandler(StateHandler):
     """An :class:`ElasticSampler`, whose state is three numbers."""
 
@@ -168,6 +184,7 @@ class PlainHandler(StateHandler):
 _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
     (nn.Module, ModuleHandler),
     (torch.optim.Optimizer, OptimizerHandler),
+    (torch.amp.GradScaler, ScalerHandler),
     (ElasticSampler, SamplerHandler),
 ]
 

@@ -25,6 +25,10 @@ RIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a collective between step and commit": (("--reduce-after",), (f"1:stepped:{MIDDLE}",)),
     "weights changed by hand": (("--clamp",), (f"1:stepped:{MIDDLE}", f"0:committed:{MIDDLE + 5}")),
     "mixed precision": (("--amp",), (f"1:committed:{MIDDLE}", f"2:micro:{MIDDLE + 7}")),
+    "mixed precision and batch norm, cut off inside the scaler's step": (
+        ("--amp", "--batch-norm"),
+        (f"1:micro:{MIDDLE}", f"0:micro:{MIDDLE + 6}"),
+    ),
     "two optimizers": (("--two-optimizers",), (f"1:committed:{MIDDLE}",)),
     "batch norm": (("--batch-norm",), (f"0:committed:{MIDDLE}", f"1:stepped:{MIDDLE + 5}")),
     "gradients as views of buckets": (("--bucket-view",), ("2:committed:1", f"1:committed:{MIDDLE}")),

@@ -117,6 +117,34 @@ def test_a_gradient_scaler_goes_over_to_a_newcomer() -> None:
     assert newcomer.get_scale() == 2.0
 
 
+@pytest.mark.parametrize("unscaled_by", ["the script", "the scaler's own step"])
+def test_a_step_that_was_cut_off_is_done_again_with_unscaled_gradients(unscaled_by: str) -> None:
+    """Else the survivors would step with gradients 256 times as large, and a newcomer would not."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    handler = handler_of(scaler)
+    assert handler is not None
+    handler.remember()
+    scaler.scale(weight.sum()).backward()
+    if unscaled_by == "the script":
+        scaler.unscale_(optimizer)
+    else:
+        hook = optimizer.register_step_pre_hook(_peer_is_lost)
+        with pytest.raises(ConnectionError):
+            scaler.step(optimizer)
+        hook.remove()
+    handler.recall()
+    optimizer.zero_grad()
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    assert weight.item() == 0.0
+
+
+def _peer_is_lost(*_: object) -> None:
+    raise ConnectionError
+
+
 class Tally:
     """A class of the user's own."""
 
