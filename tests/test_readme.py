@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -75,7 +76,7 @@ def error_classes() -> list[type[SameBitsError]]:
 def test_the_exit_codes_are_those_of_the_classes() -> None:
     rows = ["| code | error | meaning |", "|---|---|---|"]
     for kind in error_classes():
-        meaning = " ".join((kind.__doc__ or "").split()).replace("``", "`")
+        meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
         rows.append(f"| {kind.exit_code} | `{kind.__name__}` | {meaning} |")
     assert generated(ENGLISH, "exit-codes") == "\n".join(rows)
 
@@ -150,7 +151,7 @@ def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
             usage = help_of([sys.executable, "-m", command[2]]) if command[2] != "runtime" else ""
         assert [option for option in sorted(options) if option not in usage] == [], command
     assert {"run.sh", "recover.sh", "test.sh"} <= {Path(command[1]).name for command in shown}
-    assert known - {"prepare", "recover"} == {command[1] for command in shown if command[0] == "samebits"}
+    assert known - {"prepare", "recover", "add"} == {command[1] for command in shown if command[0] == "samebits"}
 
 
 def headings_of(name: str) -> list[tuple[int, str]]:
@@ -232,7 +233,7 @@ def test_nothing_of_the_machine_it_was_written_on(name: str) -> None:
 class RecipeJob:
     """The recipe as two workers and a scheduler; ends only what it has started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, spares: int = 0) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[str]] = []
         ours = {variable for name in config.KEPT_NAMES for variable in (name, f"MS_{name}")} - {"PATH", "MS_PATH"}
@@ -245,6 +246,7 @@ class RecipeJob:
             "SCHED_PORT": str(port),
             "ENABLE_RECOVERY": "1",
             "REGISTER_COOLDOWN": "0",
+            "SPARE_NUM": str(spares),
         }
         (recipe,) = blocks_of(ENGLISH, "python")
         (folder / "train.py").write_text(recipe, encoding="utf-8")
@@ -291,6 +293,32 @@ def run_recipe(folder: Path, *, kill: bool) -> str:
         assert [process.wait(timeout=60) for process in (first, second, scheduler)] == [0, 0, 0], lasts
         assert lasts[0] == lasts[1]
         return lasts[0][0]
+
+
+def run_recipe_with_a_spare(folder: Path) -> str:
+    """The sha256 that worker 0 and the spare print: worker 1 is killed in the middle and never started again."""
+    folder.mkdir()
+    with RecipeJob(folder, spares=1) as job:
+        scheduler, spare = job.start(ROLE="scheduler"), job.start(ROLE="worker", NODE_ID="2")
+        deadline = time.monotonic() + 60
+        while "this spare is warm" not in (folder / "2.log").read_text(encoding="utf-8"):
+            assert time.monotonic() < deadline and spare.poll() is None, (folder / "2.log").read_text()
+            time.sleep(0.01)
+        first, second = (job.start(ROLE="worker", NODE_ID=str(node)) for node in range(2))
+        assert first.stdout is not None
+        assert any(line.startswith("epoch 3 ") for line in first.stdout), (folder / "0.log").read_text()
+        second.send_signal(signal.SIGKILL)
+        lasts = [process.communicate(timeout=120)[0].splitlines()[-1:] for process in (first, spare)]
+        assert [process.wait(timeout=60) for process in (first, spare, scheduler)] == [0, 0, 0], lasts
+        assert lasts[0] == lasts[1]
+        return lasts[0][0]
+
+
+@pytest.mark.system
+def test_the_recipe_need_not_know_of_spares(tmp_path: Path) -> None:
+    spared = run_recipe_with_a_spare(tmp_path / "spared")
+    assert "generation 2: rank 1 of 2 goes on from step" in (tmp_path / "spared" / "2.log").read_text(encoding="utf-8")
+    assert spared == run_recipe(tmp_path / "undisturbed", kill=False)
 
 
 @pytest.mark.system

@@ -384,7 +384,7 @@ def fenced_text(node: str, seat: Seat | None) -> str:
     if seat is None:
         holder = "unknown to this scheduler"
     elif seat.slot is None:
-        holder = "given to another node"
+        holder = "taken away: another node has its slot, or the world went on without it"
     else:
         holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
     return f"the seat of worker {node} is {holder}"

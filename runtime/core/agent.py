@@ -224,6 +224,7 @@ class AgentCore:
                 place=entered.place,
                 live=entered.live,
                 looked=entered.looked,
+                commits=entered.commits,
             )
         )
 

@@ -55,6 +55,7 @@ class Entered:
     place: Place | None = None
     live: Point | None = None
     looked: bool = True
+    commits: int = 0
     seen: int | None = None  # the last generation that the process knew of when it said this
 
 

@@ -153,6 +153,7 @@ class Join:
     place: Place | None = None  # what ``blob`` was made for; it is void in any other place
     live: Point | None = None  # the commit that it holds in memory, whole
     looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
+    commits: int = 0  # of the line that ``live`` is on: which of several commits after one step it is
 
 
 @dataclass(frozen=True, slots=True)

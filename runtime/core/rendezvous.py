@@ -175,6 +175,7 @@ class Rendezvous:
         """A member joins the open round; with the last one the generation is committed."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or message.round != round_.id or seat.slot is None:
+            self._join_late(seat, message)
             return
         committed = ledger.state.generation
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
@@ -182,7 +183,13 @@ class Rendezvous:
             return
         round_.came.add(seat.node)
         round_.joined[seat.node] = Joined(
-            seat.incarnation, message.points, message.own_parts, message.numerics, message.live, message.looked
+            seat.incarnation,
+            message.points,
+            message.own_parts,
+            message.numerics,
+            message.live,
+            message.looked,
+            message.commits,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
@@ -358,6 +365,14 @@ class Rendezvous:
                 slot=committed.slots[rank],
             ),
         )
+
+    def _join_late(self, seat: Seat, message: Join) -> None:
+        """The round was closed by an earlier join of the same member, made for another place: this brings its part."""
+        committed, rank = self._ledger.state.generation, self.rank_of(seat)
+        if committed is None or rank is None or message.round != committed.round or not message.blob:
+            return
+        if self._is_in_place(message.place, Place(committed.slots[rank], rank, len(committed.slots))):
+            self.publish(seat, Publish(message.sender, committed.generation, message.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
         """A member's part of the address map; with the last one everybody gets the whole."""

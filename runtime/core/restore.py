@@ -28,6 +28,7 @@ class Joined:
     numerics: Pairs
     live: Point | None = None  # in its memory
     looked: bool = True  # at its disk
+    commits: int = 0  # of the line, up to ``live``
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,15 @@ def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) 
     needing = [rank for rank, member in joined.items() if member.own_parts]
     common = set.intersection(*(held[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
-    holders = sorted(rank for rank, points in held.items() if point in points)
-    in_memory = [rank for rank in holders if joined[rank].live == point]
+    newest = max((member.commits for member in joined.values() if member.live == point), default=0)
+    in_memory = [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
+    # After one step there may be several commits (one more at an epoch's end), and a disk has the first: where a memory
+    # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
+    holders = [
+        rank
+        for rank, one in sorted(joined.items())
+        if point in held[rank] and (not in_memory or rank in in_memory or (one.own_parts and one.live != point))
+    ]
     lacking = [rank for rank in joined if rank not in set(holders)]
     senders = in_memory or holders
     sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 
 class Waker:
@@ -10,13 +11,17 @@ class Waker:
 
     def __init__(self) -> None:
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # So that nothing is written to a number that is closed, or another file's by now. A signal handler may wake
+        # while its own thread does, so it can be taken twice.
+        self._lock = threading.RLock()
 
     def wake(self) -> None:
         """Make the descriptor readable."""
-        write = self._write
-        if write >= 0:
+        with self._lock:
+            if self._write < 0:
+                return
             try:
-                os.write(write, b"w")
+                os.write(self._write, b"w")
             except BlockingIOError:
                 return  # the pipe is full of wake-ups already
 
@@ -29,6 +34,7 @@ class Waker:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        write, self._write = self._write, -1
-        os.close(write)
-        os.close(self.descriptor)
+        with self._lock:
+            write, self._write = self._write, -1
+            os.close(write)
+            os.close(self.descriptor)

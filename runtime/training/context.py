@@ -57,6 +57,7 @@ class Process:
     group: Group | None = None
     coming: ComingGroup | None = None  # begun already, for the first generation
     has_trained: bool = False  # elastic.run was entered
+    is_over: bool = False  # training is finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
 
@@ -176,12 +177,16 @@ def current(call: str) -> Process:
 def get_rank() -> int:
     """This process's rank: in its generation, or, before the first one, the rank its seat will have.
 
+    In a spare that was not needed, once training is finished: the first number that is nobody's rank.
+
     Raises:
         UsageError: in a spare, which has no rank before it takes a lost worker's place.
     """
     process = current("runtime.get_rank()")
     if process.place is not None:
         return process.place.rank
+    if process.admitted.slot is None and process.is_over:
+        return process.admitted.world_size
     if process.admitted.slot is None:
         raise UsageError(
             "runtime.get_rank() in a spare, which has no rank yet: ask inside the function that elastic.run calls, or "

@@ -215,7 +215,7 @@ def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 
 def copied(value: Any) -> Any:
     """A copy that no later change reaches; tensors are detached."""
-    if type(value) in _ATOMS:
+    if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
         return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone()

@@ -54,6 +54,7 @@ class LocalSGD(State):
         self._sync_every = sync_every
         self._outer = None if outer_optimizer is None else OptimizerHandler(outer_optimizer)
         self._averaged_at = 0  # this rank's steps at the last average
+        self._committed_at = 0  # its steps at the last commit
         self._is_through = False
         self._flat = FlatBuffers()
         self._modules = [one for one in state.handlers.values() if isinstance(one, ModuleHandler)]
@@ -93,11 +94,11 @@ class LocalSGD(State):
     def commit(self) -> None:
         """A step is done: average where it is time to, and check the membership. Raises as :meth:`State.commit`."""
         self._running("commit")
-        if not self._inner.gradients_wait:
-            if self.local_steps >= self._sync_every:
-                self.average()
-            else:
-                self._inner.seed_step()
+        if self.local_steps >= self._sync_every:
+            self.average()
+        elif self._inner.completed_steps != self._committed_at:  # inside a window of accumulation nothing is new
+            self._inner.seed_step()
+        self._committed_at = self._inner.completed_steps
         self.check_host_updates()
 
     def average(self) -> None:

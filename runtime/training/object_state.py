@@ -48,7 +48,7 @@ class ObjectState(State):
         self._own: dict[str, Any] = {}  # of the last commit: this rank's alone
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
-            if name in self.__dict__ or hasattr(type(self), name):
+            if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
                 raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
             setattr(self, name, value)
             self.handlers[name] = self._handler_of(name, value)
@@ -67,7 +67,7 @@ class ObjectState(State):
         return handler
 
     def __setattr__(self, name: str, value: Any) -> None:
-        handler = self.handlers.get(name) if name != "handlers" else None
+        handler = None if name[0] == "_" or name == "handlers" else self.handlers.get(name)
         if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
             raise UsageError(
                 f"state.{name} cannot be another object now: make the {type(self).__name__} with it, or load the "

@@ -61,12 +61,22 @@ class OpenSteps:
 
     def gradients_wait(self) -> bool:
         """Whether gradients have come since the last commit and their optimizer has not stepped since."""
+        if all(self._counts):
+            return False
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
 
     def marks(self) -> Marks:
         """The gradients as they stand."""
-        return {key: (weakref.ref(one), one._version) for key, one in _gradients(self._optimizers)}
+        marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        reference = weakref.ref
+        for optimizer in self._optimizers:  # at every commit: a generator would cost as much again
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        marks[id(parameter)] = (reference(gradient), gradient._version)
+        return marks
 
     def drop_gradients(self) -> None:
         """No gradient is left."""

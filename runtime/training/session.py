@@ -47,6 +47,7 @@ class Session:
         self._due_step = 0  # the last step at which a checkpoint was due
         self._layouts: Mapping[str, Any] = {}  # of the last commit
         self._live: Point | None = None  # the commit this process holds while it waits
+        self._commits = 0  # of the line it is on
         self._place: GenerationStarted | None = None
         self._coming: ComingGroup | None = None
         self._own_folder: RankCheckpoints | None = None
@@ -101,6 +102,7 @@ class Session:
         step = state.completed_steps
         ddp.sync_buffers_all()  # where a forward pass came after the step
         layouts = ddp.settle_all()
+        self._commits += 1
         state.remember(Point(step, place.generation))
         if layouts is None:
             state.forget()
@@ -130,19 +132,28 @@ class Session:
 
     def _save(self, step: int, wait_s: float = 0.0) -> bool:
         place = self._present()
-        tree, parts = snapshot.split(self._state.contents(), "state")
+        tree, parts = snapshot.split(self._contents(), "state")
         header = self._checkpoints.header(Point(step, place.generation), place.rank, place.world_size)
         return self._checkpoints.save(header, parts, tree, ddp.capture_all(), wait_s=wait_s)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for another rank."""
         place = self._present()
-        tree, parts = snapshot.split(self._state.contents(), "state")
+        tree, parts = snapshot.split(self._contents(), "state")
         header = self._checkpoints.header(point, place.rank, place.world_size)
         return store.pack_state(header, parts, tree, dict(self._layouts))
 
-    def _become(self, found: Checkpoint) -> None:
-        self._state.load(snapshot.join(found.tree, found.tensors), own=found.header.slot == self._checkpoints.slot)
+    def _contents(self) -> dict[str, Any]:
+        return {**self._state.contents(), "commits": self._commits}
+
+    def _become(self, found: Checkpoint, own: Mapping[str, Any] | None = None) -> None:
+        """Become what was found; ``own``: this rank's own parts, where they are not to come from there."""
+        contents = snapshot.join(found.tree, found.tensors)
+        self._commits = contents["commits"]
+        is_own = found.header.slot == self._checkpoints.slot
+        if own is not None:
+            contents, is_own = {**contents, "own": own}, True
+        self._state.load(contents, own=is_own)
 
     def _present(self) -> GenerationStarted:
         if self._place is None:
@@ -202,6 +213,7 @@ class Session:
             place=None if coming is None else coming.place,
             live=self._live,
             looked=look,
+            commits=self._commits,
         )
 
     def _begin(self, place: GenerationStarted) -> None:
@@ -217,7 +229,7 @@ class Session:
         process.group, self._coming = self._coming.begins(place, self._agent), None
         self._watch(process.group)
         formed = process.group.form()
-        if not is_first:
+        if not is_first or place.world_size != process.admitted.world_size:
             self._state.on_reset()
         self._restore(place, formed)
         self._agent.step = self._state.completed_steps
@@ -267,11 +279,13 @@ class Session:
 
     def _obtain(self, place: GenerationStarted, point: Point) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others."""
-        device, is_live = self._process.device, self._live == point
+        device, holds = self._process.device, place.source == place.rank
+        is_live = holds and self._live == point
+        own = self._state.contents()["own"] if not holds and self._live == point else None  # a commit behind, no more
         if not is_live:
             self._state.forget()  # until it is whole again
         try:
-            if place.source != place.rank:
+            if not holds:
                 found = self._checkpoints.unpack(transfer.receive(place.source, device))
             else:
                 if place.serves:
@@ -281,10 +295,12 @@ class Session:
                     return
                 found = self._checkpoints.load(point)
         except CheckpointError as error:
-            if place.source == place.rank and not is_live:
+            if holds and not is_live:
                 self._checkpoints.reject(point, str(error))
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
-        self._become(found)
+        self._become(found, own)
+        if found.header.world_size != place.world_size:  # saved in a world of another size
+            self._state.on_reset()
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
         self._layouts = found.layout
 
@@ -299,9 +315,7 @@ class Session:
         received = transfer.broadcast(packed, 0, process.device)
         if place.rank != 0:
             found = self._checkpoints.unpack(received)
-            own = state.contents()["own"]
-            contents = snapshot.join(found.tree, found.tensors)
-            state.load({"shared": contents["shared"], "own": own}, own=True)
+            self._become(found, own=state.contents()["own"])
             self._save_or_fail(0)
 
     def _save_or_fail(self, step: int) -> None:
@@ -316,7 +330,7 @@ class Session:
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
             digest.update(snapshot.bytes_of(tensor))
-        digest.update(repr((self._state.completed_steps, ddp.capture_all())).encode())
+        digest.update(repr((self._state.completed_steps, self._commits, ddp.capture_all())).encode())
         return digest.intdigest() >> 1
 
     def _root(self) -> Path:
@@ -359,6 +373,7 @@ class Session:
 
     def _load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's."""
+        self._process.is_over = True
         root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
             for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):

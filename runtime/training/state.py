@@ -121,11 +121,6 @@ class TorchState(ObjectState):
         """The last commit's contents by name, where they were copied; not to be changed."""
         return self._last_commit.copy
 
-    @property
-    def gradients_wait(self) -> bool:
-        """Whether gradients were accumulated that no optimizer has used yet."""
-        return self._open.gradients_wait()
-
     # ---- steps and gradients
 
     def _before_step(self) -> None:

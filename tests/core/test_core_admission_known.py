@@ -252,7 +252,8 @@ def test_a_session_whose_seat_was_given_to_another_node_is_fenced() -> None:
     house.register("b")
     house.register("a", incarnation=1, job="job-1")
     assert house.answer("sa", Fenced).text == (
-        "the seat of worker a is given to another node: this process must not touch the job again"
+        "the seat of worker a is taken away: another node has its slot, or the world went on without it: "
+        "this process must not touch the job again"
     )
 
 

@@ -569,6 +569,22 @@ def test_a_part_of_the_address_map_counts_only_in_the_place_it_was_made_for() ->
     assert house.answer("s0", AddressMap).blobs == (b"a", b"c")
 
 
+def test_a_join_that_comes_after_the_close_brings_its_part_of_the_address_map() -> None:
+    """It answers the same round, in the final place: its holder believes that it has said all."""
+    house = training(shrink_grace_s=0.0)
+    house.close("s1", gone=True)
+    house.tick()
+    opened = house.core.state.generation_number
+    house.join("0", [(5, 1)], blob=b"a", place=Place(0, 0, 2))
+    house.join("2", [(5, 1)], blob=b"old", place=Place(2, 2, 3))
+    round_ = house.committed().round
+    assert house.core.state.generation_number == opened + 1
+    house.join("2", [(5, 1)], blob=b"old", place=Place(2, 2, 3), round_id=round_)
+    assert not [send for send in house.ready.sends if isinstance(send.message, AddressMap)]
+    house.join("2", [(5, 1)], blob=b"c", place=Place(2, 1, 2), round_id=round_)
+    assert house.answer("s0", AddressMap).blobs == (b"a", b"c")
+
+
 @pytest.mark.parametrize(("slot", "counts"), [(0, False), (2, False)])
 def test_a_part_without_a_place_is_made_for_the_full_world(slot: int, counts: bool) -> None:
     house = training(shrink_grace_s=0.0)

@@ -57,3 +57,12 @@ def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: J
     assert job.wait_finished() == expected
     steps = [match[1] for match in job.matches(1, r"step (\d+) of 3")]
     assert steps == [str(step) for step in range(1, 61)], "a step was lost or repeated"
+
+
+def test_with_recovery_off_the_example_runs_as_it_stands_to_the_same_bits(new_job: Jobs) -> None:
+    expected = undisturbed(new_job, ELASTIC)
+    job = new_job("--pause-ms", "0", script=ELASTIC, workers=3, settings={"ENABLE_RECOVERY": "0"})
+    job.start()
+    statuses = job.wait_ended()
+    assert set(statuses.values()) == {0}
+    assert job.sha256() == expected

@@ -11,7 +11,7 @@ import pytest
 from runtime import config
 from runtime.__main__ import SUBCOMMANDS, main
 from runtime.core import records
-from runtime.core.messages import EndKind, Process
+from runtime.core.messages import EndKind, Process, RoundId
 from runtime.core.point import Point
 from runtime.ops import doctor, prepare
 from runtime.ops.job_view import JobView, Presence, stored_view
@@ -146,6 +146,58 @@ def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -
     assert (seen.job_finished, seen.training_finished, seen.step, seen.phase) == (True, True, 600, "finished")
 
 
+def write_elastic_journal(folder: Path) -> None:
+    """Of four workers 1 was replaced by a spare, 2 was given up, 4 is about to join; another spare is lost."""
+    process = Process(HERE, 2**22 + 9, 5, "cpu")
+    members = (("0", 1), ("6", 1), ("3", 1))
+    settings = (("WORKER_NUM", "4"), ("MIN_WORKER_NUM", "2"), ("MAX_WORKER_NUM", "6"), ("SPARE_NUM", "2"))
+    history: list[records.Record] = [
+        records.JobCreated(JOB, "train.py", settings),
+        records.TermStarted(1, "boot", 1.0),
+        *(records.SeatGranted(str(node), node, 1, f"session-{node}", process) for node in range(4)),
+        records.SpareAdmitted("6", 1, "session-6", process),
+        records.SpareAdmitted("7", 1, "session-7", process),
+        records.SeatLost("1", 1, 2.0, "its connection closed"),
+        records.SeatRetired("1", 1),
+        records.SlotGiven("6", 1),
+        records.SeatLeft("2", 1),
+        records.SeatRetired("2", 2),
+        records.GenerationCommitted(2, RoundId(1, 2), members, Point(50, 1), (), (), (0, 1, 3)),
+        records.SeatGranted("4", 4, 1, "session-4", process),
+        records.SeatLost("7", 1, 3.0, "silent"),
+    ]
+    with Journal.open(folder)[0] as journal:
+        journal.append([records.SCHEMA.pack(record) for record in history])
+
+
+def test_status_of_a_world_with_spares_that_has_changed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_elastic_journal(here / "recovery")
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "no scheduler · step 50 · 3/3 workers (4 wanted), 1 joining · term 1 · generation 2" in text
+    rows = [line.split()[:3] for line in text[text.index("slot ") :].splitlines()[1:]]
+    assert rows == [
+        ["0", "0", "alive"],
+        ["1", "6", "alive"],
+        ["3", "3", "alive"],
+        ["4", "4", "alive"],
+        ["spare", "7", "lost"],
+        ["–", "1", "lost"],
+        ["–", "2", "left"],
+    ]
+    assert main(["status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["world_size"], told["wanted_size"], told["alive"], told["joining"], told["spares_alive"]) == (
+        (3, 4, 3, 1, 0)
+    )
+    seen = stored_view(here / "recovery")
+    assert seen is not None
+    assert [worker.node for worker in seen.workers if worker.is_joining] == ["4"]
+    assert seen.is_spare("7")
+    assert not seen.is_spare("6"), "it has a slot now"
+    assert seen.is_spare("8"), "by its number"
+
+
 # ---- prepare
 
 
@@ -168,6 +220,14 @@ def test_prepare_keeps_the_start_and_tells_run_sh(scheduler_role: Path, capsys: 
     kept = json.loads((scheduler_role / "device" / "start.json").read_text())
     assert (kept["script"], kept["args"]) == ("train.py", ["--help", "--", "x"])
     assert not (scheduler_role / "recovery").exists()  # the scheduler's to make
+
+
+def test_prepare_names_the_spares_after_the_largest_world(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAX_WORKER_NUM", "5")
+    monkeypatch.setenv("SPARE_NUM", "2")
+    assert prepare_here(capsys) == (0, f"0 1 5 6\n2 workers, 2 spares\n{scheduler_role / 'device'}\n")
 
 
 def test_prepare_refuses_an_unfinished_job_with_its_newest_step(

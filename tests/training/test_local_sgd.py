@@ -149,6 +149,21 @@ def test_a_rank_that_an_average_did_not_reach_takes_it_from_one_that_it_did(peer
     assert (behind.model.weight.item(), behind.local_steps, behind.completed_steps) == (-1.5, 0, 1)
 
 
+def test_after_a_sync_by_hand_the_average_is_the_one_that_came(peers: SimpleNamespace) -> None:
+    source, other = local(), local()
+    for state, brings in ((source, -5.0), (other, -50.0)):
+        Commits(state)
+        peers.brings = brings
+        for _ in range(4):
+            step(state)
+    other.load(source.contents(), own=False)
+    other.begin(Point(1, 1))  # the point that it held another copy of
+    assert other.weights()[0].item() == source.weights()[0].item() == -4.0
+    other.model.weight.data.zero_()
+    other.restore()
+    assert other.model.weight.item() == -4.0
+
+
 def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: SimpleNamespace) -> None:
     state = local(outer=lambda one: torch.optim.SGD(one, lr=0.7, momentum=0.9, nesterov=True))
     Commits(state)
@@ -168,10 +183,11 @@ def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: S
 def test_who_has_not_stepped_gives_nothing_and_gets_the_average(peers: SimpleNamespace) -> None:
     state = local()
     Commits(state)
-    peers.brings = -6.0
-    state.average()
-    assert state.model.weight.item() == -6.0
-    assert state.completed_steps == 1
+    for given in (-6.0, -8.0):
+        peers.brings = given
+        state.average()
+        assert state.model.weight.item() == given
+    assert state.completed_steps == 2
 
 
 def test_the_end_waits_for_everybody_and_averages_what_is_left(peers: SimpleNamespace) -> None:
@@ -207,11 +223,16 @@ def test_back_to_the_last_average_by_hand(peers: SimpleNamespace) -> None:
     assert (state.model.weight.item(), state.local_steps, state.batch) == (-1.5, 0, 3)
 
 
-def test_no_average_falls_into_a_window_of_accumulation(peers: SimpleNamespace) -> None:
-    state = local(sync_every=1)
+def test_micro_batches_of_one_window_draw_different_numbers_and_make_no_average(peers: SimpleNamespace) -> None:
+    state = local(sync_every=2)
     Commits(state)
-    state.model.weight.grad = torch.ones(1)
-    state.commit()
+    step(state)
+    drawn = []
+    for _ in range(3):
+        drawn.append(torch.rand(1).item())
+        state.model.weight.grad = torch.ones(1)
+        state.commit()
+    assert len(set(drawn)) == 3
     assert peers.averages == 0
     state.optimizer.step()
     state.commit()

@@ -98,6 +98,16 @@ def test_a_last_batch_is_recorded_by_its_own_size_or_the_loaders(world: dict[str
         assert seen == [16, 32, 38]
 
 
+def test_an_iteration_that_was_left_is_gone_on_with_by_the_next(world: dict[str, int]) -> None:
+    sampler = ElasticSampler(range(64), seed=5)
+    undisturbed = taken(sampler, world)
+    sampler.record_batch(0, 3)
+    sampler.record_batch(1, 3)
+    assert taken(sampler, world) == [share[6:] for share in undisturbed]  # as after a `break`
+    sampler.record_batch(0, 5)  # numbered from 0 again, of another size
+    assert sampler.consumed == 24 + 20
+
+
 def test_recorded_indices_count_like_batches(world: dict[str, int]) -> None:
     by_batch, by_index = ElasticSampler(range(100), seed=1), ElasticSampler(range(100), seed=1)
     share = list(by_index)

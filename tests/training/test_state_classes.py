@@ -273,6 +273,5 @@ def test_gradients_of_a_step_that_a_notice_cut_off_do_not_flow_into_the_next() -
     state = small_state()
     Commits(state)
     backward(state)
-    state.recall()
-    state.begin(Point(0, 2))
+    state.begin(Point(0, 2))  # also of a rank that had nothing to recall
     assert all(one.grad is None for one in state.weights())

@@ -1,0 +1,73 @@
+"""Which node ids may be added, and which the job can do without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.config import Settings
+from runtime.errors import UsageError
+from runtime.ops.job_view import JobView, Presence
+from runtime.ops.kept_start import KeptStart
+from runtime.ops.resizing import check_removal, nodes_to_add
+from tests.ops.views import view, worker
+
+HERE = ("0", "1", "2")
+SPARED = view(spares=(worker(3, slot=None),))
+ELASTIC = replace(view(), min_world_size=2, max_world_size=6)
+
+
+def settings(most: int) -> Settings:
+    return KeptStart(
+        Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3", "MAX_WORKER_NUM": str(most)}
+    ).settings()
+
+
+def test_the_first_free_numbers_that_name_a_slot() -> None:
+    assert nodes_to_add(settings(6), HERE, ELASTIC, 2) == ("3", "4")
+    assert nodes_to_add(settings(6), ("0", "2", "6"), ELASTIC, 1) == ("3",), "worker 1 is on another machine"
+    gone = replace(ELASTIC, workers=(worker(0), worker(2)), retired=(worker(1, Presence.LEFT, slot=None),))
+    assert nodes_to_add(settings(6), ("0", "2"), gone, 2) == ("1", "3"), "it was removed"
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "said"),
+    [
+        (3, 1, "MAX_WORKER_NUM=3: 0 node ids below it are free, 1 asked for"),
+        (5, 3, "MAX_WORKER_NUM=5: 2 node ids below it are free, 3 asked for"),
+        (5, 0, "0 workers to add: expected 1 or more"),
+    ],
+)
+def test_no_more_than_there_is_room_for(most: int, count: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        nodes_to_add(settings(most), HERE, ELASTIC, count)
+
+
+@pytest.mark.parametrize(
+    ("seen", "leaving"),
+    [
+        (ELASTIC, ["2"]),
+        (SPARED, ["1"]),  # the spare takes its place
+        (SPARED, ["3"]),
+        (replace(view(), workers=(worker(0), worker(1), worker(2, Presence.LOST))), []),
+    ],
+)
+def test_who_can_be_done_without(seen: JobView, leaving: list[str]) -> None:
+    check_removal((*HERE, "3"), seen, leaving)
+
+
+@pytest.mark.parametrize(
+    ("seen", "leaving", "said"),
+    [
+        (view(), ["1"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait"),
+        (ELASTIC, ["1", "2"], "MIN_WORKER_NUM=2: without worker 1, 2 the job has 1 workers and 0 spares"),
+        (SPARED, ["1", "3"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares"),
+        (replace(SPARED, spares=(worker(3, Presence.LOST, slot=None),)), ["0"], "0 spares"),
+        (ELASTIC, ["7"], "no worker 7 belongs to this job here: expected of 0, 1, 2, 3"),
+    ],
+)
+def test_who_cannot(seen: JobView, leaving: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_removal((*HERE, "3"), seen, leaving)

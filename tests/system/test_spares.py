@@ -1,0 +1,147 @@
+"""Spares: one takes a lost worker's place at once, with the undisturbed run's bits, and nobody else is restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.elastic_job import ElasticJob
+from tests.system.job import JobFolder
+from tests.system.kill_list import MIDDLE
+from tests.system.processes import WarmStarter
+
+pytestmark = pytest.mark.system
+
+STEPS = 80
+TRAINED = ("--steps", str(STEPS), "--interval", "1000")  # nothing but memory to go on from
+WAITS_FOR_EVER = {"REGISTER_COOLDOWN": "3600"}
+LEFT_BY_SIGTERM = 143
+
+
+@pytest.fixture
+def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
+    def make(*args: str, spares: int = 1, cool_down_s: float = 3600, **options: object) -> ElasticJob:
+        settings = {"REGISTER_COOLDOWN": str(cool_down_s)}
+        job = ElasticJob(tmp_path, warm, args=(*TRAINED, *args), spares=spares, settings=settings, **options)
+        watched(job)
+        return job
+
+    return make
+
+
+def steps(job: ElasticJob, node: int) -> list[int]:
+    return [step.number for step in job.steps(node)]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_spare_takes_over_without_a_step_lost_or_repeated(
+    rank: int, new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job()
+    job.start()
+    job.wait_warm(4)
+    job.wait_for_step(MIDDLE, rank=1)
+    job.kill(rank)
+    assert job.finish() == undisturbed(*TRAINED)
+    survivors = {0, 1, 2, 3} - {rank}
+    for node in survivors:
+        assert steps(job, node) == list(range(1, STEPS + 1))
+    assert job.seated_once(*survivors, 4)
+    first = steps(job, 4)[0]
+    assert steps(job, 4) == list(range(first, STEPS + 1))
+    assert steps(job, rank)[-1] in (first - 1, first - 2)  # it may have died before it could say its last
+    job.wait_for("scheduler", rf"spare 4 .* takes slot {rank} of worker {rank}")
+
+
+def test_two_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
+    job = new_job(spares=2)
+    job.start()
+    job.wait_warm(4, 5)
+    job.wait_for_step(MIDDLE)
+    job.kill(1, 3)
+    assert job.finish() == undisturbed(*TRAINED)
+    assert job.seated_once(0, 2, 4, 5)
+    assert steps(job, 0) == list(range(1, STEPS + 1))
+
+
+def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--pause-ms", "40", cool_down_s=0.5)
+    job.start()
+    job.wait_warm(4)
+    job.wait_for_step(10)
+    job.kill(1)
+    job.wait_generation(2, [0, 4, 2, 3])
+    job.start_worker(1)
+    job.wait_for(1, "seated: a spare, incarnation 2")
+    job.wait_warm(1)
+    job.kill(4)
+    job.wait_for("scheduler", r"spare 1 .* takes slot 1 of worker 4")
+    assert job.finish() == undisturbed(*TRAINED)
+    assert job.seated_once(0, 2, 3)
+    assert steps(job, 0) == list(range(1, STEPS + 1))
+
+
+def test_a_spare_that_dies_is_no_event_and_one_that_waits_ends_with_the_final_state(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(spares=2)
+    job.start()
+    job.wait_warm(4, 5)
+    job.wait_for_step(MIDDLE)
+    job.kill(4)
+    job.wait_for("scheduler", r"spare 4 .* is lost")
+    assert job.finish() == undisturbed(*TRAINED)  # the other spare's, too: it has never trained
+    assert steps(job, 5) == []
+    for node in (0, 1, 2, 3):
+        assert len(job.matches(node, "generation 1:")) == 1
+        assert job.matches(node, "generation 2:") == []
+
+
+def test_a_worker_told_to_leave_finishes_its_step_and_a_spare_takes_over(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job()
+    job.start()
+    job.wait_warm(4)
+    job.wait_for_step(MIDDLE)
+    assert job.terminate(2) == LEFT_BY_SIGTERM
+    left_at = steps(job, 2)[-1]
+    assert job.finish() == undisturbed(*TRAINED)
+    job.wait_for("scheduler", r"worker 2 left: it was asked to \(SIGTERM\)")
+    assert steps(job, 0) == list(range(1, STEPS + 1))
+    assert steps(job, 4)[0] in (left_at + 1, left_at + 2)  # its last commit is not said any more
+    assert job.seated_once(0, 1, 3, 4)
+
+
+def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(spares=0)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    assert job.terminate(2) == LEFT_BY_SIGTERM
+    job.wait_for(0, "left the generation at step")
+    job.start_worker(2)
+    job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
+    assert job.finish() == undisturbed(*TRAINED)
+    assert steps(job, 0) == list(range(1, STEPS + 1))
+
+
+def test_who_only_waits_leaves_at_once(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
+    """A spare, and a member of a world that waits for another one."""
+    job = new_job()
+    job.start()
+    job.wait_warm(4)
+    assert job.terminate(4) == LEFT_BY_SIGTERM
+    job.wait_for("scheduler", r"spare 4 left: it was asked to \(SIGTERM\)")
+    job.wait_for_step(MIDDLE)
+    assert job.terminate(2) == LEFT_BY_SIGTERM
+    job.wait_for(0, "left the generation at step")
+    assert job.terminate(0) == LEFT_BY_SIGTERM
+    for node in (0, 2, 4):
+        job.start_worker(node)
+    assert job.finish() == undisturbed(*TRAINED)
