@@ -21,6 +21,7 @@ from tests.system.probe import FAILS, gate_of
 
 WORKERS = 4
 GATE = 20  # steps between two gates
+LAST_GATE = 40
 TRAINED = ("--steps", "60", "--interval", "10")
 STOPPED_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"}
 FIRST_SPARE = 10  # a node id that names no slot
@@ -225,7 +226,8 @@ class Run:
             self._lose_spare(spares[0])
 
     def _open_gates(self) -> None:
-        for step in range(0, int(TRAINED[1]), GATE):
+        """All but the last, behind which the job would end: who is stopped must find it alive."""
+        for step in range(0, LAST_GATE, GATE):
             gate_of(self._job.folder, step).touch()
 
     def _start_spare(self, node: int) -> None:
@@ -280,13 +282,18 @@ class Run:
         self._job.start_worker(node)
 
     def _let_go_on(self) -> None:
-        """Wake who was stopped, when the others have long gone on."""
+        """Wake who was stopped, when the others have long gone on, and let these end when it has left or is a spare."""
         job = self._job
         if self._stopped:
             survivor = next(rank for rank in range(WORKERS) if rank not in self._cell.who.ranks)
-            job.wait_for_step(30, rank=survivor)
+            job.wait_for(survivor, f"waits at the gate of step {LAST_GATE}$")
         for node in self._stopped:
             job.worker(node).signal(signal.SIGCONT)
+            job.wait_until(lambda node=node: self._is_out_or_spare(node) or None, f"word of the woken worker {node}")
+        gate_of(job.folder, LAST_GATE).touch()
+
+    def _is_out_or_spare(self, node: int) -> bool:
+        return not self._job.worker(node).is_alive() or bool(self._job.matches(node, "this spare is warm"))
 
     def _require_ends(self) -> None:
         """Everybody has ended as they must, and nobody was replaced who was not lost."""
