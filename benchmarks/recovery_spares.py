@@ -7,10 +7,10 @@ that each recovery is proven by itself, and the next spare warms up without taki
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import signal
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -146,6 +146,20 @@ def account(moments: Iterable[Moment]) -> Account:
     return Account(last, repeated, len(set(range(1, last + 1)) - done))
 
 
+def step_ms(moments: Iterable[Moment]) -> float:
+    """The median time between two steps that one process took one after the other."""
+    between: list[float] = []
+    last: dict[int, Moment] = {}
+    for moment in sorted(moments, key=lambda one: one.at_s):
+        if moment.name != "stepped":
+            continue
+        before = last.get(moment.pid)
+        if before is not None and before.step is not None and moment.step == before.step + 1:
+            between.append(moment.at_s - before.at_s)
+        last[moment.pid] = moment
+    return statistics.median(between) * 1e3 if between else math.nan
+
+
 class LossyJob:
     """A job of ours and its spare, from its start to its end; everything it noted is kept.
 
@@ -233,11 +247,8 @@ class LossyJob:
         return self._stage.logs()
 
     def step_ms(self) -> float:
-        """The median of a step of rank 0's process at the time, away from any loss."""
-        pid = self._pids[self._nodes[0]]
-        steps = [one for one in self.moments if one.name == "stepped" and one.pid == pid]
-        between = sorted(after.at_s - before.at_s for before, after in itertools.pairwise(steps))
-        return between[len(between) // 2] * 1e3 if between else math.nan
+        """The median of all steps of all processes: those of a recovery, and the pauses, are few among them."""
+        return step_ms(self.moments)
 
     def _train_for_a_while(self, rng: random.Random) -> None:
         """Until a random moment not long after every rank trains again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.moments import Moment
-from benchmarks.recovery_spares import Account, Loss, LossyJob, account, loss_from, undisturbed
+from benchmarks.recovery_spares import Account, Loss, LossyJob, account, loss_from, step_ms, undisturbed
 from benchmarks.workers.paced import ENDLESSLY, Pace
 
 LEFT, VICTIM, NEW = frozenset({1, 2}), 3, 4
@@ -83,6 +84,13 @@ def test_a_step_that_a_process_does_twice_is_repeated() -> None:
 def test_a_step_that_nobody_did_is_skipped() -> None:
     moments = noted(("stepped", 1, 1.0, 1), ("stepped", 1, 2.0, 2), ("trains", 2, 3.0, 4), ("stepped", 2, 4.0, 5))
     assert account(moments) == Account(last_step=5, repeated_steps=0, skipped_steps=1)
+
+
+def test_a_step_is_timed_within_one_process() -> None:
+    first = noted(*(("stepped", 1, at_s, step) for step, at_s in enumerate((1.0, 1.5, 2.0, 9.0, 9.5), start=1)))
+    second = noted(("stepped", 2, 1.25, 3), ("stepped", 2, 5.0, 7))  # not one after the other
+    assert step_ms(first + second) == 500
+    assert math.isnan(step_ms(second))
 
 
 def test_a_pace_stops_all_at_the_same_step(tmp_path: Path) -> None:
