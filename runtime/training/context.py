@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,10 @@ COLLECTIVE_TOO_EARLY = (
 )
 
 
+OWN_ERROR_GRACE_S = 0.3
+"""From an exception of the script's own until the others are told: if it is the program's fault, they meet it as well,
+and say so, instead of being torn out of the step before it and waiting for a process that will fail again.
+"""
 VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
 
 
@@ -261,6 +266,8 @@ class _Ending:
             self._previous_hook(kind, error, traceback)
             self._status = 1
             if self.agent is not None:
+                if _process is not None and _process.has_trained:
+                    time.sleep(OWN_ERROR_GRACE_S)
                 self.agent.speak_last(_last_words(kind, error, traceback))
 
     def _at_end(self) -> None:

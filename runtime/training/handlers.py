@@ -138,11 +138,15 @@ class ScalerHandler(StateHandler):
 
     def load(self, contents: Any) -> None:
         super().load(contents)
-        self.value._per_optimizer_states.clear()
+        self._forget_the_open_step()
 
     def recall(self) -> None:
         super().recall()
-        self.value._per_optimizer_states.clear()
+        self._forget_the_open_step()
+
+    def _forget_the_open_step(self) -> None:
+        if self.value.is_enabled():  # else it keeps no notes at all
+            self.value._per_optimizer_states.clear()
 
 
 class SamplerHandler(StateHandler):

@@ -10,6 +10,7 @@ together do not have it.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,13 @@ __all__ = ["Session"]
 
 Result = TypeVar("Result")
 
+HURRY_S = 0.0005
+"""How soon a thread that waits for the interpreter gets it while a generation is left and the next one formed.
+
+Several threads of ours hand work to each other then, and each hand-over may take that long; Python's own 5 ms would be
+most of a recovery.
+"""
+
 
 class Session:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
@@ -48,6 +56,7 @@ class Session:
         self._layouts: Mapping[str, Any] = {}  # of the last commit
         self._live: Point | None = None  # the commit this process holds while it waits
         self._commits = 0  # of the line it is on
+        self._at_ease_s = sys.getswitchinterval()
         self._place: GenerationStarted | None = None
         self._coming: ComingGroup | None = None
         self._own_folder: RankCheckpoints | None = None
@@ -85,6 +94,7 @@ class Session:
         """The function is through, or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
+        sys.setswitchinterval(self._at_ease_s)
         self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
             self._own_folder.release()
@@ -163,6 +173,7 @@ class Session:
     # ---- from one generation to the next
 
     def _enter(self) -> GenerationStarted | Point:
+        sys.setswitchinterval(HURRY_S)
         self._numerics = numerics.describe(self._process.device)
         self._begin_to_connect(self._next_place())
         with self._process.departure.waits():
@@ -234,6 +245,7 @@ class Session:
         self._restore(place, formed)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
+        sys.setswitchinterval(self._at_ease_s)
         voice.say(
             f"generation {place.generation}: rank {place.rank} of {place.world_size} "
             f"{'begins at' if place.restore is None else 'goes on from'} step {self._state.completed_steps}, "
@@ -247,6 +259,7 @@ class Session:
 
     def _leave(self, reason: str, gently: bool) -> None:
         """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""
+        sys.setswitchinterval(HURRY_S)
         if not gently:
             self._agent.report_failure()
         self._agent.on_break = _nothing_to_break

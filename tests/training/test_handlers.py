@@ -141,6 +141,14 @@ def test_a_step_that_was_cut_off_is_done_again_with_unscaled_gradients(unscaled_
     assert weight.item() == 0.0
 
 
+def test_a_scaler_that_is_switched_off_goes_back_as_well() -> None:
+    handler = handler_of(torch.amp.GradScaler("cpu", enabled=False))
+    assert handler is not None
+    handler.remember()
+    handler.recall()
+    handler.load(handler.contents())
+
+
 def _peer_is_lost(*_: object) -> None:
     raise ConnectionError
 
