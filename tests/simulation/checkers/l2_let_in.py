@@ -51,14 +51,15 @@ class LetIn(Checker):
     def _somebody_else_has_it(self, worker: Worker) -> bool:
         """A rival for the seat: another process of the node, or where any will do, whoever asked first."""
         rivals = any(one.node == worker.node and one is not worker for one in self.world.workers)
-        return rivals or self.world.mix.naming is Naming.FRESH or self._is_full()
+        return rivals or self.world.mix.naming is Naming.FRESH or self._is_full(worker.node)
 
-    def _is_full(self) -> bool:
+    def _is_full(self, node: str) -> bool:
         """Whether its slot was given away meanwhile and there is no other place."""
         core, policy = self.world.host.core, self.world.policy
         assert core is not None
         if policy.spare_num == 0 and policy.min_world_size == policy.max_world_size:
             return False
         spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
-        has_slot = len(core.state.by_slot) < policy.max_world_size and core.state.final is None
+        names_spare = node.isdecimal() and int(node) >= policy.max_world_size
+        has_slot = len(core.state.by_slot) < policy.max_world_size and core.state.final is None and not names_spare
         return len(spares) >= policy.spare_num and not has_slot
