@@ -25,5 +25,5 @@ if [ $# -eq 0 ]; then
     stage 'ruff format' "$bin/ruff" format --check .
     stage mypy "$bin/mypy" --strict runtime
 fi
-if [ $# -eq 0 ]; then set -- -n 2 --dist worksteal; fi  # most tests wait for processes more than they compute
+if [ $# -eq 0 ]; then set -- -n 3 --dist worksteal; fi  # most tests wait for processes more than they compute
 exec "$bin/python" -m pytest "$@"
