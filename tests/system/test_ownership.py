@@ -50,7 +50,7 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
     assert text in job.wait_said(run, "the job was interrupted at step 29")
     assert text in job.wait_for(SCHEDULER, "the job ends: ").string
     failed = [rank for rank in job.ranks if job.matches(rank, f"^{text}$")]
-    assert len(failed) >= 2, (
+    assert len(failed) >= 2, "one may have been torn out of its step before; the traceback is the user's"
         "the traceback is the user's; one may have been torn out of its step before it came to that"
     )
 
