@@ -51,8 +51,6 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
     assert text in job.wait_for(SCHEDULER, "the job ends: ").string
     failed = [rank for rank in job.ranks if job.matches(rank, f"^{text}$")]
     assert len(failed) >= 2, "one may have been torn out of its step before; the traceback is the user's"
-        "the traceback is the user's; one may have been torn out of its step before it came to that"
-    )
 
 
 def test_a_follower_may_die_and_ctrl_c_ends_everything(
