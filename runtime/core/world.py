@@ -123,11 +123,12 @@ class World:
         given: list[Seat] = []
         if not (ledger.absent and ledger.state.spares):
             return given
-        if ledger.state.generation is None or ledger.state.final is not None or not ledger.policy.recovery:
+        if ledger.state.final is not None or not ledger.policy.recovery:
             return given
         for slot in sorted(ledger.absent):
             lost = ledger.state.seat_of_slot(slot)
-            spare = None if self.is_new(slot) else self._spare_for(lost)
+            may_still_come = ledger.state.generation is None and (lost is None or not lost.lost)
+            spare = None if may_still_come or self.is_new(slot) else self._spare_for(lost)
             if spare is None:
                 continue
             of_whom = ""

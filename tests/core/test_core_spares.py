@@ -99,15 +99,25 @@ def test_a_spare_waits_in_its_role_while_the_house_fills() -> None:
     assert house.answer("s7", EndJob).kind is EndKind.FORMATION_TIMEOUT
 
 
-def test_before_the_first_generation_no_spare_takes_a_slot() -> None:
-    """The node that names it may still come."""
+def test_before_the_first_generation_a_spare_waits_for_the_node_that_names_a_slot() -> None:
+    house = House(policy(2, spare_num=1))
+    house.register("7")
+    house.register("1")
+    assert not house.core.state.generation and house.seat("7").is_spare
+
+
+def test_who_is_killed_before_the_first_generation_is_replaced_like_anybody() -> None:
+    """With a new name at every start nobody else would ever come for its slot."""
     house = House(policy(2, spare_num=1))
     house.register("7")
     house.register("0")
     house.close("s0", gone=True)
     house.register("1")
-    assert not house.core.state.generation and house.seat("7").is_spare
-    assert house.seat("0").slot == 0
+    assert house.seat("7").slot == 0
+    assert house.seat("0").is_retired
+    house.join("7")
+    house.join("1")
+    assert [node for node, _ in house.committed().members] == ["7", "1"]
 
 
 def test_a_spares_session_resumes_and_repeats() -> None:
