@@ -136,9 +136,21 @@ class Gate:
 
     def take(self) -> tuple[list[Ended], list[Rejected]]:
         """What has happened by now: the connections that ended, in order, and who was turned away."""
-        self._answer_zap()
         ended: list[Ended] = []
         rejected: list[Rejected] = []
+        for question in self._zap_questions():
+            self._take_events(
+                ended, rejected
+            )  # who asks was accepted before: its address is looked up while it is there
+            self._answer(question)
+        self._take_events(ended, rejected)
+        rejected += self._turn_away()
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_S
+            rejected += self._look_at_unheard()
+        return ended, rejected
+
+    def _take_events(self, ended: list[Ended], rejected: list[Rejected]) -> None:
         for event, value in self._events():
             if event == zmq.EVENT_ACCEPTED:
                 self._address_of[value] = _peer_address(value)
@@ -153,11 +165,6 @@ class Gate:
                 ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
-        rejected += self._turn_away()
-        if time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + CHECK_S
-            rejected += self._look_at_unheard()
-        return ended, rejected
 
     def heard(self, descriptors: Iterable[int]) -> None:
         """Whole messages have come over these connections."""
@@ -182,18 +189,22 @@ class Gate:
             receive(_NOW)  # the address that is listened on
             yield _EVENT.unpack(event)
 
-    def _answer_zap(self) -> None:
-        """May this key enter? Version, request, domain, address, identity, mechanism, key (RFC 27)."""
+    def _zap_questions(self) -> Iterator[list[bytes]]:
+        """Each is to be answered before the next is asked for."""
         if self._zap is None:
             return
         for _ in range(MAX_EVENTS):
             try:
-                request = self._zap.recv_multipart(zmq.NOBLOCK)
+                yield self._zap.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            is_right = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._expected
-            status = [b"200", b"OK"] if is_right else [b"400", b"another key"]
-            self._zap.send_multipart([b"1.0", request[1], *status, b"", b""])
+
+    def _answer(self, question: list[bytes]) -> None:
+        """May this key enter? Version, request, domain, address, identity, mechanism, key (RFC 27)."""
+        assert self._zap is not None, "a question came over it"
+        is_right = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._expected
+        status = [b"200", b"OK"] if is_right else [b"400", b"another key"]
+        self._zap.send_multipart([b"1.0", question[1], *status, b"", b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
         """Close the newest connections beyond the bound; they vanish from the books when ZeroMQ has noticed."""

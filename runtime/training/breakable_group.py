@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from runtime.errors import UsageError
-from runtime.training.breaking import Breaker, join_at_exit, run_breakable
+from runtime.training.breaking import Breaker, join_at_exit, run_aside, run_breakable
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 
@@ -43,9 +43,13 @@ _current_backward: Callable[[], int] = torch._C._current_graph_task_id
 _before_backward_ends: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 
-def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
+def _await_this_thread_at_exit() -> None:
     if threading.get_ident() != _MAIN_THREAD:
         join_at_exit()
+
+
+def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
+    _await_this_thread_at_exit()
     deadline = time.monotonic() + timeout.total_seconds() if timeout else None
     part = min(_FIRST_SLICE, timeout) if timeout else _FIRST_SLICE
     while True:
@@ -107,26 +111,28 @@ class _Collective(_DelegatingWork):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that gloo completes, or the breaker fails: for DDP, for communication hooks, for ``then``."""
-        breaker, launched, inner = self._breaker, self._launched, self._inner
+        """A future that is completed with the work, or failed by the breaker: for DDP, for ``then``.
+
+        A thread of ours waits for the work and completes it. gloo's own thread must not call back into Python: nobody
+        can wait for it at the process's end, and one that asks for an interpreter that is torn down aborts the process.
+        """
         ours: torch.futures.Future[Any] = torch.futures.Future()
         # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
         chained = ours.then(_value_of)
-        breaker.watch(ours)
-
-        def finished(theirs: torch.futures.Future[list[torch.Tensor]]) -> None:
-            launched.discard(inner)
-            if not breaker.release(ours):
-                return
-            try:
-                value = theirs.value()
-            except Exception as error:
-                ours.set_exception(error)
-            else:
-                ours.set_result(value)
-
-        inner.get_future().add_done_callback(finished)
+        self._breaker.watch(ours)
+        run_aside(functools.partial(self._complete, ours), "samebits-future")
         return chained
+
+    def _complete(self, ours: torch.futures.Future[Any]) -> None:
+        try:
+            _wait_in_slices(self._inner, self._breaker, self._launched, _NO_TIMEOUT)
+            value = self._inner.result()
+        except Exception as error:
+            if self._breaker.release(ours):
+                ours.set_exception(error)
+        else:
+            if self._breaker.release(ours):
+                ours.set_result(value)
 
 
 class _Pairwise(_DelegatingWork):
@@ -212,6 +218,7 @@ class BreakableGroup(dist.ProcessGroup):
 
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         self.breaker.check()
+        _await_this_thread_at_exit()
         if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
             raise UsageError(self._refusal)
         try:

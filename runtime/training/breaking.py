@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runtime.errors import GenerationEndedError
@@ -25,6 +26,7 @@ __all__ = ["EXIT_GRACE_S", "Breaker", "begin_breakable", "join_at_exit", "leave_
 T = TypeVar("T")
 
 EXIT_GRACE_S = 5.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
+_LAST_WORDS_S = 0.0005  # nobody tells when a thread of the system is gone
 
 
 class Failable(Protocol):
@@ -161,11 +163,20 @@ def leave_with(status: int) -> None:
     _exit_status[:] = [status]
 
 
+def _is_running(thread: threading.Thread) -> bool:
+    """Also one that Python counts as ended and that still frees what C++ keeps for it, for which it needs Python."""
+    return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
+
+
 @atexit.register
 def _let_threads_end() -> None:
     deadline = time.monotonic() + EXIT_GRACE_S
-    for thread in list(_aside):
-        thread.join(max(0.0, deadline - time.monotonic()))
+    while running := [thread for thread in _aside if _is_running(thread)]:
+        if time.monotonic() >= deadline:
+            break
+        for thread in running:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        time.sleep(_LAST_WORDS_S)
     if _exit_status and any(thread.is_alive() for thread in _aside):
         sys.stdout.flush()
         sys.stderr.flush()

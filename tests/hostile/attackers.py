@@ -44,6 +44,18 @@ def half_open(port: int, count: int) -> Iterator[list[socket.socket]]:
             connection.close()
 
 
+def bare_dealer(port: int, name: bytes) -> socket.socket:
+    """A peer with its handshake done and no ZeroMQ behind it: it says what it is made to say, not even heartbeats."""
+    connection = socket.create_connection(("127.0.0.1", port), 30)
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + len(name).to_bytes(4, "big") + name
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # RFC 37
+    connection.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+    answered = b""
+    while not answered.endswith(b"ROUTER\x08Identity\0\0\0\0"):  # a message that comes before that is an error
+        answered += connection.recv(4096)
+    return connection
+
+
 def hangs_up(connection: socket.socket, patience_s: float) -> bool:
     """Whether the other end closes within the time."""
     connection.settimeout(patience_s)

@@ -12,7 +12,7 @@ from runtime.net.client import Client, Up
 from runtime.net.curve import ClusterKeys
 from runtime.net.server import MAX_SOCKETS, Incoming, Server
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 _Seen = TypeVar("_Seen")
 
 

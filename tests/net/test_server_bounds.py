@@ -11,7 +11,7 @@ import pytest
 from runtime.core import messages
 from runtime.core.messages import StatusQuery, StopJob
 from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
-from tests.hostile.attackers import dealers, half_open, hangs_up
+from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
 ASKED = messages.SCHEMA.pack(StatusQuery(follow=False))
@@ -104,10 +104,7 @@ def test_a_handshake_has_its_time_and_no_more() -> None:
 
 def test_a_message_without_end_ends_its_connection(ends: Ends) -> None:
     """Frames that all say "more follows": ZeroMQ would keep them for ever, and hands none of them over."""
-    with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as connection:
-        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))  # RFC 37
-        ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x01x"
-        connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    with bare_dealer(ends.port, b"x") as connection:
         frame = b"\x03" + (1 << 19).to_bytes(8, "big") + bytes(1 << 19)
         connection.settimeout(0.05)
         seen: list[Incoming] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +14,10 @@ from runtime.core.messages import Activity, AddressMap, Credential, Heartbeat, R
 from runtime.net.address import endpoint
 from runtime.net.client import Got
 from runtime.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost
-from tests.hostile.attackers import hangs_up
+from tests.hostile.attackers import bare_dealer, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
 BEAT = Heartbeat(Credential("job", "3", "session-a", 2), 1, Activity.TRAINING, 4, RoundId(1, 2), 100)
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # RFC 37
-READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x01x"
 
 
 @pytest.fixture
@@ -105,12 +102,11 @@ def test_what_many_are_told_is_packed_once_and_told_to_each(ends: Ends, monkeypa
 
 def test_a_connection_without_a_byte_is_ended_and_one_that_only_beats_is_not() -> None:
     """A proxy may hold it open for a worker that is gone; whoever is there has ZeroMQ's heartbeat at the least."""
-    ends = Ends(silence_s=1.0)
+    ends = Ends(silence_s=3.0)  # the handshake has that long, too
     try:
         ends.connected("beats").send(StopJob("beats"))
         until(ends.heard, lambda item: isinstance(item, Arrived))
-        with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as silent:
-            silent.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        with bare_dealer(ends.port, b"x") as silent:
             silent.sendall(b"\0" + bytes([len(body := messages.SCHEMA.pack(StopJob("silent")))]) + body)
             seen = until(ends.heard, lambda item: item == Lost("x"))
             assert hangs_up(silent, PATIENCE_S)
@@ -124,8 +120,7 @@ def test_a_connection_without_a_byte_is_ended_and_one_that_only_beats_is_not() -
 def test_a_server_that_stood_still_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends(silence_s=30.0)
     try:
-        with socket.create_connection(("127.0.0.1", ends.port), PATIENCE_S) as connection:
-            connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        with bare_dealer(ends.port, b"x") as connection:
             while ends.server.connections == 0:
                 ends.heard()
             later = time.monotonic() + 3600.0

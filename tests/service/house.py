@@ -15,7 +15,7 @@ from runtime.core.ready import Ended
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService
 
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 NUMERICS = (("threads", "1"),)
 
 
