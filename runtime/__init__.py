@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.training import elastic as elastic
-    from runtime.training.checkpointing import CheckpointConfig as CheckpointConfig
+    from runtime.training.checkpoint.config import CheckpointConfig as CheckpointConfig
     from runtime.training.context import get_local_rank as get_local_rank
     from runtime.training.context import get_rank as get_rank
     from runtime.training.context import get_world_size as get_world_size
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.training.sampler import ElasticSampler as ElasticSampler
 
 _HOME = {
-    "CheckpointConfig": "runtime.training.checkpointing",
+    "CheckpointConfig": "runtime.training.checkpoint.config",
     "ElasticSampler": "runtime.training.sampler",
     "elastic": "runtime.training.elastic",
     "get_local_rank": "runtime.training.context",

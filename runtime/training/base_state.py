@@ -21,7 +21,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training import context, transfer
-from runtime.training.checkpointing import CheckpointConfig
+from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import StateHandler, is_stateful
 
 __all__ = ["Session", "State", "source_of_sync"]

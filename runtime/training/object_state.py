@@ -13,7 +13,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.training import rng
 from runtime.training.base_state import State
-from runtime.training.checkpointing import CheckpointConfig
+from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import ModuleHandler, OptimizerHandler, PlainHandler, StateHandler, handler_of
 from runtime.training.last_commit import LastCommit
 from runtime.training.rng import RngMode

@@ -27,7 +27,7 @@ from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
-from runtime.training.checkpointing import RankCheckpoints
+from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.departing import Stage

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from runtime.core.point import Point
-from runtime.training.checkpointing import CheckpointConfig
+from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import ModuleHandler
 from runtime.training.object_state import ObjectState
 from runtime.training.open_steps import Marks, OpenSteps, same_marks

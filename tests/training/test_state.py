@@ -10,7 +10,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.training import context, snapshot
-from runtime.training.checkpointing import CheckpointConfig
+from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.sampler import ElasticSampler
 from runtime.training.state import TorchState
 

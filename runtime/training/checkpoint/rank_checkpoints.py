@@ -7,42 +7,16 @@ rank's folder, locked by its live writer, and the memory of which points this pr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.core.point import Point
-from runtime.errors import CheckpointError, StoreError, UsageError
+from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint, FoundPoint, PointHeader, TensorPart, Tree
 from runtime.store.lock import DirectoryLock
 from runtime.store.owner import claim_folder, make_claim_durable
-
-MIN_KEPT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
-    """How often this rank saves and how much it keeps (the names are MindSpore's).
-
-    Args:
-        save_checkpoint_steps: optimizer steps between two points, from 1 on.
-        keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
-        directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
-    """
-
-    save_checkpoint_steps: int = 100
-    keep_checkpoint_max: int = 5
-    directory: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.save_checkpoint_steps < 1:
-            raise UsageError(f"save_checkpoint_steps={self.save_checkpoint_steps}: expected 1 or more optimizer steps")
-        if self.keep_checkpoint_max < MIN_KEPT:
-            raise UsageError(
-                f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
-                "one point is written must leave another"
-            )
+from runtime.training.checkpoint.config import CheckpointConfig
 
 
 class RankCheckpoints:

@@ -1,0 +1,40 @@
+"""``CheckpointConfig``: how often a job saves and how much it keeps, in MindSpore's names.
+
+Here live the values and what they may be. Never here: when the next save is due, or what is written. The one idea: a
+wrong value is one sentence when the object is made, not a surprise at the hundredth step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import UsageError
+
+__all__ = ["CheckpointConfig"]
+
+MIN_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """How often this rank saves and how much it keeps (the names are MindSpore's).
+
+    Args:
+        save_checkpoint_steps: optimizer steps between two points, from 1 on.
+        keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
+        directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
+    """
+
+    save_checkpoint_steps: int = 100
+    keep_checkpoint_max: int = 5
+    directory: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_checkpoint_steps < 1:
+            raise UsageError(f"save_checkpoint_steps={self.save_checkpoint_steps}: expected 1 or more optimizer steps")
+        if self.keep_checkpoint_max < MIN_KEPT:
+            raise UsageError(
+                f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
+                "one point is written must leave another"
+            )
