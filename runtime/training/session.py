@@ -364,6 +364,8 @@ class Session:
             job_name=process.job_name,
             slot=slot,
             node=self._agent.node,
+            committed=lambda: self._agent.committed_point,
+            report=self._agent.report_saved,
         )
 
     # ---- the end

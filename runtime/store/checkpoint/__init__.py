@@ -11,7 +11,7 @@ from __future__ import annotations
 from runtime.store.checkpoint.folder import point_name, rank_directory, slots_in
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.pruning import prune
+from runtime.store.checkpoint.pruning import disposable, prune, tellable
 from runtime.store.checkpoint.reading import Checkpoint, read, verify
 from runtime.store.checkpoint.scanning import FoundPoint, scan
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
@@ -26,6 +26,7 @@ __all__ = [
     "PointHeader",
     "TensorPart",
     "Tree",
+    "disposable",
     "pack",
     "pack_state",
     "point_name",
@@ -34,6 +35,7 @@ __all__ = [
     "read",
     "scan",
     "slots_in",
+    "tellable",
     "unpack",
     "verify",
     "write_point",

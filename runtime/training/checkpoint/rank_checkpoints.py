@@ -6,7 +6,7 @@ rank's folder, locked by its live writer, and the memory of which points this pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from runtime.core.point import Point
@@ -27,16 +27,32 @@ class RankCheckpoints:
         root: the job's checkpoint folder.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
+        committed: gives the newest point that every rank is known to hold.
+        report: told which points are held, rising, whenever one more is.
     """
 
-    def __init__(self, config: CheckpointConfig, root: Path, *, job: str, job_name: str, slot: int, node: str) -> None:
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        root: Path,
+        *,
+        job: str,
+        job_name: str,
+        slot: int,
+        node: str,
+        committed: Callable[[], Point | None],
+        report: Callable[[Sequence[Point]], object],
+    ) -> None:
         self.config = config
         self.root = root
         self.slot = slot
         self._job = job
         self._node = node
+        self._committed = committed
+        self._report = report
         self._directory = store.rank_directory(root, slot)
         self._verified: set[Point] = set()
+        self._told: set[Point] = set()  # of them, those that others may count on
         self._rejected: dict[Point, str] = {}
         self._failed_before = False
         self._claim_is_durable = False
@@ -54,9 +70,11 @@ class RankCheckpoints:
                     found.require_manifest()
                     store.verify(found)
                     self._verified.add(found.point)
+                    self._told.add(found.point)
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
+        self._tell()
         return held
 
     def reject(self, point: Point, reason: str) -> None:
@@ -92,6 +110,7 @@ class RankCheckpoints:
             self._verified.add(point)
             self._rejected.pop(point, None)
             self._prune(point)
+            self._tell()
         except CheckpointError:
             raise
         except StoreError as error:
@@ -111,14 +130,22 @@ class RankCheckpoints:
             for found in store.scan(self._directory, self._job)
             if found.point.generation < newest.generation and found.point.step > newest.step
         }
-        store.prune(
+        gone = store.prune(
             self._directory,
             self._job,
             self.config.keep_checkpoint_max,
             keep_points=[newest],
             abandoned=abandoned,
             verified=self._verified,
+            committed=self._committed(),
+            told=self._told,
         )
+        self._verified.difference_update(gone)
+
+    def _tell(self) -> None:
+        """Let the others count on what is held; what an earlier process has left they may do already."""
+        self._told = store.tellable(self._verified, self.config.keep_checkpoint_max, self._committed(), self._told)
+        self._report(sorted(self._told))
 
     def load(self, point: Point) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole."""
