@@ -8,12 +8,23 @@ it is whole, and it is never handed out without its hashes having been compared.
 
 from __future__ import annotations
 
-from runtime.store.checkpoint.folder import point_name, rank_directory, slots_in
+from runtime.store.checkpoint.exporting import export_tensors
+from runtime.store.checkpoint.folder import is_prefix, parse_point_name, point_name, rank_directory, slots_in
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
 from runtime.store.checkpoint.pruning import prune
-from runtime.store.checkpoint.reading import Checkpoint, read, verify
-from runtime.store.checkpoint.scanning import FoundPoint, scan
+from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
+from runtime.store.checkpoint.safetensors_header import TensorEntry
+from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
+from runtime.store.checkpoint.surveying import (
+    Entry,
+    EntryState,
+    folders_with_points,
+    is_gone,
+    job_of,
+    newest_common_point,
+    survey,
+)
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
 from runtime.store.checkpoint.writing import write_point
@@ -22,18 +33,32 @@ __all__ = [
     "BITS_BY_DTYPE",
     "CHUNK_BYTES",
     "Checkpoint",
+    "Entry",
+    "EntryState",
     "FoundPoint",
     "PointHeader",
+    "TensorEntry",
     "TensorPart",
     "Tree",
+    "export_tensors",
+    "folders_with_points",
+    "inspect_point",
+    "is_gone",
+    "is_prefix",
+    "job_of",
+    "newest_common_point",
     "pack",
     "pack_state",
+    "parse_point_name",
+    "point_in",
     "point_name",
     "prune",
     "rank_directory",
     "read",
     "scan",
     "slots_in",
+    "survey",
+    "tensor_entries",
     "unpack",
     "verify",
     "write_point",

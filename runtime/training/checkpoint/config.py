@@ -7,20 +7,18 @@ that has no meaning here is taken with the one value that says what happens anyw
 
 from __future__ import annotations
 
-import re
 from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from runtime.errors import UsageError
+from runtime.store.checkpoint import is_prefix
 
 __all__ = ["AUTO", "CheckpointConfig"]
 
 AUTO: Literal["auto"] = "auto"
 DEFAULT_STEPS = 100
 MIN_KEPT = 2
-
-_PREFIX = re.compile(r"[A-Za-z_][\w-]{0,127}", re.ASCII)
 
 _MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
     "keep_checkpoint_per_n_minutes": (
@@ -66,7 +64,7 @@ class CheckpointConfig:
         save_checkpoint_seconds: seconds of training between two points; 0: steps are counted.
         keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
         directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
-        prefix: a folder below it for this state alone, where one folder holds several jobs' points; none where empty.
+        prefix: the name of a folder below it that takes the ranks' folders; none where empty.
 
     Raises:
         UsageError: a value that cannot be, or a name of MindSpore's that means something else than what happens here.
@@ -97,7 +95,7 @@ class CheckpointConfig:
                 f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
                 "one point is written must leave another"
             )
-        if self.prefix and not _PREFIX.fullmatch(self.prefix):
+        if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
                 f"prefix={self.prefix!r}: expected a folder's name of letters, digits, - and _ that begins with no "
                 "digit; the folder above it is directory"
