@@ -180,9 +180,10 @@ def new_file(path: Path, *, replace: bool) -> Iterator[int]:
             os.close(descriptor)
         if replace:
             temporary.rename(path)
-        elif not _link_or_rename(temporary, path):
+        elif _link_or_rename(temporary, path):
+            temporary.unlink(missing_ok=True)
+        else:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        temporary.unlink(missing_ok=True)
     fsync_dir(path.parent)
 
 

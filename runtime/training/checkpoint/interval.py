@@ -89,6 +89,8 @@ def steps_to_next_look(left_s: float, step_s: float) -> int:
 
 def spoken(seconds: float) -> str:
     """A duration for people, in the unit that fits."""
+    if seconds < 1e-3:
+        return "0 s"
     for limit_s, unit_s, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit_s:
             return f"{seconds / unit_s:.{0 if seconds / unit_s >= 10 else 1}f} {unit}"

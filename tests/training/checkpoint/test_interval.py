@@ -44,7 +44,7 @@ def test_failures_seen_and_assumed(world_size: int, failures: int, watched_h: fl
         (0.12, 50_000, 1, 5, 50.91, "saves every 339 steps (51 s): a save costs 0.12 s, a failure is expected every "
          "3.0 h (1 seen in 5.0 h)"),
         (2.0, 16_384, 0, 0, 209.65, "saves every 1398 steps (3.5 min): a save costs 2 s, a failure is expected every "
-         "3.1 h (0 seen in 0.0 ms)"),
+         "3.1 h (0 seen in 0 s)"),
         (0.0, 4, 0, 0, MIN_INTERVAL_S, "; more often than every 5.0 s does not pay"),
         (30.0, 4, 0, 0, MAX_INTERVAL_S, "; less often than every 60 min does not pay"),
     ],
