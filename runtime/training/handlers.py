@@ -300,7 +300,7 @@ def copied(value: Any) -> Any:
 
 
 def copied_tree(tree: Any, old: Any = None) -> Any:
-    """A copy of a tree with tensors, wherever it fits in the memory of ``old``, an earlier copy: fresh pages cost more."""
+    """A copy of a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
     if isinstance(tree, torch.Tensor):
         if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
             tree.shape,

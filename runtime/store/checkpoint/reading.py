@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from runtime.store.checkpoint.tensor_part import TensorPart
 from runtime.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
+_ALIGNMENT_BYTES = 64
+_MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,90 @@ def verify(found: FoundPoint) -> None:
     with _opened(path, manifest) as descriptor:
         for index, start, end in _chunks(manifest):
             _read_chunk(descriptor, scratch[: end - start], path, manifest, index)
-        _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest.data_bytes, str(path))
+        _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest, str(path))
 
 
-def read(found: FoundPoint) -> Checkpoint:
-    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk."""
+def read(found: FoundPoint, targets: Mapping[str, memoryview] | None = None) -> Checkpoint:
+    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
+
+    Args:
+        found: the point.
+        targets: by name, the writable flat memory that a tensor is to be read into, where the sizes agree: a state that
+            goes back to a point then needs no second copy of itself. After an error they may hold anything.
+    """
     manifest = found.require_manifest()
-    buffer = new_buffer(manifest.data_bytes)
-    read_data(found, manifest, buffer)
-    return checkpoint_of(manifest, buffer, str(found.path / DATA_FILE))
+    path = found.path / DATA_FILE
+    with _opened(path, manifest) as descriptor:
+        try:  # not verified yet: it only says which memory the bytes go to, and its chunks are verified like all others
+            entries = _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest, str(path))
+        except CheckpointError:
+            verify(found)  # which names the chunk
+            raise
+        tensors, views = _places(entries, targets or {}, manifest.data_bytes)
+        for (index, start, _), pieces in zip(_chunks(manifest), _cut(views, manifest.chunk_bytes), strict=True):
+            digest = xxhash.xxh3_128()
+            _read_pieces(descriptor, pieces, start, path)
+            for piece in pieces:
+                digest.update(piece)
+            _require_digest(digest.digest(), sum(map(len, pieces)), str(path), manifest, index)
+    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+
+def _places(
+    entries: list[TensorEntry], targets: Mapping[str, memoryview], file_bytes: int
+) -> tuple[dict[str, TensorPart], list[memoryview]]:
+    """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""
+    tensors: dict[str, TensorPart] = {}
+    in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
+    header_bytes = in_order[0].start if in_order else file_bytes
+    views = [memoryview(bytearray(header_bytes))]
+    own = new_buffer(sum(_padded(entry) for entry in in_order if not _fits(entry, targets)))
+    for entry in in_order:
+        if _fits(entry, targets):
+            view = targets[entry.name]
+        else:
+            view, own = own[: entry.end - entry.start], own[_padded(entry) :]
+        views.append(view)
+        tensors[entry.name] = TensorPart(entry.name, entry.dtype, entry.shape, view)
+    return {entry.name: tensors[entry.name] for entry in entries}, views
+
+
+def _fits(entry: TensorEntry, targets: Mapping[str, memoryview]) -> bool:
+    target = targets.get(entry.name)
+    return target is not None and len(target) == entry.end - entry.start
+
+
+def _padded(entry: TensorEntry) -> int:
+    return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """The views, one after another, cut into lists of ``chunk_bytes`` in all; the last may have less."""
+    pieces, room = list[memoryview](), chunk_bytes
+    for view in views:
+        while view:
+            piece, view = view[:room], view[room:]
+            pieces.append(piece)
+            room -= len(piece)
+            if room == 0:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
+
+
+def _read_pieces(descriptor: int, pieces: list[memoryview], offset: int, path: Path) -> None:
+    rest = list(reversed(pieces))
+    while rest:
+        count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
+        if count == 0:
+            raise CheckpointError(f"{path}: ends at byte {offset} while it is read; {_MEND}")
+        offset += count
+        while count:
+            piece = rest.pop()
+            if count < len(piece):
+                rest.append(piece[count:])
+            count -= min(count, len(piece))
 
 
 def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
@@ -76,7 +153,7 @@ def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkp
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
-        for entry in _decode_header(lambda start, end: bytes(buffer[start:end]), manifest.data_bytes, origin)
+        for entry in _decode_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
     }
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
@@ -93,8 +170,8 @@ def new_buffer(size_bytes: int) -> memoryview:
     return memoryview(memory)[:size_bytes]
 
 
-def _decode_header(read_range: Callable[[int, int], bytes], file_bytes: int, origin: str) -> list[TensorEntry]:
-    first = safetensors_header.LENGTH_BYTES
+def _decode_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
+    first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
     try:
         length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
         return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
@@ -133,10 +210,13 @@ def _read_chunk(descriptor: int, target: memoryview, path: Path, manifest: Manif
 
 
 def _require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
-    found = xxhash.xxh3_128_digest(chunk)
+    _require_digest(xxhash.xxh3_128_digest(chunk), len(chunk), origin, manifest, index)
+
+
+def _require_digest(found: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
     if found != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
-            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + len(chunk)}) is not "
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + size_bytes}) is not "
             f"what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
         )
