@@ -124,6 +124,12 @@ class Session:
             # Decided by the step alone, whatever a rank's disk does: all ranks are here at the same time.
             self._due_step = step
             self._save(step)
+        else:
+            self._checkpoints.settle()
+
+    def flush(self) -> None:
+        """Return once everything saved so far is durable."""
+        self._checkpoints.flush()
 
     def check(self) -> None:
         """Raise what ended the generation, or asks this rank to leave it, or the job."""
@@ -140,11 +146,11 @@ class Session:
             self._become(self._checkpoints.unpack(received))
         self._state.begin(Point(self._state.completed_steps, place.generation))
 
-    def _save(self, step: int, wait_s: float = 0.0) -> bool:
+    def _save(self, step: int, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         place = self._present()
-        tree, parts = snapshot.split(self._contents(), "state")
+        tree, tensors = snapshot.take_apart(self._contents(), "state")
         header = self._checkpoints.header(Point(step, place.generation), place.rank, place.world_size)
-        return self._checkpoints.save(header, parts, tree, ddp.capture_all(), wait_s=wait_s)
+        return self._checkpoints.save(header, tensors, tree, ddp.capture_all(), durable=durable, wait_s=wait_s)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for another rank."""
@@ -332,7 +338,7 @@ class Session:
             self._save_or_fail(0)
 
     def _save_or_fail(self, step: int) -> None:
-        if not self._save(step, wait_s=self._process.settings.topo_timeout_s):
+        if not self._save(step, durable=True, wait_s=self._process.settings.topo_timeout_s):
             raise StoreError(
                 f"the state of step {step} could not be saved in {self._state.checkpoint_config.directory or ''}"
                 f"{self._process.settings.checkpoint_path}: make room or set CHECKPOINT_PATH to a folder that can be "
@@ -382,11 +388,14 @@ class Session:
         state.remember(Point(step, place.generation))
         self._save_or_fail(step)
         self._agent.complete(place.generation, step)
+        self._checkpoints.discard_memory()
         self._agent.on_break = _nothing_to_break
 
     def _load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's."""
         self._process.is_over = True
+        if self._own_folder is not None:
+            self._own_folder.discard_memory()
         root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
             for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):

@@ -11,14 +11,12 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
 from runtime.errors import CheckpointError
 from runtime.store import durable
 from runtime.store.checkpoint import safetensors_header
-from runtime.store.checkpoint.folder import DATA_FILE
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.safetensors_header import TensorEntry
 from runtime.store.checkpoint.scanning import FoundPoint
@@ -43,12 +41,11 @@ class Checkpoint:
 def verify(found: FoundPoint) -> None:
     """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk."""
     manifest = found.require_manifest()
-    path = found.path / DATA_FILE
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
-    with _opened(path, manifest) as descriptor:
+    with _opened(found, manifest) as descriptor:
         for index, start, end in _chunks(manifest):
-            _read_chunk(descriptor, scratch[: end - start], path, manifest, index)
-        _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest, str(path))
+            _read_chunk(descriptor, [scratch[: end - start]], found, manifest, index)
+        _entries_in(descriptor, found, manifest)
 
 
 def read(found: FoundPoint, targets: Mapping[str, memoryview] | None = None) -> Checkpoint:
@@ -60,20 +57,15 @@ def read(found: FoundPoint, targets: Mapping[str, memoryview] | None = None) -> 
             goes back to a point then needs no second copy of itself. After an error they may hold anything.
     """
     manifest = found.require_manifest()
-    path = found.path / DATA_FILE
-    with _opened(path, manifest) as descriptor:
+    with _opened(found, manifest) as descriptor:
         try:  # not verified yet: it only says which memory the bytes go to, and its chunks are verified like all others
-            entries = _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest, str(path))
+            entries = _entries_in(descriptor, found, manifest)
         except CheckpointError:
             verify(found)  # which names the chunk
             raise
         tensors, views = _places(entries, targets or {}, manifest.data_bytes)
-        for (index, start, _), pieces in zip(_chunks(manifest), _cut(views, manifest.chunk_bytes), strict=True):
-            digest = xxhash.xxh3_128()
-            _read_pieces(descriptor, pieces, start, path)
-            for piece in pieces:
-                digest.update(piece)
-            _require_digest(digest.digest(), sum(map(len, pieces)), str(path), manifest, index)
+        for index, pieces in enumerate(_cut(views, manifest.chunk_bytes)):
+            _read_chunk(descriptor, pieces, found, manifest, index)
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
 
@@ -120,33 +112,18 @@ def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]
         yield pieces
 
 
-def _read_pieces(descriptor: int, pieces: list[memoryview], offset: int, path: Path) -> None:
-    rest = list(reversed(pieces))
-    while rest:
-        count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
-        if count == 0:
-            raise CheckpointError(f"{path}: ends at byte {offset} while it is read; {_MEND}")
-        offset += count
-        while count:
-            piece = rest.pop()
-            if count < len(piece):
-                rest.append(piece[count:])
-            count -= min(count, len(piece))
-
-
 def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
     """Fill ``buffer`` with the bytes of the data file, verified."""
-    path = found.path / DATA_FILE
-    with _opened(path, manifest) as descriptor:
+    with _opened(found, manifest) as descriptor:
         for index, start, end in _chunks(manifest):
-            _read_chunk(descriptor, buffer[start:end], path, manifest, index)
+            _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
 
 
 def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
     """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
     for index, start, end in _chunks(manifest):
         buffer[start:end] = source[start:end]
-        _require_hash(buffer[start:end], origin, manifest, index)
+        _require_hash([buffer[start:end]], origin, manifest, index)
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
@@ -170,6 +147,13 @@ def new_buffer(size_bytes: int) -> memoryview:
     return memoryview(memory)[:size_bytes]
 
 
+def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[TensorEntry]:
+    base = found.data_offset or 0
+    return _decode_header(
+        lambda start, end: os.pread(descriptor, end - start, base + start), manifest, str(found.data_file)
+    )
+
+
 def _decode_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
     first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
     try:
@@ -180,12 +164,13 @@ def _decode_header(read_range: Callable[[int, int], bytes], manifest: Manifest, 
 
 
 @contextlib.contextmanager
-def _opened(path: Path, manifest: Manifest) -> Iterator[int]:
+def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
+    path = found.data_file
     with durable.disk_errors(path, "reading the point", CheckpointError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size_bytes = os.fstat(descriptor).st_size
-            if size_bytes != manifest.data_bytes:
+            if found.data_offset is None and size_bytes != manifest.data_bytes:
                 raise CheckpointError(f"{path}: {size_bytes} bytes, {manifest.data_bytes} were saved; {_MEND}")
             yield descriptor
         finally:
@@ -198,25 +183,30 @@ def _chunks(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
 
 
-def _read_chunk(descriptor: int, target: memoryview, path: Path, manifest: Manifest, index: int) -> None:
-    offset = index * manifest.chunk_bytes
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], offset + done)
+def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, manifest: Manifest, index: int) -> None:
+    """Fill the pieces, one after another, with a chunk, and compare its hash."""
+    offset, rest = (found.data_offset or 0) + index * manifest.chunk_bytes, pieces[::-1]
+    while rest:
+        count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
         if count == 0:
-            raise CheckpointError(f"{path}: ends at byte {offset + done} while it is read; {_MEND}")
-        done += count
-    _require_hash(target, str(path), manifest, index)
+            raise CheckpointError(f"{found.data_file}: ends at byte {offset} while it is read; {_MEND}")
+        offset += count
+        while count:
+            piece = rest.pop()
+            if count < len(piece):
+                rest.append(piece[count:])
+            count -= min(count, len(piece))
+    _require_hash(pieces, str(found.data_file), manifest, index)
 
 
-def _require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
-    _require_digest(xxhash.xxh3_128_digest(chunk), len(chunk), origin, manifest, index)
-
-
-def _require_digest(found: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+def _require_hash(pieces: list[memoryview], origin: str, manifest: Manifest, index: int) -> None:
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    found = digest.digest()
     if found != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
-            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + size_bytes}) is not "
-            f"what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + sum(map(len, pieces))}) is "
+            f"not what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
         )
