@@ -50,7 +50,7 @@ class Ours:
 
     def prepare(self) -> None:
         """Come to the next commit that saves, all before it being durable."""
-        _flush(self._state)
+        self._state.flush()
         self.undisturbed_s = _timed(self._step_and_commit)
         while self._state.completed_steps % SAVE_STEPS != SAVE_STEPS - 1:
             self.undisturbed_s = _timed(self._step_and_commit)
@@ -58,16 +58,12 @@ class Ours:
 
     def save(self) -> Callable[[], None]:
         self._state.commit()
-        return lambda: _flush(self._state)
+        return self._state.flush
 
     def load(self) -> None:
-        """As a generation that begins with this rank's own point; nothing of it is called by a user."""
-        checkpoints = self._session._checkpoints
-        self._session._become(checkpoints.load(self._saved()))
-
-    def _saved(self) -> Point:
-        (newest, *_) = self._session._checkpoints.held()
-        return newest
+        """As a generation that begins with this rank's own point on disk; nothing of it is called by a user."""
+        found, live = self._session._load(Point(self._state.completed_steps, generation=1))
+        self._session._become(found, live=live)
 
     def _step_and_commit(self) -> None:
         self._state.optimizer.step()
@@ -270,10 +266,6 @@ def _place_on(cores: set[int]) -> None:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cores)
-
-
-def _flush(state: Any) -> None:
-    getattr(state, "flush", lambda: None)()
 
 
 def _timed(call: Callable[[], object]) -> float:

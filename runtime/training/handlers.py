@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ class StateHandler:
     Args:
         value: the object; handlers keep it, they never replace it.
     """
+
+    loads_in_place: ClassVar[bool] = False
+    """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -71,6 +74,8 @@ class ModuleHandler(StateHandler):
 
     Buffers are looked up by their place in the module, because a forward pass may put another tensor there.
     """
+
+    loads_in_place = True
 
     def __init__(self, value: nn.Module) -> None:
         super().__init__(bare(value))
@@ -118,6 +123,8 @@ class ModuleHandler(StateHandler):
 
 class OptimizerHandler(StateHandler):
     """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+
+    loads_in_place = True
 
     def load(self, contents: Any) -> None:
         """As it was given: torch's own way back turns every moment into its parameter's dtype."""

@@ -20,7 +20,7 @@ from runtime.store.checkpoint import safetensors_header
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.safetensors_header import TensorEntry
 from runtime.store.checkpoint.scanning import FoundPoint
-from runtime.store.checkpoint.tensor_part import TensorPart
+from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
 from runtime.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
@@ -48,13 +48,14 @@ def verify(found: FoundPoint) -> None:
         _entries_in(descriptor, found, manifest)
 
 
-def read(found: FoundPoint, targets: Mapping[str, memoryview] | None = None) -> Checkpoint:
+def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
     """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
 
     Args:
         found: the point.
-        targets: by name, the writable flat memory that a tensor is to be read into, where the sizes agree: a state that
-            goes back to a point then needs no second copy of itself. After an error they may hold anything.
+        targets: tensors in writable memory, by name. What agrees with one in dtype and shape is read into it, and the
+            target itself is in the result: a state that goes back to a point needs no second copy of itself. After an
+            error they may hold anything.
     """
     manifest = found.require_manifest()
     with _opened(found, manifest) as descriptor:
@@ -70,7 +71,7 @@ def read(found: FoundPoint, targets: Mapping[str, memoryview] | None = None) -> 
 
 
 def _places(
-    entries: list[TensorEntry], targets: Mapping[str, memoryview], file_bytes: int
+    entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
 ) -> tuple[dict[str, TensorPart], list[memoryview]]:
     """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""
     tensors: dict[str, TensorPart] = {}
@@ -80,17 +81,18 @@ def _places(
     own = new_buffer(sum(_padded(entry) for entry in in_order if not _fits(entry, targets)))
     for entry in in_order:
         if _fits(entry, targets):
-            view = targets[entry.name]
+            part = targets[entry.name]
         else:
             view, own = own[: entry.end - entry.start], own[_padded(entry) :]
-        views.append(view)
-        tensors[entry.name] = TensorPart(entry.name, entry.dtype, entry.shape, view)
+            part = TensorPart(entry.name, entry.dtype, entry.shape, view)
+        tensors[entry.name] = part
+        views.append(bytes_of(part))
     return {entry.name: tensors[entry.name] for entry in entries}, views
 
 
-def _fits(entry: TensorEntry, targets: Mapping[str, memoryview]) -> bool:
+def _fits(entry: TensorEntry, targets: Mapping[str, TensorPart]) -> bool:
     target = targets.get(entry.name)
-    return target is not None and len(target) == entry.end - entry.start
+    return target is not None and (target.dtype, target.shape) == (entry.dtype, entry.shape)
 
 
 def _padded(entry: TensorEntry) -> int:
