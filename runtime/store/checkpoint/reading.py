@@ -25,6 +25,8 @@ from runtime.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
 _ALIGNMENT_BYTES = 64
+_CACHED_BYTES = 256 * 1024
+"""So much is read at a time, to be hashed while it is still in a core's own cache."""
 _MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
 
 
@@ -125,7 +127,7 @@ def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin
     """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
     for index, start, end in _chunks(manifest):
         buffer[start:end] = source[start:end]
-        _require_hash([buffer[start:end]], origin, manifest, index)
+        _require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
@@ -187,7 +189,17 @@ def _chunks(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
 
 def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, manifest: Manifest, index: int) -> None:
     """Fill the pieces, one after another, with a chunk, and compare its hash."""
-    offset, rest = (found.data_offset or 0) + index * manifest.chunk_bytes, pieces[::-1]
+    digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
+    for batch in _cut(pieces, _CACHED_BYTES):
+        offset = _fill(descriptor, batch, offset, found)
+        for piece in batch:
+            digest.update(piece)
+    _require_digest(digest.digest(), sum(map(len, pieces)), str(found.data_file), manifest, index)
+
+
+def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPoint) -> int:
+    """Read from ``offset`` on until all pieces are full, and say where that ended."""
+    rest = pieces[::-1]
     while rest:
         count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
         if count == 0:
@@ -198,17 +210,13 @@ def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, ma
             if count < len(piece):
                 rest.append(piece[count:])
             count -= min(count, len(piece))
-    _require_hash(pieces, str(found.data_file), manifest, index)
+    return offset
 
 
-def _require_hash(pieces: list[memoryview], origin: str, manifest: Manifest, index: int) -> None:
-    digest = xxhash.xxh3_128()
-    for piece in pieces:
-        digest.update(piece)
-    found = digest.digest()
-    if found != manifest.chunks[index]:
+def _require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+    if digest != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
-            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + sum(map(len, pieces))}) is "
-            f"not what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + size_bytes}) is not what "
+            f"was saved: xxh3_128 is {digest.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
         )
