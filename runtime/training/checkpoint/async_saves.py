@@ -57,7 +57,7 @@ class AsyncSaves:
         Raises:
             CheckpointError: the state itself cannot be saved.
         """
-        needed_bytes = sum(tensor.nbytes for _, tensor in tensors)
+        needed_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         if self._refused_bytes is not None and needed_bytes >= self._refused_bytes:
             return False
         try:
