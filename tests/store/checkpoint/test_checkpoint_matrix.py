@@ -65,7 +65,7 @@ class Rank:
 
     def restart(self) -> RankCheckpoints:
         self.said.clear()
-        return RankCheckpoints(CheckpointConfig(), self.root, job=JOB, job_name="matrix", slot=0, node="0")
+        return rank_checkpoints(self.root, 0)
 
     def warnings(self) -> list[str]:
         return [record.getMessage() for record in self.said.records if record.levelno >= logging.WARNING]
@@ -90,6 +90,14 @@ class Rank:
         return warnings
 
 
+def rank_checkpoints(root: Path, slot: int) -> RankCheckpoints:
+    """As a process that has just been started, with nothing in memory."""
+    memory = root.with_name("memory")
+    return RankCheckpoints(
+        CheckpointConfig(), root, job=JOB, job_name="matrix", slot=slot, node=str(slot), memory=memory
+    )
+
+
 def contents_of(folder: Path) -> dict[str, bytes | None]:
     """Everything below a folder; a file's content, None for a folder."""
     return {
@@ -103,9 +111,10 @@ def contents_of(folder: Path) -> dict[str, bytes | None]:
 def rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Rank]:
     """A folder with three whole points."""
     caplog.set_level(logging.INFO)
+    (tmp_path / "memory").mkdir()
+    whole = Rank(tmp_path / "points", caplog)
     for step in STEPS:
-        save(tmp_path, step)
-    whole = Rank(tmp_path, caplog)
+        save(whole.root, step)
     claim_folder(whole.folder, JOB, "matrix")
     whole.require_falls_back_to((15, 10, 5), "undamaged")
     yield whole
@@ -209,7 +218,7 @@ def test_two_ranks_swapped_points_are_refused_by_both(rank: Rank, caplog: pytest
     save(rank.root, NEWEST, rank=1)
     swap(rank.point(NEWEST), rank_directory(rank.root, 1) / rank.point(NEWEST).name)
     rank.require_falls_back_to((10, 5), "swapped")
-    other = RankCheckpoints(CheckpointConfig(), rank.root, job=JOB, job_name="matrix", slot=1, node="1")
+    other = rank_checkpoints(rank.root, 1)
     assert other.held() == []
 
 
