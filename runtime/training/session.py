@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import xxhash
 
 from runtime.core.agent_events import EnterAgain, Entered
@@ -161,9 +162,31 @@ class Session:
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self._commits, "due": self._due.contents()}
 
-    def _become(self, found: Checkpoint, own: Mapping[str, Any] | None = None) -> None:
-        """Become what was found; ``own``: this rank's own parts, where they are not to come from there."""
-        contents = snapshot.join(found.tree, found.tensors)
+    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """One of this rank's points, and the live tensors that it was read into, by name.
+
+        Where it fails, the state is no longer anything.
+        """
+        _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
+        targets = snapshot.in_place(tensors)
+        found = self._checkpoints.load(point, targets)
+        filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
+        return found, {name: tensor for name, tensor in tensors if name in filled}
+
+    def _become(
+        self,
+        found: Checkpoint,
+        own: Mapping[str, Any] | None = None,
+        live: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Become what was found.
+
+        Args:
+            found: a point.
+            own: this rank's own parts, where they are not to come from there.
+            live: tensors of the state that hold their part of it already, by name.
+        """
+        contents = snapshot.join(found.tree, found.tensors, live)
         self._commits = contents["commits"]
         self._due.become(contents.get("due", {}))
         is_own = found.header.slot == self._checkpoints.slot
@@ -309,6 +332,7 @@ class Session:
             self._state.forget()  # until it is whole again
         try:
             if not holds:
+                live: dict[str, torch.Tensor] = {}
                 found = self._checkpoints.unpack(transfer.receive(place.source, device))
             else:
                 if place.serves:
@@ -316,12 +340,12 @@ class Session:
                     transfer.send(packed, place.serves, device)
                 if is_live:
                     return
-                found = self._checkpoints.load(point)
+                found, live = self._load(point)
         except CheckpointError as error:
             if holds and not is_live:
                 self._checkpoints.reject(point, str(error))
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
-        self._become(found, own)
+        self._become(found, own, live)
         if found.header.world_size != place.world_size:  # saved in a world of another size
             self._state.on_reset()
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
