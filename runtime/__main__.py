@@ -140,6 +140,12 @@ def _doctor(arguments: Arguments) -> int:
     return doctor.main(arguments)
 
 
+def _steps(arguments: Arguments) -> int:
+    from runtime.ops import steps
+
+    return steps.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -155,6 +161,7 @@ SUBCOMMANDS = (
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
     Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare),
