@@ -16,6 +16,7 @@ goes on. Only another job's log is refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -200,10 +201,10 @@ class StepLogWriter:
         self._size_bytes += len(batch)
 
     def _give_up_segment(self) -> None:
-        try:
+        # The first failure is the one to tell; what cannot be cut off is a torn end, or a record like any other.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size_bytes)
-        finally:
-            self.close()
+        self.close()
 
     def _prune(self) -> None:
         """Remove the oldest segments, as long as none of their steps lies behind the oldest point of this rank."""
