@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime import config
 from runtime.__main__ import main
 from runtime.errors import UsageError
 from runtime.store.step_log import StepLogWriter
@@ -101,6 +102,18 @@ def test_what_an_abandoned_line_says_is_shown_and_not_compared(
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:-1]] == ["3", "4", "5", "3"]
     assert "agree in every step they share: 3 to 3" in out[-1]
+
+
+def test_without_a_folder_it_is_this_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in config.kept_environment():
+        if name not in ("PATH", "PYTHONPATH"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "ckpt_of_rank", 1, [record(7, 1)])
+    assert main(["steps"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("7 ")
 
 
 def test_logs_without_a_common_step_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

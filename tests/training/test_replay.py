@@ -25,6 +25,7 @@ from runtime.training import context
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.replay import Replay, weights_digest
 from runtime.training.checkpoint.step_log import StepLog
+from runtime.training.local_sgd import LocalSGD
 from runtime.training.object_state import ObjectState
 from runtime.training.sampler import ElasticSampler
 from runtime.training.state import TorchState
@@ -228,8 +229,8 @@ def test_several_steps_between_commits_are_each_logged(tmp_path: Path) -> None:
 
 
 def test_a_state_without_an_optimizer_is_refused(tmp_path: Path) -> None:
-    for state in (ObjectState(epoch=0), TorchState(epoch=0)):
-        with pytest.raises(UsageError, match="has no optimizer steps to log"):
+    for state in (ObjectState(epoch=0), TorchState(epoch=0), LocalSGD(small_state(rng="per_step"), sync_every=2)):
+        with pytest.raises(UsageError, match=f"a {type(state).__name__} has no optimizer steps to log"):
             Replay(StepLog(), state, tmp_path / "0", HEADER)
 
 

@@ -39,8 +39,8 @@ def require_steps(state: State) -> TorchState:
     if isinstance(state, TorchState) and state.counts_optimizer_steps:
         return state
     raise UsageError(
-        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps to log; it is for a "
-        "runtime.elastic.TorchState that was given an optimizer"
+        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps to log that all ranks take "
+        "together; it is for a runtime.elastic.TorchState that was given an optimizer"
     )
 
 
