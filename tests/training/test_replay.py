@@ -422,8 +422,13 @@ def test_a_log_that_begins_or_goes_on_late_says_so(tmp_path: Path, said: Callabl
     run.kill()
     assert said() == ["the step log of slot 0 begins at step 41: this host has no record of the steps before"]
     run = LoggedRun(tmp_path / "0")
-    run.begin(60, generation=3)
-    assert said()[1:] == ["the step log of slot 0 goes on at step 61: the steps from 42 on were taken elsewhere"]
+    run.begin(42, generation=3)  # one step behind the others when it was lost
+    run.train(1)
+    run.kill()
+    assert len(said()) == 1
+    run = LoggedRun(tmp_path / "0")
+    run.begin(60, generation=4)
+    assert said()[1:] == ["the step log of slot 0 goes on at step 61: the steps from 44 on were taken elsewhere"]
 
 
 def test_a_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:

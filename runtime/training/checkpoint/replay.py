@@ -114,10 +114,11 @@ class Replay:
         worlds = {(one.world_size, one.rank) for one in logged.values()}
         if worlds - {(place.world_size, place.rank)}:
             self._begin_line(step, f"rank {place.rank} of {place.world_size} now")
-            voice.say(
-                f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from there to "
-                f"step {max(logged)}, in another world, is not compared"
-            )
+            if max(logged) > step + 1:  # else one step, that may never have been taken
+                voice.say(
+                    f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
+                    f"there to step {max(logged)}, in another world, is not compared"
+                )
         elif logged:
             self._repeated = _Repeated(step + 1, max(logged), logged)
 
@@ -266,7 +267,7 @@ class Replay:
                 f"the step log of slot {self.slot} begins at step {step + 1}: this host has no record of the steps "
                 "before"
             )
-        elif step > writer.last_step:
+        elif step > writer.last_step + 1:  # one behind is how a rank may be lost
             voice.say(
                 f"the step log of slot {self.slot} goes on at step {step + 1}: the steps from {writer.last_step + 1} "
                 "on were taken elsewhere"
