@@ -257,6 +257,32 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
         assert [record for record in caplog.records if "copied aside again" in record.message]
 
 
+def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_state_as_large(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    reserve = os.posix_fallocate
+
+    def refuse_the_second(descriptor: int, offset: int, size: int) -> None:
+        asked.append(size)
+        if len(asked) == 2:
+            raise OSError(28, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse_the_second)
+    mine = rank()
+    for step in (201, 202, 203, 204):
+        save(mine, step)
+        mine.flush()
+    assert on_disk(mine) == {201, 202, 203, 204}
+    assert len(asked) == 2
+    assert not list((tmp_path / "memory").rglob("[ab]"))
+    save(mine, 5)
+    assert len(asked) == 3, "a smaller one may find room"
+    mine.flush()
+    assert_is_step(mine, 5)
+
+
 # ---- what memory gives back
 
 
