@@ -15,12 +15,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
-<<<<<<< HEAD
-from runtime.store.checkpoint import MemoryRoom, point_name, points_in_memory
-from runtime.store.checkpoint.pruning import ALL
-=======
 from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
->>>>>>> d4f91125c5e0136271af00ecb84bc97fe41b3f0b
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -46,9 +41,7 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
         config = CheckpointConfig(**options)
-        made.append(
-            RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory)
-        )
+        made.append(RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory))
         return made[-1]
 
     yield make
