@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -267,7 +266,7 @@ class _Ending:
             self._status = 1
             if self.agent is not None:
                 if _process is not None and _process.has_trained:
-                    time.sleep(OWN_ERROR_GRACE_S)
+                    self.agent.verdict(OWN_ERROR_GRACE_S)
                 self.agent.speak_last(_last_words(kind, error, traceback))
 
     def _at_end(self) -> None:

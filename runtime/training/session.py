@@ -22,7 +22,16 @@ import xxhash
 from runtime.core.agent_events import EnterAgain, Entered
 from runtime.core.messages import GenerationStarted, Place
 from runtime.core.point import Point
-from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedInterrupt, StoreError, UsageError
+from runtime.errors import (
+    CheckpointError,
+    DuplicateNodeError,
+    FencedError,
+    GenerationEndedError,
+    HostsUpdatedInterrupt,
+    RefusedError,
+    StoreError,
+    UsageError,
+)
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
@@ -78,7 +87,19 @@ class Session:
         state.bind(self, slot or 0)
 
     def run(self, call: Callable[[], Result]) -> Result | None:
-        """Call the function until it returns in a generation that ends well."""
+        """Call the function until it returns in a generation that ends well.
+
+        Where that comes to nothing, this process's last commit is on its disk before the error goes on.
+        """
+        try:
+            return self._run(call)
+        except (FencedError, DuplicateNodeError, RefusedError):
+            raise  # the folder is another process's
+        except BaseException:
+            self._save_last_commit()
+            raise
+
+    def _run(self, call: Callable[[], Result]) -> Result | None:
         self._process.departure.stage = Stage.TRAINING
         while True:
             lost = None
@@ -160,10 +181,28 @@ class Session:
         self._state.begin(Point(self._state.completed_steps, place.generation))
 
     def _save(self, step: int, *, durable: bool = False, wait_s: float = 0.0) -> bool:
+        self._layouts = ddp.capture_all()
+        return self._save_point(Point(step, self._present().generation), durable=durable, wait_s=wait_s)
+
+    def _save_point(self, point: Point, *, durable: bool, wait_s: float = 0.0) -> bool:
+        """The state as it stands, with the layouts of the last commit."""
         place = self._present()
         tree, tensors = snapshot.take_apart(self._contents(), "state")
-        header = self._checkpoints.header(Point(step, place.generation), place.rank, place.world_size)
-        return self._checkpoints.save(header, tensors, tree, ddp.capture_all(), durable=durable, wait_s=wait_s)
+        header = self._checkpoints.header(point, place.rank, place.world_size)
+        return self._checkpoints.save(header, tensors, tree, dict(self._layouts), durable=durable, wait_s=wait_s)
+
+    def _save_last_commit(self) -> None:
+        """This process ends without the others: what it did last need not be done again by those who go on."""
+        if self._place is None or self._own_folder is None:
+            return
+        point = self._state.recall()
+        if point is None or self._checkpoints.has_on_disk(point):
+            return
+        try:
+            if self._save_point(point, durable=True):
+                voice.say(f"the last commit, of step {point.step}, is on disk")
+        except CheckpointError as error:
+            voice.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for another rank."""

@@ -116,6 +116,11 @@ class RankCheckpoints:
             self._passed_over.add(problem)
             voice.warn(f"passed over a restore point in memory: {problem}")
 
+    def has_on_disk(self, point: Point) -> bool:
+        """Whether the point is durable, once what is being written is; nothing is read for that."""
+        self.flush()
+        return point in self._verified
+
     def reject(self, point: Point, reason: str) -> None:
         """Never offer this point again; it stays on disk."""
         self._verified.discard(point)
