@@ -22,4 +22,5 @@ def test_every_commit_is_on_disk_when_the_call_returns(new_job: Callable[..., Jo
             job.wait_for(rank, rf"after step {step} flushed {step + 1} up to step_{step:010d}_gen_000001")
         assert job.worker(rank).wait(60.0) == 0
         assert not job.matches(rank, "waits for the disk|was not saved")
-    job.wait_until(lambda: True if not job.memory_rooms() else None, "end of the memory slots")
+    assert job.scheduler.wait(60.0) == 0
+    assert job.memory_rooms() == [], "a finished job gives its memory back"

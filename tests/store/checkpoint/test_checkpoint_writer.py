@@ -267,13 +267,15 @@ def test_the_writer_finishes_what_a_killed_trainer_sealed_and_the_next_one_waits
     assert child.stdout is not None
     writer = ProcessIdentity.of(int(child.stdout.readline()))  # stopped, with a sealed point that it was not told of
     assert writer is not None
-    assert child.wait(WAIT_S) == -signal.SIGKILL
-    lock = DirectoryLock(rank_directory(root, 0), "worker 0")
-    with pytest.raises(LockedError, match="the last to leave its name, is gone"):
-        lock.acquire()
-    with pytest.raises(LockedError, match="another live process"):
-        MemoryRoom(base, JOB, 0)
-    os.kill(writer.pid, signal.SIGCONT)
+    try:
+        assert child.wait(WAIT_S) == -signal.SIGKILL
+        lock = DirectoryLock(rank_directory(root, 0), "worker 0")
+        with pytest.raises(LockedError, match="the last to leave its name, is gone"):
+            lock.acquire()
+        with pytest.raises(LockedError, match="another live process"):
+            MemoryRoom(base, JOB, 0)
+    finally:
+        os.kill(writer.pid, signal.SIGCONT)
     lock.acquire(WAIT_S)
     assert not writer.is_alive()
     lock.release()
