@@ -8,7 +8,7 @@ point that looks whole.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from runtime.core.point import Point
@@ -48,16 +48,24 @@ def prune(
         StoreError: the folder refuses.
     """
     whole = [found for found in scan(directory, job) if _is_whole(found, verified)]
-    alive = [found.point for found in whole if found.point not in abandoned]
-    kept = {*alive[: max(keep, MIN_KEEP)], *keep_points}
-    newest_generation = max((point.generation for point in alive), default=0)
-    doomed = [
-        found
-        for found in whole
-        if found.point not in kept and (found.point not in abandoned or found.point.generation < newest_generation)
-    ]
+    points = points_to_delete([found.point for found in whole], keep, keep_points=keep_points, abandoned=abandoned)
+    doomed = [found for found in whole if found.point in points]
     _delete(directory, doomed)
     return [found.point for found in doomed]
+
+
+def points_to_delete(
+    whole: Sequence[Point], keep: int, *, keep_points: Collection[Point], abandoned: Collection[Point]
+) -> set[Point]:
+    """Of a rank's whole points, the newest first, those that go; the arguments are :func:`prune`'s."""
+    alive = [point for point in whole if point not in abandoned]
+    kept = {*alive[: max(keep, MIN_KEEP)], *keep_points}
+    newest_generation = max((point.generation for point in alive), default=0)
+    return {
+        point
+        for point in whole
+        if point not in kept and (point not in abandoned or point.generation < newest_generation)
+    }
 
 
 def _is_whole(found: FoundPoint, verified: Collection[Point]) -> bool:

@@ -44,9 +44,11 @@ def verify(found: FoundPoint) -> None:
     path = found.path / DATA_FILE
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
     with _opened(path, manifest) as descriptor:
-        for index, start, end in _chunks(manifest):
+        for index, start, end in chunks_of(manifest):
             _read_chunk(descriptor, scratch[: end - start], path, manifest, index)
-        _decode_header(lambda start, end: os.pread(descriptor, end - start, start), manifest.data_bytes, str(path))
+        decode_tensor_header(
+            lambda start, end: os.pread(descriptor, end - start, start), manifest.data_bytes, str(path)
+        )
 
 
 def read(found: FoundPoint) -> Checkpoint:
@@ -61,22 +63,22 @@ def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None
     """Fill ``buffer`` with the bytes of the data file, verified."""
     path = found.path / DATA_FILE
     with _opened(path, manifest) as descriptor:
-        for index, start, end in _chunks(manifest):
+        for index, start, end in chunks_of(manifest):
             _read_chunk(descriptor, buffer[start:end], path, manifest, index)
 
 
 def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
     """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
-    for index, start, end in _chunks(manifest):
+    for index, start, end in chunks_of(manifest):
         buffer[start:end] = source[start:end]
-        _require_hash(buffer[start:end], origin, manifest, index)
+        require_hash(buffer[start:end], origin, manifest, index)
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
-        for entry in _decode_header(lambda start, end: bytes(buffer[start:end]), manifest.data_bytes, origin)
+        for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest.data_bytes, origin)
     }
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
@@ -93,7 +95,8 @@ def new_buffer(size_bytes: int) -> memoryview:
     return memoryview(memory)[:size_bytes]
 
 
-def _decode_header(read_range: Callable[[int, int], bytes], file_bytes: int, origin: str) -> list[TensorEntry]:
+def decode_tensor_header(read_range: Callable[[int, int], bytes], file_bytes: int, origin: str) -> list[TensorEntry]:
+    """The tensors that the data file's header names; ``read_range`` gives its bytes from a start to an end."""
     first = safetensors_header.LENGTH_BYTES
     try:
         length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
@@ -115,7 +118,8 @@ def _opened(path: Path, manifest: Manifest) -> Iterator[int]:
             os.close(descriptor)
 
 
-def _chunks(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+    """The chunks of the data file: number, first byte, and the byte after the last."""
     for index in range(len(manifest.chunks)):
         start = index * manifest.chunk_bytes
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
@@ -129,10 +133,11 @@ def _read_chunk(descriptor: int, target: memoryview, path: Path, manifest: Manif
         if count == 0:
             raise CheckpointError(f"{path}: ends at byte {offset + done} while it is read; {_MEND}")
         done += count
-    _require_hash(target, str(path), manifest, index)
+    require_hash(target, str(path), manifest, index)
 
 
-def _require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
+def require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
+    """:class:`CheckpointError` where this is not the chunk that was saved; ``origin`` names the file."""
     found = xxhash.xxh3_128_digest(chunk)
     if found != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
