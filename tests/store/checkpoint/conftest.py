@@ -50,7 +50,7 @@ class Folder:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     server = S3Server()
-    for name, value in {**server.environment, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()  # those of the server before
     yield server

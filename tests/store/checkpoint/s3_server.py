@@ -7,6 +7,7 @@ leaves. What the buckets hold outlives :meth:`S3Server.stop`.
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +21,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 BUCKET = "points"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 
 
 class Silent(WSGIRequestHandler):
@@ -56,7 +57,8 @@ class S3Server:
     @property
     def environment(self) -> dict[str, str]:
         """What a client needs to find it."""
-        return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
+        quickly = {"AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true"}  # the client's own patience is seconds
+        return {**CREDENTIALS, **quickly, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": self.endpoint}
 
     def start(self) -> None:
         """Listen, on the same port as before."""
@@ -93,7 +95,11 @@ class S3Server:
         is_clients = "boto3/" not in environ.get("HTTP_USER_AGENT", "").lower()
         if is_clients:
             self.requests.append(request)
-            self.before(request)
+            try:
+                self.before(request)
+            except ConnectionAbortedError:
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # or the client waits for an answer
+                raise
         answered = list(self._app(environ, start_response))
         if is_clients:
             self.after(request)
