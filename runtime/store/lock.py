@@ -81,8 +81,27 @@ class DirectoryLock:
         # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
         # file's existence would survive kill -9.
         self._lock = filelock.FileLock(
-            directory / LOCK_FILE, mode=durable.FILE_MODE, thread_local=False, fallback_to_soft=False
+            directory / LOCK_FILE,
+            mode=durable.FILE_MODE,
+            thread_local=False,
+            fallback_to_soft=False,
+            on_acquired=self._borrow,
         )
+        self._descriptor = -1
+
+    @property
+    def descriptor(self) -> int:
+        """Of the held lock, for a child process that works in this one's name.
+
+        A process that inherits it keeps the folder locked after this one's death, until its own; :meth:`release` here
+        frees the folder in any case, so whoever calls it has seen that child end.
+        """
+        if not self.is_held:
+            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before it is passed on")
+        return self._descriptor
+
+    def _borrow(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
     @property
     def is_held(self) -> bool:

@@ -36,6 +36,9 @@ class Session(Protocol):
     def save(self) -> None:
         """The state as it stands is a commit."""
 
+    def flush(self) -> None:
+        """Return once everything saved so far is durable."""
+
     def check(self) -> None:
         """Raise what ended the generation, or asks this rank to leave it."""
 
@@ -81,6 +84,17 @@ class State(ABC):
             if not self._is_kept:  # a subclass's own save
                 self._keep()
         self.check_host_updates()
+
+    def flush(self) -> None:
+        """Return once every checkpoint saved so far is on disk, or could not be written, which was said.
+
+        A checkpoint is copied aside at its commit and written while training goes on (``CheckpointConfig.async_save``).
+        Call this before something else relies on the files. When the training function ends it is not needed.
+
+        Raises:
+            UsageError: outside ``elastic.run``.
+        """
+        self._running("flush").flush()
 
     @abstractmethod
     def save(self) -> None:

@@ -88,6 +88,9 @@ class _CountingSession:
         self._agent.step = self._state.completed_steps
         self._state.remember(Point(self._state.completed_steps, 1))
 
+    def flush(self) -> None:
+        """Nothing is saved."""
+
     def check(self) -> None:
         self._agent.check()
 

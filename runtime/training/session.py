@@ -45,6 +45,10 @@ most of a recovery.
 """
 
 
+LOCAL_STATE = "remote_checkpoints"
+"""Below RECOVERY_PATH: the locks of ranks whose points lie in another place than this machine's folders."""
+
+
 class Session:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
@@ -124,6 +128,12 @@ class Session:
             # Decided by the step alone, whatever a rank's disk does: all ranks are here at the same time.
             self._due_step = step
             self._save(step)
+        else:
+            self._checkpoints.settle()
+
+    def flush(self) -> None:
+        """Return once everything saved so far is durable."""
+        self._checkpoints.flush()
 
     def check(self) -> None:
         """Raise what ended the generation, or asks this rank to leave it, or the job."""
@@ -140,11 +150,11 @@ class Session:
             self._become(self._checkpoints.unpack(received))
         self._state.begin(Point(self._state.completed_steps, place.generation))
 
-    def _save(self, step: int, wait_s: float = 0.0) -> bool:
+    def _save(self, step: int, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         place = self._present()
-        tree, parts = snapshot.split(self._contents(), "state")
+        tree, tensors = snapshot.take_apart(self._contents(), "state")
         header = self._checkpoints.header(Point(step, place.generation), place.rank, place.world_size)
-        return self._checkpoints.save(header, parts, tree, ddp.capture_all(), wait_s=wait_s)
+        return self._checkpoints.save(header, tensors, tree, ddp.capture_all(), durable=durable, wait_s=wait_s)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for another rank."""
@@ -332,7 +342,7 @@ class Session:
             self._save_or_fail(0)
 
     def _save_or_fail(self, step: int) -> None:
-        if not self._save(step, wait_s=self._process.settings.topo_timeout_s):
+        if not self._save(step, durable=True, wait_s=self._process.settings.topo_timeout_s):
             raise StoreError(
                 f"the state of step {step} could not be saved in {self._state.checkpoint_config.directory or ''}"
                 f"{self._process.settings.checkpoint_path}: make room or set CHECKPOINT_PATH to a folder that can be "
@@ -346,9 +356,9 @@ class Session:
         digest.update(repr((self._state.completed_steps, self._commits, ddp.capture_all())).encode())
         return digest.intdigest() >> 1
 
-    def _root(self) -> Path:
-        directory = self._state.checkpoint_config.directory or self._process.settings.checkpoint_path
-        return Path(directory).resolve()
+    def _root(self) -> store.Location:
+        location = self._state.checkpoint_config.location or self._process.settings.checkpoint_path
+        return location.resolve() if isinstance(location, Path) else location
 
     @property
     def _checkpoints(self) -> RankCheckpoints:
@@ -360,6 +370,7 @@ class Session:
         return RankCheckpoints(
             self._state.checkpoint_config,
             self._root(),
+            local_state=self._process.settings.recovery_path.resolve() / LOCAL_STATE,
             job=process.admitted.job,
             job_name=process.job_name,
             slot=slot,
@@ -382,20 +393,25 @@ class Session:
         state.remember(Point(step, place.generation))
         self._save_or_fail(step)
         self._agent.complete(place.generation, step)
+        self._checkpoints.discard_memory()
         self._agent.on_break = _nothing_to_break
 
     def _load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's."""
         self._process.is_over = True
+        if self._own_folder is not None:
+            self._own_folder.discard_memory()
         root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
-            for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):
+            process = self._process
+            place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
+            for found in place.scan():
                 if found.point.step != point.step or not found.is_usable:
                     continue
                 try:
-                    final = store.read(found)
+                    final = place.read(found)
                 except CheckpointError as error:
-                    voice.warn(f"passed over the final state in {found.path}: {error}")
+                    voice.warn(f"passed over the final state in {found.where}: {error}")
                     continue
                 self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
                 voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")

@@ -1,15 +1,15 @@
 """A nested state with tensors ↔ named tensor bytes and a plain tree: the form in which it is stored and sent.
 
-``split`` takes the tensors out of a state (anything ``state_dict()`` returns) and leaves their names; ``join`` puts
-them back. Values that are neither tensors nor plain are refused by their path when the state is saved, not when it is
-missed.
+``take_apart`` takes the tensors out of a state (anything ``state_dict()`` returns) and leaves their names, ``split``
+gives their bytes as well; ``join`` puts them back. Values that are neither tensors nor plain are refused by their path
+when the state is saved, not when it is missed.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,33 +36,51 @@ _NAME_OF_DTYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+_PLAIN = (type(None), bool, int, float, str, bytes)
 _DTYPE_OF_NAME = {name: dtype for dtype, name in _NAME_OF_DTYPE.items()}
 
 
-def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
-    """The state's plain tree and its tensors, named by their path below ``path``.
+NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
-    CPU tensors are not copied: they must not change until the parts were used.
+
+def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
+    """The state's plain tree and its tensors as they are, named by their path below ``path``.
 
     Raises:
         CheckpointError: a value that cannot be saved faithfully, named by its path.
     """
-    parts: list[TensorPart] = []
-    return _split(state, path, parts), parts
+    tensors: NamedTensors = []
+    return _take_apart(state, path, tensors), tensors
 
 
-def _split(value: Any, path: str, parts: list[TensorPart]) -> Tree:
+def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
+    """As :func:`take_apart`, with the tensors' bytes.
+
+    CPU tensors are not copied: they must not change until the parts were used.
+    """
+    tree, tensors = take_apart(state, path)
+    return tree, parts_of(tensors)
+
+
+def parts_of(tensors: NamedTensors) -> list[TensorPart]:
+    """The tensors as the store takes them; what is contiguous and on the CPU is not copied."""
+    return [
+        TensorPart(name, dtype_name(name, tensor), tuple(tensor.shape), bytes_of(tensor)) for name, tensor in tensors
+    ]
+
+
+def _take_apart(value: Any, path: str, tensors: NamedTensors) -> Tree:
     if isinstance(value, torch.Tensor):
-        parts.append(_part(path, value))
+        tensors.append((path, value))
         return {_TENSOR: path}
     if isinstance(value, Mapping):
         if any(type(key) not in (str, int) for key in value):
             raise CheckpointError(f"{path}: its keys must be texts or integers to be saved")
-        return {key: _split(item, f"{path}.{key}", parts) for key, item in value.items()}
+        return {key: _take_apart(item, f"{path}.{key}", tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
-        items = [_split(item, f"{path}.{index}", parts) for index, item in enumerate(value)]
+        items = [_take_apart(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
         return items if type(value) is list else tuple(items)
-    if isinstance(value, enum.Enum) or type(value) not in (type(None), bool, int, float, str, bytes):
+    if isinstance(value, enum.Enum) or type(value) not in _PLAIN:
         raise CheckpointError(
             f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved: keep a tensor, a plain "
             "value, or an object with state_dict() and load_state_dict() there"
@@ -70,11 +88,12 @@ def _split(value: Any, path: str, parts: list[TensorPart]) -> Tree:
     return value
 
 
-def _part(name: str, tensor: torch.Tensor) -> TensorPart:
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """The store's name of the tensor's dtype; :class:`CheckpointError` where it has none."""
     dtype = _NAME_OF_DTYPE.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise CheckpointError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout} cannot be saved")
-    return TensorPart(name, dtype, tuple(tensor.shape), bytes_of(tensor))
+    return dtype
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

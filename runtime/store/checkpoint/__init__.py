@@ -8,32 +8,63 @@ it is whole, and it is never handed out without its hashes having been compared.
 
 from __future__ import annotations
 
-from runtime.store.checkpoint.folder import point_name, rank_directory, slots_in
-from runtime.store.checkpoint.manifest import CHUNK_BYTES, PointHeader
+from runtime.store.checkpoint.folder import point_name, rank_directory
+from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
+from runtime.store.checkpoint.memory_room import (
+    SHARED_MEMORY,
+    MemoryRoom,
+    is_being_hashed,
+    points_in_memory,
+    remove_room,
+    sweep,
+)
+from runtime.store.checkpoint.memory_slot import MemorySlot
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.pruning import prune
+from runtime.store.checkpoint.place import Found, Location, Place, is_remote, open_place, slots_in
+from runtime.store.checkpoint.pruning import is_abandoned, prune
 from runtime.store.checkpoint.reading import Checkpoint, read, verify
+from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
 from runtime.store.checkpoint.scanning import FoundPoint, scan
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
+from runtime.store.checkpoint.writer import Outcome, Writer
 from runtime.store.checkpoint.writing import write_point
 
 __all__ = [
     "BITS_BY_DTYPE",
     "CHUNK_BYTES",
+    "SHARED_MEMORY",
     "Checkpoint",
+    "Found",
     "FoundPoint",
+    "Location",
+    "Manifest",
+    "MemoryRoom",
+    "MemorySlot",
+    "Outcome",
+    "Place",
     "PointHeader",
     "TensorPart",
     "Tree",
+    "Writer",
+    "encode_header",
+    "encode_manifest",
+    "in_file_order",
+    "is_abandoned",
+    "is_being_hashed",
+    "is_remote",
+    "open_place",
     "pack",
     "pack_state",
     "point_name",
+    "points_in_memory",
     "prune",
     "rank_directory",
     "read",
+    "remove_room",
     "scan",
     "slots_in",
+    "sweep",
     "unpack",
     "verify",
     "write_point",

@@ -9,6 +9,8 @@ the URL, what was tried, and the mend, and never with a credential.
 from __future__ import annotations
 
 import errno
+import functools
+import importlib.util
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -57,19 +59,36 @@ class ObjectStore:
         self.url = without_credentials(url).rstrip("/")
         self._scheme = url.partition("://")[0].lower()
         self._patience_s = patience_s
+        self._given_url = url
+        if importlib.util.find_spec("fsspec") is None:
+            raise self._not_installed("no module named fsspec")
+
+    @functools.cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The file system and the folder's path in it. Importing what is needed takes a second: not before it is."""
         try:
-            # Inside: who keeps its checkpoints in a local folder needs none of this.
             from fsspec.core import url_to_fs
 
-            self._files, path = url_to_fs(url)
+            files, path = url_to_fs(self._given_url)
         except ImportError as error:
-            raise StoreError(
-                f"{self.url}: what reads {self._scheme}:// is not installed ({error}): `pip install samebits[remote]` "
-                f"brings s3://, another scheme needs the package that fsspec names for it"
-            ) from None
+            raise self._not_installed(str(error)) from None
         except Exception as error:
             raise StoreError(f"{self.url}: {self._clean(error)}; {_OTHER_MEND}") from error
-        self._root = str(path).rstrip("/")
+        return files, str(path).rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
+
+    def _not_installed(self, found: str) -> StoreError:
+        return StoreError(
+            f"{self.url}: what reads {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
+            "brings s3://, another scheme needs the package that fsspec names for it"
+        )
 
     def where(self, name: str) -> str:
         """The name's URL, for people."""
@@ -204,7 +223,8 @@ class ObjectStore:
         try:
             for view in pieces:
                 for start in range(0, len(view), _PIECE_BYTES):  # its buffer takes what it is given, whatever that is
-                    file.write(view[start : start + _PIECE_BYTES])
+                    # A copy: a view that an error's traceback keeps would keep its memory from being unmapped.
+                    file.write(bytes(view[start : start + _PIECE_BYTES]))
         except BaseException:
             # To close it would be to finish the object. What stays of an upload in parts costs space, and nothing else.
             self._discard(file)

@@ -54,6 +54,11 @@ def prune(
     return [found.point for found in doomed]
 
 
+def is_abandoned(point: Point, newest: Point) -> bool:
+    """Whether it lies on a line of the job's history that ``newest`` has left behind."""
+    return point.generation < newest.generation and point.step > newest.step
+
+
 def points_to_delete(
     whole: Sequence[Point], keep: int, *, keep_points: Collection[Point], abandoned: Collection[Point]
 ) -> set[Point]:

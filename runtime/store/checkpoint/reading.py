@@ -11,14 +11,12 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
 from runtime.errors import CheckpointError
 from runtime.store import durable
 from runtime.store.checkpoint import safetensors_header
-from runtime.store.checkpoint.folder import DATA_FILE
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.safetensors_header import TensorEntry
 from runtime.store.checkpoint.scanning import FoundPoint
@@ -41,13 +39,15 @@ class Checkpoint:
 def verify(found: FoundPoint) -> None:
     """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk."""
     manifest = found.require_manifest()
-    path = found.path / DATA_FILE
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
-    with _opened(path, manifest) as descriptor:
+    with _opened(found, manifest) as descriptor:
         for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, scratch[: end - start], path, manifest, index)
+            _read_chunk(descriptor, scratch[: end - start], found, manifest, index)
+        base = found.data_offset or 0
         decode_tensor_header(
-            lambda start, end: os.pread(descriptor, end - start, start), manifest.data_bytes, str(path)
+            lambda start, end: os.pread(descriptor, end - start, base + start),
+            manifest.data_bytes,
+            str(found.data_file),
         )
 
 
@@ -56,15 +56,14 @@ def read(found: FoundPoint) -> Checkpoint:
     manifest = found.require_manifest()
     buffer = new_buffer(manifest.data_bytes)
     read_data(found, manifest, buffer)
-    return checkpoint_of(manifest, buffer, str(found.path / DATA_FILE))
+    return checkpoint_of(manifest, buffer, str(found.data_file))
 
 
 def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
     """Fill ``buffer`` with the bytes of the data file, verified."""
-    path = found.path / DATA_FILE
-    with _opened(path, manifest) as descriptor:
+    with _opened(found, manifest) as descriptor:
         for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, buffer[start:end], path, manifest, index)
+            _read_chunk(descriptor, buffer[start:end], found, manifest, index)
 
 
 def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
@@ -106,12 +105,13 @@ def decode_tensor_header(read_range: Callable[[int, int], bytes], file_bytes: in
 
 
 @contextlib.contextmanager
-def _opened(path: Path, manifest: Manifest) -> Iterator[int]:
+def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
+    path = found.data_file
     with durable.disk_errors(path, "reading the point", CheckpointError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size_bytes = os.fstat(descriptor).st_size
-            if size_bytes != manifest.data_bytes:
+            if found.data_offset is None and size_bytes != manifest.data_bytes:
                 raise CheckpointError(f"{path}: {size_bytes} bytes, {manifest.data_bytes} were saved; {_MEND}")
             yield descriptor
         finally:
@@ -125,8 +125,8 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
 
 
-def _read_chunk(descriptor: int, target: memoryview, path: Path, manifest: Manifest, index: int) -> None:
-    offset = index * manifest.chunk_bytes
+def _read_chunk(descriptor: int, target: memoryview, found: FoundPoint, manifest: Manifest, index: int) -> None:
+    path, offset = found.data_file, (found.data_offset or 0) + index * manifest.chunk_bytes
     done = 0
     while done < len(target):
         count = os.preadv(descriptor, [target[done:]], offset + done)

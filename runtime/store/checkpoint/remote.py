@@ -42,6 +42,8 @@ from runtime.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode
 LEFTOVER_AGE_S = 24 * 3600.0
 """How old, by the server's clock, the data of an unfinished upload must be before it is swept."""
 
+LOOKED_AT = 16  # slots; all of one job's are that job's
+
 _BATCH_BYTES = 64 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -370,6 +372,23 @@ class RemotePlace:
             if len(data) != end - start:
                 raise CheckpointError(f"{self._store.where(name)}: ends at byte {start + len(data)} while it is read")
         return found
+
+
+def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str], int]:
+    """The jobs that saved below a URL, and the step of the newest point; by the first ``LOOKED_AT`` slots."""
+    store = ObjectStore(url, patience_s=patience_s)
+    jobs, newest_step = set(), 0
+    for slot in sorted((name for name in store.folders() if name.isdecimal()), key=int)[:LOOKED_AT]:
+        data = store.read(f"{slot}/{OWNER_FILE}", MAX_OWNER_BYTES + 1)
+        if data:
+            try:
+                jobs.add(decode_owner(data).job)
+            except ValueError as error:
+                where = store.where(f"{slot}/{OWNER_FILE}")
+                raise StoreError(f"{where}: {error}; choose another CHECKPOINT_PATH") from None
+        steps = [attempt.point.step for attempt in attempts_in(store.sizes(slot), MANIFEST_SUFFIX)]
+        newest_step = max([newest_step, *steps])
+    return frozenset(jobs), newest_step
 
 
 def slots_at(url: str, *, patience_s: float = PATIENCE_S) -> list[int]:

@@ -19,15 +19,30 @@ from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, Poin
 
 @dataclass(frozen=True, slots=True)
 class FoundPoint:
-    """One point on disk. Either ``manifest`` is there, or ``problem`` says why the point cannot be used.
+    """One point on disk or in memory. Either ``manifest`` is there, or ``problem`` says why the point cannot be used.
 
     A found point with a manifest may still have a changed byte in its data: only verifying or reading it tells.
+
+    Attributes:
+        path: the point's directory, or the memory slot that holds it.
+        data_offset: where in the slot the bytes of the data file begin; None for a directory.
     """
 
     path: Path
     point: Point
     manifest: Manifest | None
     problem: str | None
+    data_offset: int | None = None
+
+    @property
+    def data_file(self) -> Path:
+        """The file the tensors' bytes are in."""
+        return self.path / DATA_FILE if self.data_offset is None else self.path
+
+    @property
+    def where(self) -> str:
+        """The path, for people."""
+        return str(self.path)
 
     @property
     def is_usable(self) -> bool:

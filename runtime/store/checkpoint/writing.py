@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
 
 from runtime.errors import CheckpointError
 from runtime.store import durable
-from runtime.store.checkpoint import folder, reading
+from runtime.store.checkpoint import direct, folder, reading
 from runtime.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
 from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
 from runtime.store.checkpoint.scanning import inspect_point
 from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
 from runtime.store.checkpoint.tree import Tree
+from runtime.store.durable import BytesLike
 
 
 def write_point(
@@ -53,6 +54,32 @@ def write_point(
         CheckpointError: the state cannot be saved faithfully; the message names the value.
         StoreError: the disk refuses; nothing is left of the attempt, and what was saved before is unharmed.
     """
+
+    def write_files(temporary: Path) -> None:
+        data_bytes, chunks = _write_data(temporary / DATA_FILE, in_file_order(tensors), chunk_bytes)
+        manifest = Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks)
+        durable.write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
+
+    return _save(root, header, write_files)
+
+
+def write_prepared(root: Path, header: PointHeader, manifest: BytesLike, data: memoryview) -> Path:
+    """As :func:`write_point`, for a point whose two files are there already, byte for byte, in memory.
+
+    Args:
+        root, header: as there; the same lock is held.
+        manifest: the manifest's file, digests and all.
+        data: the data file, which must not change meanwhile; past the page cache where its address is a page's.
+    """
+
+    def write_files(temporary: Path) -> None:
+        direct.write_new_file(temporary / DATA_FILE, data)
+        durable.write_file(temporary / MANIFEST_FILE, manifest)
+
+    return _save(root, header, write_files)
+
+
+def _save(root: Path, header: PointHeader, write_files: Callable[[Path], None]) -> Path:
     directory = folder.rank_directory(root, header.slot)
     durable.make_missing_directory(directory)
     path = directory / folder.point_name(header.point)
@@ -64,9 +91,7 @@ def write_point(
         temporary = folder.temporary_directory(directory, path.name)
         try:
             temporary.mkdir(mode=durable.DIRECTORY_MODE)
-            data_bytes, chunks = _write_data(temporary / DATA_FILE, in_file_order(tensors), chunk_bytes)
-            manifest = Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks)
-            durable.write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
+            write_files(temporary)
             durable.fsync_dir(temporary)
             if os.path.lexists(path):
                 folder.move_damaged_aside(path)

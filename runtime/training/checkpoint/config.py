@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.config import WrongValueError, folder_or_url
 from runtime.errors import UsageError
 
 __all__ = ["CheckpointConfig"]
 
 MIN_KEPT = 2
+WHEN_BUSY = ("wait", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,18 @@ class CheckpointConfig:
     Args:
         save_checkpoint_steps: optimizer steps between two points, from 1 on.
         keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
-        directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
+        async_save: training goes on as soon as the state is copied to memory of its own, and another process writes it
+            to disk; False: it waits for the disk.
+        when_busy: what a save that is due does while the one before it is not on disk yet: ``"wait"`` for that, or
+            ``"skip"`` this one. In a remote folder it is left out in any case: no step waits for a network.
+        directory: the job's checkpoint folder, a path or a URL; CHECKPOINT_PATH where it is None.
     """
 
     save_checkpoint_steps: int = 100
     keep_checkpoint_max: int = 5
     directory: str | Path | None = None
+    async_save: bool = True
+    when_busy: str = "wait"
 
     def __post_init__(self) -> None:
         if self.save_checkpoint_steps < 1:
@@ -38,3 +46,15 @@ class CheckpointConfig:
                 f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
                 "one point is written must leave another"
             )
+        if isinstance(self.directory, str):
+            try:
+                folder_or_url(self.directory)
+            except WrongValueError as wrong:
+                raise UsageError(f"directory={self.directory!r}: {wrong.why or 'expected a folder or a URL'}") from None
+        if self.when_busy not in WHEN_BUSY:
+            raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
+
+    @property
+    def location(self) -> Path | str | None:
+        """``directory``, with a text for a URL only."""
+        return folder_or_url(self.directory) if isinstance(self.directory, str) else self.directory

@@ -1,22 +1,31 @@
 """This rank's restore points: which it holds, saving, loading, giving to another rank, and letting old ones go.
 
 The format and its verification are ``store.checkpoint``'s; which point is resumed is the core's choice. Here is one
-rank's folder, locked by its live writer, and the memory of which points this process has already verified.
+rank's folder, locked by its live writer, the slots in memory that a save passes through (``async_saves``), and which
+points this process has already verified. A point is the same in memory and on disk, and memory is asked first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from runtime.core.point import Point
-from runtime.errors import CheckpointError, StoreError
+from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint, FoundPoint, PointHeader, TensorPart, Tree
-from runtime.store.lock import DirectoryLock
-from runtime.store.owner import claim_folder, make_claim_durable
+from runtime.store.checkpoint import Checkpoint, Found, FoundPoint, Location, Outcome, PointHeader, Tree
+from runtime.store.lock import DirectoryLock, read_holder
+from runtime.training import snapshot
+from runtime.training.checkpoint.async_saves import AsyncSaves
 from runtime.training.checkpoint.config import CheckpointConfig
+from runtime.training.snapshot import NamedTensors
+
+Taken = TypeVar("Taken")
+
+WRITER_WAIT_S = 60.0
+"""How long the first save waits for the writer of a predecessor that was killed while it was saving."""
 
 
 class RankCheckpoints:
@@ -24,44 +33,85 @@ class RankCheckpoints:
 
     Args:
         config: how often and how many.
-        root: the job's checkpoint folder.
+        root: the job's checkpoint folder, a path or a URL.
+        local_state: where this host keeps the lock of a remote folder.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
+        memory: the folder of the slots that outlive this process, in memory.
     """
 
-    def __init__(self, config: CheckpointConfig, root: Path, *, job: str, job_name: str, slot: int, node: str) -> None:
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        root: Location,
+        *,
+        local_state: Path,
+        job: str,
+        job_name: str,
+        slot: int,
+        node: str,
+        memory: Path = store.SHARED_MEMORY,
+    ) -> None:
         self.config = config
         self.root = root
         self.slot = slot
         self._job = job
         self._node = node
-        self._directory = store.rank_directory(root, slot)
+        self._is_remote = store.is_remote(root)
+        self._directory = store.rank_directory(local_state if isinstance(root, str) else root, slot)
         self._verified: set[Point] = set()
         self._rejected: dict[Point, str] = {}
+        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, keep=config.keep_checkpoint_max, memory=memory)
+        self._in_memory: dict[Point, FoundPoint] = {}  # verified
+        self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
+        self._skipped_before = False
         self._claim_is_durable = False
-        claim_folder(self._directory, job, job_name, sync=False)  # nobody waits for a disk before there is state
+        self._place = store.open_place(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self) -> list[Point]:
         """The points that were verified, in this process or just now; each one passed over is named with its reason."""
-        held = []
-        for found in store.scan(self._directory, self._job):
-            if found.point in self._rejected:
+        self._look_into_memory()
+        held = list(self._in_memory)
+        for found in self._place.scan():
+            if found.point in self._rejected or found.point in self._in_memory:
                 continue
             try:
                 if found.point not in self._verified:
                     found.require_manifest()
-                    store.verify(found)
+                    self._place.verify(found)
                     self._verified.add(found.point)
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
-        return held
+        return sorted(held, reverse=True)
+
+    def _look_into_memory(self) -> None:
+        self.flush()
+        found, problems = self._saves.found()
+        self._in_memory.clear()
+        for problem in problems:
+            self._pass_over(problem)
+        for one in found:
+            if one.point in self._rejected:
+                continue
+            try:
+                store.verify(one)
+            except CheckpointError as error:
+                self._pass_over(str(error))
+            else:
+                self._in_memory[one.point] = one
+
+    def _pass_over(self, problem: str) -> None:
+        if problem not in self._passed_over:
+            self._passed_over.add(problem)
+            voice.warn(f"passed over a restore point in memory: {problem}")
 
     def reject(self, point: Point, reason: str) -> None:
         """Never offer this point again; it stays on disk."""
         self._verified.discard(point)
+        self._in_memory.pop(point, None)
         if point not in self._rejected:
             self._rejected[point] = reason
             voice.warn(f"passed over the restore point of {point}: {reason}")
@@ -71,49 +121,106 @@ class RankCheckpoints:
         return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
 
     def save(
-        self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, wait_s: float = 0.0
+        self,
+        header: PointHeader,
+        tensors: NamedTensors,
+        tree: Tree,
+        layout: Tree,
+        *,
+        durable: bool = False,
+        wait_s: float = 0.0,
     ) -> bool:
-        """Save durably, then let the oldest go. A disk that refuses is said once, and training goes on: False.
+        """Save, then let the oldest go. A disk that refuses is said once, and training goes on: False.
 
         Args:
+            header, tensors, tree, layout: the point.
+            durable: return once it is on disk, or could not be; else it may be copied aside, to be written while
+                training goes on (``async_save``), and what becomes of it is heard in :meth:`settle` or :meth:`flush`.
             wait_s: how long to wait for a previous holder of the folder to end, saying for whom.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
         """
-        point = header.point
+        self.settle()
+        if self._saves.is_busy:
+            if not durable and (self._is_remote or self.config.when_busy == "skip"):
+                self._say_skipped(header.point)
+                return True
+            self.flush()
         try:
-            if not self._lock.is_held:
-                self._lock.acquire(wait_s, on_wait=voice.warn)
-            if not self._claim_is_durable:
-                make_claim_durable(self._directory)
-                self._claim_is_durable = True
-            store.write_point(self.root, header, tensors, tree, layout)
-            self._verified.add(point)
-            self._rejected.pop(point, None)
-            self._prune(point)
-        except CheckpointError:
+            self._take_folder(wait_s)
+            is_async = self.config.async_save and not durable
+            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
+                return True
+            self._place.write(header, snapshot.parts_of(tensors), tree, layout)
+        except (CheckpointError, ForeignFolderError):
             raise
         except StoreError as error:
-            if not self._failed_before:
-                voice.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {error}")
-            self._failed_before = True
-            return False
+            return self._failed(header.point, str(error))
+        return self._became_durable(header.point, is_pruned=False)
+
+    def settle(self) -> None:
+        """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
+        if self._saves.is_busy:
+            self._hear(self._saves.outcome(wait=False))
+
+    def flush(self) -> None:
+        """Wait until the save in hand is durable, or has failed and that was said."""
+        if self._saves.is_busy:
+            self._hear(self._saves.outcome(wait=True))
+
+    def _hear(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            if outcome.problem is None:
+                self._became_durable(outcome.point, is_pruned=self._is_remote)
+            else:
+                self._failed(outcome.point, outcome.problem)
+
+    def _take_folder(self, wait_s: float) -> None:
+        """Hold the folder's lock, and have its claim durable before anything is saved in it."""
+        if not self._lock.is_held:
+            holder = read_holder(self._directory)
+            if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
+                wait_s = max(wait_s, WRITER_WAIT_S)
+            self._lock.acquire(wait_s, on_wait=voice.warn)
+        if not self._claim_is_durable and not self._is_remote:  # that one is claimed by whoever writes there
+            self._place.claim()
+            self._claim_is_durable = True
+
+    def _became_durable(self, point: Point, *, is_pruned: bool) -> bool:
+        self._verified.add(point)
+        self._rejected.pop(point, None)
+        try:
+            if not is_pruned:  # by the writer, who need not wait for it
+                self._prune(point)
+            self._saves.forget(lambda one: store.is_abandoned(one, point))
+        except StoreError as error:
+            return self._failed(point, str(error))
         if self._failed_before:
             voice.say(f"checkpoints are saved again, from step {point.step} on")
         self._failed_before = False
         return True
 
+    def _failed(self, point: Point, problem: str) -> bool:
+        if not self._failed_before:
+            voice.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {problem}")
+        self._failed_before = True
+        return False
+
+    def _say_skipped(self, point: Point) -> None:
+        if not self._skipped_before:
+            mend = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
+            voice.warn(
+                f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
+                f"so will others be without a word: {mend}"
+            )
+        self._skipped_before = True
+
     def _prune(self, newest: Point) -> None:
         """Points of abandoned lines go when the new line has a durable one, and that is ``newest``."""
-        abandoned = {
-            found.point
-            for found in store.scan(self._directory, self._job)
-            if found.point.generation < newest.generation and found.point.step > newest.step
-        }
-        store.prune(
-            self._directory,
-            self._job,
+        points = [found.point for found in self._place.scan()]
+        abandoned = {point for point in points if store.is_abandoned(point, newest)}
+        self._place.prune(
             self.config.keep_checkpoint_max,
             keep_points=[newest],
             abandoned=abandoned,
@@ -122,22 +229,46 @@ class RankCheckpoints:
 
     def load(self, point: Point) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole."""
-        return store.read(self._found(point))
+        return self._from_the_nearest(point, store.read, self._place.read)
 
     def pack(self, point: Point) -> memoryview:
         """One of the held points as bytes, for another rank."""
-        return store.pack(self._found(point))
+        return self._from_the_nearest(point, store.pack, self._place.pack)
+
+    def _from_the_nearest(
+        self, point: Point, from_memory: Callable[[FoundPoint], Taken], from_place: Callable[[Any], Taken]
+    ) -> Taken:
+        found = self._in_memory.get(point)
+        if found is not None:
+            try:
+                taken = from_memory(found)
+            except CheckpointError as error:
+                del self._in_memory[point]
+                self._pass_over(str(error))
+            else:
+                voice.say(f"the restore point of {point} comes from memory: {found.path}")
+                return taken
+        return from_place(self._found(point))
 
     def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
         """A point that another rank packed, verified."""
         return store.unpack(packed, self._job)
 
-    def _found(self, point: Point) -> FoundPoint:
-        for found in store.scan(self._directory, self._job):
+    def _found(self, point: Point) -> Found:
+        points: list[Found] = self._place.scan()
+        for found in points:
             if found.point == point:
                 return found
-        raise CheckpointError(f"{self._directory}: the restore point of {point} is gone")
+        raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
+
+    def discard_memory(self) -> None:
+        """The job has ended well: nobody will look for its points in memory."""
+        self.flush()
+        self._in_memory.clear()
+        self._saves.discard()
 
     def release(self) -> None:
-        """Let another process write here."""
+        """Finish what is in hand, and let another process write here."""
+        self.flush()
+        self._saves.close()
         self._lock.release()

@@ -1,0 +1,80 @@
+"""A sealed slot as its writer sees it: hashed where it lies, then handed on as the two files it will be on disk.
+
+Here live hashing a slot and marking it hashed; filling one is ``memory_slot``'s, writing to disk is ``writing``'s. The
+one idea: the data is mapped read-only, and manifest and header are written with one call each, so that a kill between
+them leaves a slot that is still only sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from runtime.errors import CheckpointError
+from runtime.store import durable
+from runtime.store.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from runtime.store.checkpoint.memory_slot import HEADER_BYTES, SlotHeader, Stage, open_slot, read_header, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPoint:
+    """A point in memory whose hashes are known: the bytes of its two files."""
+
+    manifest: Manifest
+    manifest_data: bytes
+    data: memoryview
+
+
+@contextlib.contextmanager
+def hashed(path: Path, directory: int) -> Iterator[HashedPoint]:
+    """Hash a sealed slot, unless that was done, and keep its bytes mapped inside the block.
+
+    Args:
+        path: of the slot, for messages.
+        directory: an open descriptor of its folder.
+
+    Raises:
+        CheckpointError: nothing is sealed there, or it is not what was sealed.
+    """
+    descriptor = open_slot(directory, path, os.O_RDWR)
+    if descriptor is None:
+        raise CheckpointError(f"{path}: there is no such memory slot")
+    try:
+        header = read_header(descriptor)
+        if header is None:
+            raise CheckpointError(f"{path}: nothing is sealed in this memory slot")
+        manifest_data = read_manifest(descriptor, header)
+        manifest = decode_manifest(manifest_data)
+        if manifest.data_bytes != header.data_bytes:
+            raise CheckpointError(f"{path}: its header and its manifest are of two points")
+        end = header.data_offset + header.data_bytes
+        with (
+            mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ) as memory,
+            memoryview(memory) as everything,
+            everything[header.data_offset : end] as data,
+        ):
+            if header.stage is not Stage.HASHED:
+                manifest, manifest_data = _hash(descriptor, path, header, manifest, data)
+            yield HashedPoint(manifest, manifest_data, data)
+    finally:
+        os.close(descriptor)
+
+
+def _hash(
+    descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, data: memoryview
+) -> tuple[Manifest, bytes]:
+    size = manifest.chunk_bytes
+    digests = [xxhash.xxh3_128_digest(data[start : start + size]) for start in range(0, len(data), size)]
+    manifest = dataclasses.replace(manifest, chunks=tuple(digests))
+    encoded = encode_manifest(manifest)  # as long as before: every digest is of one size
+    with durable.disk_errors(path, "marking the memory slot as hashed"):
+        os.pwrite(descriptor, encoded, HEADER_BYTES)
+        os.pwrite(descriptor, dataclasses.replace(header, stage=Stage.HASHED).encode(), 0)
+    return manifest, encoded

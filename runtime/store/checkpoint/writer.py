@@ -1,0 +1,200 @@
+"""The trainer's side of its checkpoint writer: start it, hand it a sealed slot, hear what became of it.
+
+Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
+messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
+
+    trainer → writer    slot name, sequence             this slot is sealed
+    writer → trainer    "hashed", sequence, ""          it will be found after a crash
+                        "durable", sequence, ""         it is on disk under its name
+                        "failed", sequence, text        it is not; the text is a StoreError's
+
+The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from runtime.core.point import Point
+from runtime.errors import StoreError
+from runtime.store.checkpoint.memory_room import MemoryRoom
+from runtime.store.checkpoint.place import Location
+from runtime.store.process_identity import ProcessIdentity
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 16 * 1024
+
+PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
+_PROGRAM = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('runtime.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
+)
+COMMAND = (sys.executable, "-P", "-c", _PROGRAM, str(PACKAGE_FOLDER))
+"""``python -m`` that finds this very package, from any folder and however the trainer found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
+
+    point: Point
+    problem: str | None = None
+
+
+class Writer:
+    """The writer process of one rank, started with the first slot that is handed over.
+
+    Args:
+        root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
+        room: the rank's slots.
+        lock_descriptor: of that lock, which the process holds on to.
+        job_name, keep: of a remote folder, which the writer claims, and where it lets the old points go until so many
+            are left, because no step waits for a network.
+        command: what is started.
+    """
+
+    def __init__(
+        self,
+        root: Location,
+        room: MemoryRoom,
+        lock_descriptor: int,
+        *,
+        job_name: str = "",
+        keep: int = 0,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        self._root = root
+        self._job_name = job_name
+        self._keep = keep
+        self._room = room
+        self._lock_descriptor = lock_descriptor
+        self._command = command
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._in_hand: tuple[int, Point] | None = None
+        self.is_hashed = False  # what is in hand, or the last
+        _open_writers.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in hand, as far as was heard."""
+        return self._in_hand is not None
+
+    def submit(self, name: str, sequence: int, point: Point) -> None:
+        """Hand over a sealed slot; nothing else may be in hand.
+
+        Raises:
+            StoreError: no process can be started.
+        """
+        assert self._in_hand is None, "one save is in hand at a time"
+        message = msgpack.packb((name, sequence))
+        if self._link is not None:
+            try:
+                self._link.send(message)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close()  # it was killed between two saves: another one takes over
+        if self._link is None:
+            link = self._start()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+                link.send(message)
+        self._in_hand, self.is_hashed = (sequence, point), False
+
+    def outcome(self, *, wait: bool) -> Outcome | None:
+        """The end of the save in hand; None where there is none yet, or nothing in hand."""
+        while self._in_hand is not None:
+            assert self._link is not None
+            try:
+                message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                message = b""
+            sequence, point = self._in_hand
+            if not message:
+                return self._died(point)
+            what, of, text = msgpack.unpackb(message)
+            if of != sequence:
+                continue
+            if what == "hashed":
+                self.is_hashed = True
+                continue
+            self._in_hand = None
+            return Outcome(point, str(text) if what == "failed" else None)
+        return None
+
+    def close(self) -> None:
+        """End the process, once it has written what it has in hand."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        self._in_hand = None
+
+    def _died(self, point: Point) -> Outcome:
+        pid = self.pid
+        assert self._process is not None
+        process = self._process
+        self.close()
+        return Outcome(
+            point, f"its writer (pid {pid}) ended with status {process.returncode}; the next save starts another"
+        )
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        trainer = ProcessIdentity.current()
+        descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor)
+        words = [
+            *("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at)),
+            *("--root", str(self._root), "--job-name", self._job_name, "--keep", str(self._keep)),
+            *("--room", str(self._room.path)),
+            *("--room-descriptor", str(self._room.descriptor)),
+        ]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*self._command, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise StoreError(
+                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u` and `free`"
+                ) from error
+        self._link = ours
+        return ours
+
+    def let_go(self) -> None:
+        """Close this process's copy of the link alone: what a forked child does."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+_open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for writer in list(_open_writers):
+        writer.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

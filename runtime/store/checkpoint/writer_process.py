@@ -1,0 +1,186 @@
+"""The process that hashes a rank's sealed slots and writes them to disk, one at a time, beside its trainer.
+
+``writer`` starts it and describes the messages; the order of a save is ``writing``'s. The one idea: whatever has been
+sealed gets finished. The process has a session of its own, so no Ctrl-C reaches it, it ignores being asked to end, and
+when its trainer is gone it writes what is sealed and only then ends, the folder's lock still its own till then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from runtime.core.point import Point
+from runtime.errors import StoreError
+from runtime.store.checkpoint import memory_room, sealed_slot
+from runtime.store.checkpoint.manifest import PointHeader
+from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
+from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
+from runtime.store.checkpoint.pruning import is_abandoned
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES
+from runtime.store.process_identity import ProcessIdentity
+
+NICENESS = 10
+
+_log = logging.getLogger(__name__)
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class WriterProcess:
+    """The loop.
+
+    Args:
+        link: to the trainer, a socket that keeps messages apart.
+        trainer: whose death ends this process, seen also where a child of it has kept its end of ``link``.
+        root: the job's checkpoint folder.
+        room: the folder of the rank's slots.
+        room_descriptor: that folder, open and locked.
+        job_name, keep: see ``Writer``.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        trainer: ProcessIdentity,
+        root: Location,
+        room: Path,
+        room_descriptor: int,
+        *,
+        job_name: str = "",
+        keep: int = 0,
+    ) -> None:
+        self._link = link
+        self._trainer = trainer
+        self._root = root
+        self._job_name = job_name
+        self._keep = keep
+        self._place: Place[Any] | None = None
+        self._room = room
+        self._room_descriptor = room_descriptor
+        self._finished: set[int] = set()  # sequences
+
+    def run(self) -> None:
+        """Until the trainer is gone and all that it sealed is written."""
+        link, poll = self._link, select.poll()
+        poll.register(link, select.POLLIN)
+        with _watched(self._trainer) as watched:
+            if watched is not None:
+                poll.register(watched, select.POLLIN)
+            while True:
+                poll.poll()
+                try:
+                    message = link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if self._trainer.is_alive():
+                        continue
+                    break
+                except ConnectionResetError:
+                    continue  # it left without having read everything; what it sent comes after this
+                if not message:
+                    break
+                name, sequence = msgpack.unpackb(message)
+                self._finish(str(name), int(sequence))
+        self._finish_what_is_sealed()
+
+    def _finish_what_is_sealed(self) -> None:
+        """A trainer that is killed between sealing a slot and saying so has done its part."""
+        for name in memory_room.NAMES:
+            header = MemorySlot(self._room / name, self._room_descriptor).header()
+            if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
+                self._finish(name, header.sequence)
+
+    def _finish(self, name: str, sequence: int) -> None:
+        self._finished.add(sequence)
+        try:
+            with sealed_slot.hashed(self._room / name, self._room_descriptor) as point:
+                self._tell("hashed", sequence)
+                header = point.manifest.header
+                place = self._place_of(header)
+                place.write_prepared(header, point.manifest_data, [point.data])
+        except StoreError as error:
+            self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
+        else:
+            self._tell("durable", sequence)
+            if is_remote(self._root):
+                self._prune(place, header.point)
+
+    def _place_of(self, header: PointHeader) -> Place[Any]:
+        if self._place is None:
+            # A local folder was claimed before its lock was taken.
+            self._place = open_place(self._root, header.slot, job=header.job, job_name=self._job_name, claims=False)
+        return self._place
+
+    def _prune(self, place: Place[Any], newest: Point) -> None:
+        """What a trainer does itself in a local folder: here it would wait for a network in the middle of a step."""
+        try:
+            abandoned = {found.point for found in place.scan() if is_abandoned(found.point, newest)}
+            place.prune(self._keep, keep_points=[newest], abandoned=abandoned)
+        except StoreError as error:
+            _log.warning("old checkpoints stay for now: %s", error)
+
+    def _tell(self, what: str, sequence: int, text: str = "") -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
+            self._link.send(msgpack.packb((what, sequence, text)))
+
+
+@contextlib.contextmanager
+def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
+    """A descriptor that becomes readable with the trainer's death."""
+    try:
+        descriptor = os.pidfd_open(trainer.pid)
+    except (AttributeError, OSError):  # no such call here, or nobody left: the link tells as well
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def step_back() -> None:
+    """Leave the processors to the training: also where the kernel counts by session (sched(7), autogroup)."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
+def main() -> None:
+    """Take this process's place; see :mod:`writer` for who calls it."""
+    parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--job-name", required=True)
+    parser.add_argument("--keep", type=int, required=True)
+    parser.add_argument("--room", type=Path, required=True)
+    parser.add_argument("--room-descriptor", type=int, required=True)
+    given = parser.parse_args()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    step_back()
+    with socket.socket(fileno=given.link) as link:
+        process = WriterProcess(
+            link,
+            ProcessIdentity(*given.trainer),
+            given.root if "://" in given.root else Path(given.root),
+            given.room,
+            given.room_descriptor,
+            job_name=given.job_name,
+            keep=given.keep,
+        )
+        process.run()
+
+
+if __name__ == "__main__":
+    main()

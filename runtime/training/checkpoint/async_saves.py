@@ -1,0 +1,138 @@
+"""Saving beside the training: the memory slots of one rank, its writer process, and the one save in hand.
+
+Here lives what makes a copied state durable later, and when that is not possible. Never here: which points are kept,
+what is said when a save fails (``rank_checkpoints``), the copying itself (``staging``). The one idea: memory that is
+missing or too small is no reason not to save: the caller is told no, once with the reason, and saves as it would have
+without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, StoreError
+from runtime.service import voice
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import FoundPoint, Location, MemoryRoom, Outcome, PointHeader, Tree, Writer
+from runtime.training.checkpoint.staging import Staging
+from runtime.training.snapshot import NamedTensors
+
+HASHED_SOON_S = 10.0
+"""How long a process that was started again waits for what its predecessor's writer is hashing."""
+_POLL_S = 0.01  # nobody tells of a byte that changes in shared memory
+
+
+class AsyncSaves:
+    """The asynchronous half of a rank's checkpoints.
+
+    Args:
+        root: the job's checkpoint folder.
+        slot, job, job_name: whose points.
+        keep: how many of them stay in a remote place, where the writer lets the old ones go.
+        memory: the folder in memory; ``store.SHARED_MEMORY`` but in tests.
+    """
+
+    def __init__(
+        self,
+        root: Location,
+        slot: int,
+        *,
+        job: str,
+        job_name: str,
+        keep: int,
+        memory: Path = store.SHARED_MEMORY,
+    ) -> None:
+        self._root, self._job, self._job_name, self._slot, self._memory = root, job, job_name, slot, memory
+        self._keep = keep
+        self._room: MemoryRoom | None = None
+        self._staging: Staging | None = None
+        self._writer: Writer | None = None
+        self._refused_bytes: int | None = None  # so much there was no memory for
+        self._said = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in hand."""
+        return self._writer is not None and self._writer.is_busy
+
+    def begin(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree, lock_descriptor: int) -> bool:
+        """Copy the point and hand it to the writer; False, said once with the reason, where that is not possible.
+
+        Args:
+            header, tensors, tree, layout: the point.
+            lock_descriptor: of the rank's folder; the writer keeps it locked as long as it writes.
+
+        Raises:
+            CheckpointError: the state itself cannot be saved.
+        """
+        needed_bytes = sum(tensor.nbytes for _, tensor in tensors)
+        if self._refused_bytes is not None and needed_bytes >= self._refused_bytes:
+            return False
+        try:
+            staging, writer = self._opened(lock_descriptor)
+            self._refused_bytes = needed_bytes
+            name, sequence = staging.stage(header, tensors, tree, layout)
+            self._refused_bytes = None
+            writer.submit(name, sequence, header.point)
+        except CheckpointError:
+            self._refused_bytes = None
+            raise
+        except StoreError as error:
+            self._refuse(str(error))
+            return False
+        if self._said:
+            voice.say("checkpoints are copied aside again: training goes on while they are written")
+        self._said = False
+        return True
+
+    def _refuse(self, why: str) -> None:
+        if self._refused_bytes is not None:
+            self.discard()  # one slot of two is no use, and what is in it is on disk
+        if not self._said:
+            voice.warn(
+                f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
+                "(CheckpointConfig(async_save=False) does so without a word)"
+            )
+        self._said = True
+
+    def _opened(self, lock_descriptor: int) -> tuple[Staging, Writer]:
+        if self._room is None or self._staging is None or self._writer is None:
+            store.sweep(self._memory, self._job)
+            self._room = MemoryRoom(self._memory, self._job, self._slot)
+            self._staging = Staging(self._room)
+            self._writer = Writer(self._root, self._room, lock_descriptor, job_name=self._job_name, keep=self._keep)
+        return self._staging, self._writer
+
+    def outcome(self, *, wait: bool) -> Outcome | None:
+        """The end of the save in hand, if it has one or ``wait`` says to wait for it."""
+        return None if self._writer is None else self._writer.outcome(wait=wait)
+
+    def found(self) -> tuple[list[FoundPoint], list[str]]:
+        """The points in memory that can be used once verified, and why others cannot be."""
+        deadline_s = time.monotonic() + HASHED_SOON_S
+        while self._room is None and store.is_being_hashed(self._memory, self._job, self._slot):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        return store.points_in_memory(self._memory, self._job, self._slot)
+
+    def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
+        """Empty the slots that hold such a point; no save is in hand."""
+        if self._room is not None:
+            self._room.forget(is_unwanted)
+
+    def close(self) -> None:
+        """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._room is not None:
+            self._room.close()
+        self._writer = self._staging = self._room = None
+
+    def discard(self) -> None:
+        """As :meth:`close`, and give the memory back, also where a predecessor took it."""
+        self.close()
+        store.remove_room(self._memory, self._job, self._slot)

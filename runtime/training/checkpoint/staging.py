@@ -1,0 +1,127 @@
+"""Copying a state's tensors into a memory slot: all that training waits for when it saves.
+
+Here lives where each tensor's bytes belong in a slot, and the copying; what a slot is, and who reads it, is
+``store.checkpoint``'s. The one idea: as long as names, dtypes and shapes are those of the save before, everything but
+the copying itself is remembered: the order of the tensors, the data file's header, and a view of the slot for each.
+
+Tensors of an accelerator are copied by the same call, device to slot, one after another; it returns when they are
+there. (Tested on the CPU alone.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.store.checkpoint import (
+    CHUNK_BYTES,
+    Manifest,
+    MemoryRoom,
+    MemorySlot,
+    PointHeader,
+    TensorPart,
+    Tree,
+    encode_header,
+    encode_manifest,
+    in_file_order,
+)
+from runtime.training import snapshot
+from runtime.training.snapshot import NamedTensors
+
+_NO_DIGEST = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where the tensors of a state belong.
+
+    Attributes:
+        kinds: names, dtypes, shapes and layouts: what must be the same for the plan to fit.
+        order: the tensors' places in the state, in the order of the file.
+        header: the data file's beginning.
+        starts: of each tensor's bytes in the data file, in the order of the file.
+        data_bytes: of the data file.
+    """
+
+    kinds: list[Any]
+    order: list[int]
+    header: bytes
+    starts: list[int]
+    data_bytes: int
+
+
+class Staging:
+    """Fills the slots of one room, and remembers how.
+
+    Args:
+        room: the rank's slots.
+    """
+
+    def __init__(self, room: MemoryRoom) -> None:
+        self._room = room
+        self._plan: _Plan | None = None
+        self._views: dict[MemorySlot, tuple[_Plan, list[torch.Tensor]]] = {}
+
+    def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:
+        """Copy a point into a slot and seal it; the slot's name and the point's sequence.
+
+        Raises:
+            CheckpointError: the state cannot be saved faithfully; the message names the value.
+            StoreError: there is not enough memory of that kind.
+        """
+        plan = self._plan_for(tensors)
+        chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
+        manifest = encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
+        slot = self._room.next_slot()
+        views = self._views_into(slot, plan, len(manifest))
+        slot.open()
+        sources = [tensors[index][1] for index in plan.order]
+        with torch.no_grad():
+            torch._foreach_copy_(views, sources)
+        return slot.path.name, self._room.seal(slot, manifest, plan.data_bytes)
+
+    def _plan_for(self, tensors: NamedTensors) -> _Plan:
+        kinds = [(name, tensor.dtype, tensor.shape, tensor.layout) for name, tensor in tensors]
+        if self._plan is None or self._plan.kinds != kinds:
+            self._plan = _plan(kinds, tensors)
+        return self._plan
+
+    def _views_into(self, slot: MemorySlot, plan: _Plan, manifest_bytes: int) -> list[torch.Tensor]:
+        known = self._views.get(slot)
+        if known is not None and known[0] is plan and not slot.needs_room(manifest_bytes, plan.data_bytes):
+            return known[1]
+        self._views.pop(slot, None)
+        slot.reserve(manifest_bytes, plan.data_bytes)
+        slot.open()  # before the first byte changes
+        data = slot.data(plan.data_bytes)
+        data[: len(plan.header)] = plan.header
+        views = _views(data, plan)
+        self._views[slot] = plan, views
+        return views
+
+
+def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
+    parts = [TensorPart(name, snapshot.dtype_name(name, tensor), tuple(tensor.shape), b"") for name, tensor in tensors]
+    places = {part.name: index for index, part in enumerate(parts)}
+    in_order = in_file_order(parts)
+    order = [places[part.name] for part in in_order]
+    header = encode_header(in_order)
+    starts, position = [], len(header)
+    for index in order:
+        starts.append(position)
+        tensor = tensors[index][1]
+        position += tensor.numel() * tensor.element_size()
+    return _Plan(kinds, order, header, starts, position)
+
+
+def _views(data: memoryview, plan: _Plan) -> list[torch.Tensor]:
+    """A tensor for each of the plan, in the order of the file, in the memory of ``data``."""
+    everything = torch.frombuffer(data, dtype=torch.uint8)
+    views = []
+    for index, start in zip(plan.order, plan.starts, strict=True):
+        _, dtype, shape, _ = plan.kinds[index]
+        end = start + dtype.itemsize * shape.numel()
+        views.append(everything[start:end].view(dtype).view(shape))
+    return views
