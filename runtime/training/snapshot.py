@@ -98,7 +98,7 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes; a view of its memory where it is a contiguous CPU tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
 

@@ -9,6 +9,7 @@ never for time to pass, and a wait that is in vain shows the logs' last lines.
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import time
@@ -19,6 +20,9 @@ from typing import TypeVar
 
 import filelock
 
+from runtime.store.checkpoint import SHARED_MEMORY
+from runtime.store.checkpoint.memory_room import room_path
+from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.processes import (
     REPOSITORY,
@@ -54,6 +58,14 @@ class Step:
     number: int
     at_s: float
     queued_s: float
+
+
+def is_writer(identity: ProcessIdentity) -> bool:
+    """Whether this is a worker's checkpoint writer, which ends by itself when its worker is gone."""
+    try:
+        return b"writer_process" in Path(f"/proc/{identity.pid}/cmdline").read_bytes()
+    except OSError:
+        return False  # gone
 
 
 class JobFolder:
@@ -156,6 +168,23 @@ class JobFolder:
         logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
 
+    # ---- memory
+
+    def wait_for_writers(self) -> None:
+        """Until every checkpoint writer of a killed worker has finished what it had in hand."""
+        self.wait_until(lambda: None if any(map(is_writer, self.processes())) else True, "end of the writers")
+
+    def memory_rooms(self) -> list[Path]:
+        """The folders of the ranks' slots in shared memory."""
+        owners = [read_owner(folder) for folder in self.checkpoints.glob("[0-9]*") if folder.is_dir()]
+        jobs = {owner.job for owner in owners if owner is not None}
+        return [room for job in jobs for room in room_path(SHARED_MEMORY, job, 0).parent.glob("*")]
+
+    def forget_memory(self) -> None:
+        """What the machine's power does to shared memory; to be called when no process of the job is left."""
+        for room in self.memory_rooms():
+            shutil.rmtree(room)
+
     # ---- what is left
 
     def processes(self) -> Iterable[ProcessIdentity]:
@@ -175,6 +204,7 @@ class JobFolder:
                 filelock.FileLock(path, timeout=0).acquire().lock.release()
             except filelock.Timeout:
                 left.append(f"lock {path}")
+        self.forget_memory()
         with socket.socket() as caller:
             if caller.connect_ex(("127.0.0.1", self.port)) == 0:
                 left.append(f"port {self.port}")
@@ -248,6 +278,7 @@ class Job(JobFolder):
         self.scheduler.signal(signal.SIGKILL)
         self.kill(*self.ranks)
         self.scheduler.wait(10.0)
+        self.wait_for_writers()
 
     def wait_killed(self, rank: int, timeout_s: float = WAIT_S) -> None:
         """Until kill -9 has ended this worker: the test's, or its own (``--kill``)."""

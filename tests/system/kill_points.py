@@ -36,7 +36,7 @@ import runtime
 from runtime.core.point import Point
 from runtime.service.agent import Agent
 from runtime.store import durable
-from runtime.store.checkpoint import folder
+from runtime.store.checkpoint import Outcome, Writer, folder
 
 
 class Way(StrEnum):
@@ -139,3 +139,17 @@ class KillPoints:
                 self.here("saved", point.step)
 
         durable.publish = publish
+        inner_submit, inner_outcome = Writer.submit, Writer.outcome
+
+        def submit(writer: Writer, name: str, sequence: int, point: Point) -> None:
+            inner_submit(writer, name, sequence, point)
+            self.here("saving", point.step)
+
+        def outcome(writer: Writer, *, wait: bool) -> Outcome | None:
+            found = inner_outcome(writer, wait=wait)
+            if found is not None and found.problem is None:
+                self.here("saved", found.point.step)
+            return found
+
+        Writer.submit = submit  # type: ignore[method-assign]
+        Writer.outcome = outcome  # type: ignore[method-assign]

@@ -127,6 +127,7 @@ class ScriptJob(JobFolder):
 
     def kill_everything(self) -> None:
         self.kill(SCHEDULER, *self.ranks)
+        self.wait_for_writers()
 
     def wait_said(self, called: Called, pattern: str, timeout_s: float = WAIT_S) -> str:
         """The first line of a script's output with the text in it."""

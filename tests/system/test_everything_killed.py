@@ -11,6 +11,7 @@ import pytest
 
 from tests.system.job import Job, JobFolder
 from tests.system.kill_list import INTERVAL, MIDDLE
+from tests.system.probe import gate_of
 from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
@@ -29,6 +30,7 @@ def test_everybody_is_back_31_seconds_after_the_schedulers_load(
     job.kill_everything()
     assert run.wait(30.0) != 0, "the job did not finish"
     assert "recover.sh" in run.text()
+    job.forget_memory()
     newest = newest_step(job)
     recover = job.recover()
     job.wait_for(SCHEDULER, "goes on, term 2: 4 seats and generation 1 read from the journal")
@@ -98,11 +100,36 @@ def test_a_damaged_checkpoint_with_saved_random_numbers_goes_back_to_one_that_al
     assert_goes_on_from(job, newest - INTERVAL)
 
 
+def test_points_that_no_disk_has_are_taken_from_memory(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    """All are killed when step 20 is hashed and before a disk has it: what disks have of it is taken away."""
+    job = new_job(*TRAINED, "--gates", str(INTERVAL))
+    job.start()
+    for step in (0, INTERVAL):
+        gate_of(job.folder, step).touch()
+    for rank in job.ranks:
+        job.wait_for(rank, f"gate of step {2 * INTERVAL}")
+    job.kill_everything()
+    points = {rank: points_of(job, rank)[2 * INTERVAL] for rank in job.ranks}
+    for point in points.values():
+        shutil.rmtree(point)
+    for step in range(2 * INTERVAL, 80, INTERVAL):
+        gate_of(job.folder, step).touch()
+    job.start()
+    assert job.wait_finished() == undisturbed(*TRAINED)
+    assert_goes_on_from(job, 2 * INTERVAL)
+    for rank in job.ranks:
+        job.wait_for(rank, rf"the restore point of step {2 * INTERVAL}\b.* comes from memory")
+    assert job.memory_rooms() == [], "a finished job gives its memory back"
+
+
 def killed(job: Job) -> Job:
-    """The job, all of it killed in the middle of its training."""
+    """The job, all of it killed in the middle of its training by what empties memory too."""
     job.start()
     job.wait_for_step(MIDDLE)
     job.kill_everything()
+    job.forget_memory()
     return job
 
 

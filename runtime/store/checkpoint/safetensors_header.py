@@ -8,6 +8,7 @@ every tensor is aligned to its element, and the header is padded so that the fir
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,8 +37,15 @@ class TensorEntry:
 
 
 def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
-    """The order in which the tensors' bytes are written: the widest elements first, else as given."""
-    return sorted(parts, key=lambda part: -BITS_BY_DTYPE.get(part.dtype, 0))
+    """The order in which the tensors' bytes are written: the widest elements first, and of those first the tensors
+    that fill whole cache lines, so that what follows one of them is aligned as it is; else as given.
+    """
+
+    def key(part: TensorPart) -> tuple[int, bool]:
+        bits = BITS_BY_DTYPE.get(part.dtype, 0)
+        return -bits, bits * math.prod(part.shape) % (8 * _ALIGNMENT_BYTES) != 0
+
+    return sorted(parts, key=key)
 
 
 def encode_header(parts: list[TensorPart]) -> bytes:

@@ -151,6 +151,7 @@ class RankCheckpoints:
             self._take_folder(wait_s)
             is_async = self.config.async_save and not durable
             if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
+                self._in_memory.clear()  # one of the slots has another point now
                 return True
             self._place.write(header, snapshot.parts_of(tensors), tree, layout)
         except (CheckpointError, ForeignFolderError):

@@ -3,9 +3,6 @@
 Here lives where each tensor's bytes belong in a slot, and the copying; what a slot is, and who reads it, is
 ``store.checkpoint``'s. The one idea: as long as names, dtypes and shapes are those of the save before, everything but
 the copying itself is remembered: the order of the tensors, the data file's header, and a view of the slot for each.
-
-Tensors of an accelerator are copied by the same call, device to slot, one after another; it returns when they are
-there. (Tested on the CPU alone.)
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ from runtime.store.checkpoint import (
     in_file_order,
 )
 from runtime.training import snapshot
+from runtime.training.checkpoint import copying
 from runtime.training.snapshot import NamedTensors
 
 _NO_DIGEST = bytes(16)
@@ -77,9 +75,7 @@ class Staging:
         slot = self._room.next_slot()
         views = self._views_into(slot, plan, len(manifest))
         slot.open()
-        sources = [tensors[index][1] for index in plan.order]
-        with torch.no_grad():
-            torch._foreach_copy_(views, sources)
+        copying.copy(views, [tensors[index][1] for index in plan.order])
         return slot.path.name, self._room.seal(slot, manifest, plan.data_bytes)
 
     def _plan_for(self, tensors: NamedTensors) -> _Plan:

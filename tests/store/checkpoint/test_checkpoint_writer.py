@@ -1,0 +1,293 @@
+"""The writer process: what it makes durable, what becomes of a save when it or its trainer is killed, and who waits."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.errors import LockedError
+from runtime.store.checkpoint import (
+    MemoryRoom,
+    Outcome,
+    Writer,
+    direct,
+    points_in_memory,
+    rank_directory,
+    read,
+    scan,
+    verify,
+)
+from runtime.store.lock import DirectoryLock
+from runtime.store.process_identity import ProcessIdentity
+from tests.store.disk_faults import names_in
+from tests.store.points import JOB, change_byte, find
+from tests.store.slots import content_of, fill_numbered
+
+WAIT_S = 60.0
+TRAINER = "tests.store.killed_trainer"
+
+
+class Trainer:
+    """A rank's side of its saves, without tensors."""
+
+    def __init__(self, base: Path, root: Path, **options: object) -> None:
+        self.lock = DirectoryLock(rank_directory(root, 0), "worker 0")
+        self.lock.acquire()
+        self.room = MemoryRoom(base, JOB, 0)
+        self.writer = Writer(root, self.room, self.lock.descriptor, **options)  # type: ignore[arg-type]
+
+    def submit(self, step: int, *, count: int = 10_000) -> None:
+        name, sequence = fill_numbered(self.room, step, count=count)
+        self.writer.submit(name, sequence, Point(step, 1))
+
+    def save(self, step: int, *, count: int = 10_000) -> Outcome:
+        self.submit(step, count=count)
+        outcome = self.writer.outcome(wait=True)
+        assert outcome is not None
+        return outcome
+
+    def close(self) -> None:
+        self.writer.close()
+        self.room.close()
+        self.lock.release()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    base = tmp_path / "memory"
+    base.mkdir()
+    return base
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "points"
+
+
+@pytest.fixture
+def trainer(base: Path, root: Path) -> Iterator[Trainer]:
+    trainer = Trainer(base, root)
+    yield trainer
+    trainer.close()
+
+
+def whole_steps(root: Path) -> list[int]:
+    found = scan(rank_directory(root, 0), JOB)
+    for one in found:
+        verify(one)
+    return [one.point.step for one in found]
+
+
+def steps_in_memory(base: Path) -> list[int]:
+    found, _ = points_in_memory(base, JOB, 0)
+    for one in found:
+        verify(one)
+    return [one.point.step for one in found]
+
+
+def test_a_sealed_slot_becomes_a_point_like_any_other(trainer: Trainer, base: Path, root: Path) -> None:
+    for step in (1, 2, 3):
+        assert trainer.save(step) == Outcome(Point(step, 1))
+    assert whole_steps(root) == [3, 2, 1]
+    assert steps_in_memory(base) == [3, 2]
+    loaded = read(find(root, 2))
+    assert bytes(loaded.tensors["weight"].data) == content_of(2, 10_000)
+    assert loaded.tree["step"] == 2
+    path = find(root, 2).path
+    assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
+
+
+def test_the_process_has_a_session_of_its_own_and_ends_with_the_trainers_side(trainer: Trainer) -> None:
+    trainer.save(1)
+    assert trainer.writer.pid is not None
+    assert os.getsid(trainer.writer.pid) == trainer.writer.pid != os.getsid(0)
+    assert os.getpriority(os.PRIO_PROCESS, trainer.writer.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    identity = ProcessIdentity.of(trainer.writer.pid)
+    assert identity is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(identity.pid, number)
+    assert trainer.save(2).problem is None, "a signal that asks it to end does not end it in mid-save"
+    trainer.writer.close()
+    assert not identity.is_alive()
+
+
+def test_a_point_that_is_there_already_is_not_written_again(trainer: Trainer, root: Path) -> None:
+    trainer.save(1)
+    before = (find(root, 1).path / "data.safetensors").stat().st_ino
+    assert trainer.save(1).problem is None
+    assert (find(root, 1).path / "data.safetensors").stat().st_ino == before
+    change_byte(find(root, 1).path / "data.safetensors", 40)
+    assert trainer.save(1).problem is None
+    verify(find(root, 1))
+    assert [name for name in names_in(root / "0") if name.startswith("damaged-1-")]
+
+
+def test_a_disk_that_refuses_is_told_and_the_point_stays_in_memory(trainer: Trainer, base: Path, root: Path) -> None:
+    trainer.save(1)
+    directory = rank_directory(root, 0)
+    directory.rename(root / "aside")
+    directory.write_bytes(b"in the way")
+    problem = trainer.save(2).problem
+    assert problem is not None and str(directory) in problem and "(ENOTDIR)" in problem
+    assert 2 in steps_in_memory(base)
+    directory.unlink()
+    (root / "aside").rename(directory)
+    assert trainer.save(3).problem is None
+    assert whole_steps(root) == [3, 1]
+
+
+def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path) -> None:
+    """The limit on a file's size stands for the disk's: the write fails half way, as it does there."""
+    program = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)); "
+    program += "runpy.run_module('runtime.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
+    trainer = Trainer(base, root, command=(sys.executable, "-c", program))
+    try:
+        assert trainer.save(1).problem is None
+        problem = trainer.save(2, count=3_000_000).problem
+        assert problem is not None and "saving the point failed: File too large (EFBIG)" in problem
+        assert "raise the limit or choose another folder" in problem
+        assert whole_steps(root) == [1]
+        assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
+        assert trainer.save(3).problem is None
+    finally:
+        trainer.close()
+
+
+# ---- the writer is killed
+
+
+def test_a_killed_writer_is_a_failed_save_and_another_one_takes_over(trainer: Trainer, root: Path) -> None:
+    trainer.save(1)
+    assert trainer.writer.pid is not None
+    identity = ProcessIdentity.of(trainer.writer.pid)
+    assert identity is not None
+    os.kill(identity.pid, signal.SIGSTOP)
+    trainer.submit(2)
+    os.kill(identity.pid, signal.SIGKILL)
+    outcome = trainer.writer.outcome(wait=True)
+    assert outcome is not None and outcome.problem is not None
+    assert f"(pid {identity.pid}) ended with status -9" in outcome.problem
+    assert trainer.save(3).problem is None
+    assert trainer.writer.pid != identity.pid
+    assert whole_steps(root) == [3, 1]
+
+
+def test_a_writer_that_is_killed_between_two_saves_costs_none(trainer: Trainer, root: Path) -> None:
+    trainer.save(1)
+    assert trainer.writer.pid is not None
+    identity = ProcessIdentity.of(trainer.writer.pid)
+    assert identity is not None
+    os.kill(identity.pid, signal.SIGKILL)
+    identity.wait_for_exit(WAIT_S)
+    assert trainer.save(2).problem is None
+    assert whole_steps(root) == [2, 1]
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_points_only(trainer: Trainer, base: Path, root: Path) -> None:
+    draw = random.Random(5)
+    outcomes = set()
+    for step in range(1, 31):
+        trainer.submit(step, count=2_000_000)
+        assert trainer.writer.pid is not None
+        identity = ProcessIdentity.of(trainer.writer.pid)
+        time.sleep(draw.uniform(0.0, 0.15))  # the moment is the draw: no event is waited for
+        os.kill(trainer.writer.pid, signal.SIGKILL)
+        outcome = trainer.writer.outcome(wait=True)
+        assert outcome is not None and identity is not None
+        whole = whole_steps(root)
+        outcomes.add(outcome.problem is None)
+        assert step in whole or outcome.problem is not None, "said to be durable, and is not there"
+        assert set(steps_in_memory(base)) <= set(range(1, step + 1))
+    assert trainer.save(31).problem is None
+    assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
+
+
+# ---- the trainer is killed
+
+
+def test_the_writer_finishes_what_a_killed_trainer_sealed_and_the_next_one_waits(
+    base: Path, root: Path, repository: Path
+) -> None:
+    command = [sys.executable, "-m", TRAINER, str(base), str(root), "seal", "0"]
+    child = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    writer = ProcessIdentity.of(int(child.stdout.readline()))  # stopped, with a sealed point that it was not told of
+    assert writer is not None
+    assert child.wait(WAIT_S) == -signal.SIGKILL
+    lock = DirectoryLock(rank_directory(root, 0), "worker 0")
+    with pytest.raises(LockedError, match="the last to leave its name, is gone"):
+        lock.acquire()
+    with pytest.raises(LockedError, match="another live process"):
+        MemoryRoom(base, JOB, 0)
+    os.kill(writer.pid, signal.SIGCONT)
+    lock.acquire(WAIT_S)
+    assert not writer.is_alive()
+    lock.release()
+    assert whole_steps(root) == [2, 1]
+    assert steps_in_memory(base) == [2, 1]
+    child.stdout.close()
+
+
+def test_a_trainer_killed_at_any_moment_loses_nothing_that_was_durable(
+    base: Path, root: Path, repository: Path
+) -> None:
+    draw = random.Random(7)
+    newest = 0
+    for _ in range(12):
+        command = [sys.executable, "-m", TRAINER, str(base), str(root), "save", str(newest)]
+        child = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.2))  # the moment is the draw
+        child.kill()
+        durable = [int(line) for line in child.stdout]
+        child.wait(WAIT_S)
+        lock = DirectoryLock(rank_directory(root, 0), "worker 0")
+        lock.acquire(WAIT_S)
+        lock.release()
+        found = points_in_memory(base, JOB, 0)[0]
+        for one in found:
+            loaded = read(one)
+            assert bytes(loaded.tensors["weight"].data) == content_of(one.point.step, 500_000)
+        whole = whole_steps(root)
+        assert set(durable) <= set(whole)
+        assert max(whole, default=0) >= newest
+        assert not whole or max(one.point.step for one in found) >= max(whole), "memory has the newest as well"
+        newest = max(whole, default=0)
+    assert newest > 0
+
+
+# ---- past the page cache
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * 4096, 8 * 1024 * 1024 + 5])
+@pytest.mark.parametrize("offset", [0, 7])  # at a page's start and not: that the kernel refuses, once it is asked
+@pytest.mark.parametrize("folder", ["disk", "memory"])
+def test_a_file_of_any_size_is_written_whole(tmp_path: Path, size: int, offset: int, folder: str) -> None:
+    if folder == "memory" and not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    path = tmp_path / "file" if folder == "disk" else Path("/dev/shm") / f"samebits-test-{os.getpid()}-{size}"
+    data = memoryview(mmap.mmap(-1, offset + size))[offset:]
+    data[:] = os.urandom(size)
+    try:
+        direct.write_new_file(path, data)
+        assert path.read_bytes() == data
+        with pytest.raises(FileExistsError):
+            direct.write_new_file(path, data)
+    finally:
+        path.unlink()
+
+
+def test_an_empty_file_is_written_too(tmp_path: Path) -> None:
+    direct.write_new_file(tmp_path / "file", memoryview(b""))
+    assert (tmp_path / "file").read_bytes() == b""

@@ -1,0 +1,50 @@
+"""A program that saves as a rank does and is killed: ``python -m tests.store.killed_trainer MEMORY ROOT HOW N``.
+
+``save``: say "ready", then save step N + 1, N + 2, … and say each that is durable, until somebody kills it. ``seal``:
+save step 1, stop the writer, seal step 2 without telling it, say the writer's pid, and kill itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+
+from runtime.core.point import Point
+from runtime.store.checkpoint import MemoryRoom, Writer, rank_directory
+from runtime.store.lock import DirectoryLock
+from tests.store.points import JOB
+from tests.store.slots import fill_numbered
+
+COUNT = 500_000
+
+
+def main(base: Path, root: Path, how: str, newest: int) -> None:
+    lock = DirectoryLock(rank_directory(root, 0), "worker 0")
+    lock.acquire()
+    room = MemoryRoom(base, JOB, 0)
+    writer = Writer(root, room, lock.descriptor)
+
+    def save(step: int) -> None:
+        name, sequence = fill_numbered(room, step, count=COUNT, chunk_bytes=64 * 1024)
+        writer.submit(name, sequence, Point(step, 1))
+        outcome = writer.outcome(wait=True)
+        assert outcome is not None and outcome.problem is None, outcome
+
+    if how == "seal":
+        save(1)
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGSTOP)
+        fill_numbered(room, 2, count=COUNT, chunk_bytes=64 * 1024)
+        print(writer.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("ready", flush=True)
+    for step in itertools.count(newest + 1):
+        save(step)
+        print(step, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

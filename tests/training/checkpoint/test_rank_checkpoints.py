@@ -1,0 +1,356 @@
+"""A rank's restore points saved beside the training: what is durable when, what is said, and what memory gives back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, UsageError
+from runtime.service.voice import LOGGER
+from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
+from runtime.store.process_identity import ProcessIdentity
+from runtime.training import snapshot
+from runtime.training.checkpoint.config import CheckpointConfig
+from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from tests.store.points import change_byte
+
+JOB = "a-job"
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said reaches ``caplog``, whoever set up the logger before."""
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    LOGGER.setLevel(logging.INFO)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
+    """Makes a rank's checkpoints; those still held are let go of after the test."""
+    made: list[RankCheckpoints] = []
+    (tmp_path / "memory").mkdir()
+
+    def make(**options: Any) -> RankCheckpoints:
+        memory = options.pop("memory", tmp_path / "memory")
+        config = CheckpointConfig(**options)
+        made.append(RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.release()
+
+
+def state_of(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "weight": torch.randn(50, 7, generator=generator),
+        "transposed": torch.randn(6, 5, generator=generator).t(),
+        "half": torch.randn(9, generator=generator).bfloat16(),
+        "scalar": torch.tensor(float(step)),
+        "mask": torch.tensor([True, False, True]),
+        "none": torch.empty(0, 3),
+        "long": torch.arange(step + 3 if step > 100 else 3),
+        "rows": torch.randn(20, 4, generator=generator)[::2],
+        "conjugate": torch.randn(4, dtype=torch.complex64, generator=generator).conj(),
+        "step": step,
+        "betas": (0.9, 0.999),
+    }
+
+
+def save(rank: RankCheckpoints, step: int, generation: int = 1, *, durable: bool = False) -> bool:
+    tree, tensors = snapshot.take_apart(state_of(step), "state")
+    return rank.save(rank.header(Point(step, generation), 0, 1), tensors, tree, {}, durable=durable)
+
+
+def assert_is_step(rank: RankCheckpoints, step: int, generation: int = 1) -> None:
+    found = rank.load(Point(step, generation))
+    loaded, expected = snapshot.join(found.tree, found.tensors), state_of(step)
+    assert loaded.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert loaded[name].dtype == value.dtype and torch.equal(loaded[name], value), name
+        else:
+            assert loaded[name] == value
+
+
+def on_disk(rank: RankCheckpoints) -> set[int]:
+    return {int(path.name.split("_")[1]) for path in (rank.root / "0").glob("step_*")}
+
+
+def stop_writer(rank: RankCheckpoints) -> ProcessIdentity:
+    """The writer stands still, as behind a slow disk."""
+    pid = rank._saves._writer.pid  # type: ignore[union-attr]
+    assert pid is not None
+    identity = ProcessIdentity.of(pid)
+    assert identity is not None
+    os.kill(pid, signal.SIGSTOP)
+    return identity
+
+
+def go_on(writer: ProcessIdentity) -> None:
+    os.kill(writer.pid, signal.SIGCONT)
+
+
+# ---- saving
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_what_is_saved_is_loaded(rank: Callable[..., RankCheckpoints], async_save: bool) -> None:
+    mine = rank(async_save=async_save)
+    for step in (1, 2, 3, 200, 201, 4):  # two of them of other shapes
+        assert save(mine, step)
+        mine.flush()
+        assert step in on_disk(mine)
+        assert_is_step(mine, step)
+    again = rank()
+    assert again.held()[:2] == [Point(201, 1), Point(200, 1)]
+    assert_is_step(again, 201)
+    assert_is_step(again, 4)
+
+
+def test_training_goes_on_while_the_disk_is_slow(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    save(mine, 1)
+    mine.flush()
+    writer = stop_writer(mine)
+    assert save(mine, 2)
+    mine.settle()
+    assert on_disk(mine) == {1}
+    go_on(writer)
+    mine.flush()
+    assert on_disk(mine) == {1, 2}
+
+
+def test_a_point_that_must_be_durable_is_when_the_call_returns(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    save(mine, 1)
+    assert save(mine, 2, durable=True)
+    assert on_disk(mine) == {1, 2}
+
+
+def test_what_changes_after_the_call_is_not_in_the_point(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    save(mine, 1)
+    mine.flush()
+    writer = stop_writer(mine)
+    weight = torch.ones(1000)
+    mine.save(mine.header(Point(2, 1), 0, 1), [("w", weight)], {}, {})
+    weight.zero_()
+    go_on(writer)
+    mine.flush()
+    assert torch.frombuffer(mine.load(Point(2, 1)).tensors["w"].data, dtype=torch.float32).sum() == 1000
+
+
+def test_a_busy_writer_is_waited_for(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank(when_busy="wait")
+    for step in range(1, 6):
+        save(mine, step)
+    mine.flush()
+    assert on_disk(mine) == {1, 2, 3, 4, 5}
+
+
+def test_a_save_is_left_out_while_the_writer_is_busy_and_that_is_said_once(
+    rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = rank(when_busy="skip")
+    save(mine, 1)
+    mine.flush()
+    writer = stop_writer(mine)
+    for step in (2, 3, 4):
+        assert save(mine, step)
+    go_on(writer)
+    mine.flush()
+    save(mine, 5)
+    mine.flush()
+    assert on_disk(mine) == {1, 2, 5}
+    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert "step 3 " in said and "save_checkpoint_steps" in said and 'when_busy="wait"' in said
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(UsageError, match="when_busy='drop': expected 'wait' or 'skip'"):
+        CheckpointConfig(when_busy="drop")
+
+
+def test_a_state_that_cannot_be_saved_is_an_error_at_once(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    with pytest.raises(CheckpointError, match=r"w: a tensor of torch\.float32, torch\.sparse_coo cannot be saved"):
+        mine.save(mine.header(Point(1, 1), 0, 1), [("w", torch.eye(3).to_sparse())], {}, {})
+    assert save(mine, 2)
+    mine.flush()
+    assert on_disk(mine) == {2}
+
+
+def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank(keep_checkpoint_max=2)
+    for step in range(1, 6):
+        save(mine, step)
+    mine.flush()
+    assert on_disk(mine) == {4, 5}
+
+
+def test_a_disk_that_refuses_is_said_once_and_when_it_is_over(
+    rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = rank()
+    save(mine, 1)
+    mine.flush()
+    directory = mine.root / "0"
+    directory.rename(mine.root / "aside")
+    directory.write_bytes(b"in the way")
+    for step in (2, 3):
+        save(mine, step)
+        mine.flush()
+    directory.unlink()
+    (mine.root / "aside").rename(directory)
+    save(mine, 4)
+    mine.flush()
+    assert on_disk(mine) == {1, 4}
+    (failed,) = [record.message for record in caplog.records if "was not saved" in record.message]
+    assert "checkpoint of step 2" in failed and "ENOTDIR" in failed
+    (again,) = [record.message for record in caplog.records if "saved again" in record.message]
+    assert "from step 4 on" in again
+
+
+@pytest.mark.parametrize("kind", ["absent", "too small", "no memory left", "somebody else's"])
+def test_without_memory_training_waits_for_the_disk_and_is_told_once(
+    rank: Callable[..., RankCheckpoints],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    memory = tmp_path / "memory"
+    if kind == "absent":
+        memory = tmp_path / "none"
+    elif kind == "too small":
+
+        def refuse(descriptor: int, offset: int, size: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    elif kind == "no memory left":
+        monkeypatch.setattr(memory_slot, "available_bytes", lambda: 100)
+    else:
+        other = MemoryRoom(memory, JOB, 0)
+    mine = rank(memory=memory)
+    for step in (1, 2, 3):
+        assert save(mine, step)
+        assert step in on_disk(mine)
+    (said,) = [record.message for record in caplog.records if "waits for the disk" in record.message]
+    reasons = {"absent": "ENOENT", "too small": "ENOSPC", "no memory left": "100 are available"}
+    assert reasons.get(kind, "another live process") in said
+    assert not list(memory.rglob("[ab]"))
+    assert "async_save=False" in said
+    if kind == "somebody else's":
+        other.close()
+        save(mine, 4)
+        assert [record for record in caplog.records if "copied aside again" in record.message]
+
+
+# ---- what memory gives back
+
+
+def test_memory_comes_before_disk_and_is_verified(
+    rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = rank()
+    for step in (1, 2, 3):
+        save(mine, step)
+    mine.release()
+    for path in (mine.root / "0" / point_name(Point(3, 1))).iterdir():
+        path.unlink()  # the disk never had it
+    again = rank()
+    assert again.held() == [Point(3, 1), Point(2, 1), Point(1, 1)]
+    assert_is_step(again, 3)
+    assert [record for record in caplog.records if "step 3" in record.message and "from memory" in record.message]
+    packed = again.pack(Point(3, 1))
+    assert again.unpack(packed).tree == again.load(Point(3, 1)).tree
+    caplog.clear()
+    assert_is_step(again, 1)
+    assert not [record for record in caplog.records if "from memory" in record.message]
+
+
+def test_a_changed_byte_in_memory_is_found_at_once_or_later_and_the_disk_has_it(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = rank()
+    for step in (1, 2):
+        save(mine, step)
+    mine.release()
+    newest, older = points_in_memory(tmp_path / "memory", JOB, 0)[0]
+    for found in (newest, older):
+        assert found.data_offset is not None
+    change_byte(older.path, older.data_offset + 200)  # type: ignore[operator]
+    again = rank()
+    assert again.held() == [Point(2, 1), Point(1, 1)]
+    assert [record for record in caplog.records if "passed over" in record.message and "chunk 0" in record.message]
+    caplog.clear()
+    change_byte(newest.path, newest.data_offset + 200)  # type: ignore[operator]
+    assert_is_step(again, 2)
+    assert [record for record in caplog.records if "passed over" in record.message and "chunk 0" in record.message]
+    assert_is_step(again, 1)
+
+
+def test_a_rejected_point_is_not_offered_from_memory_either(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    for step in (1, 2):
+        save(mine, step)
+    assert Point(2, 1) in mine.held()
+    mine.reject(Point(2, 1), "it cannot be loaded")
+    assert mine.held() == [Point(1, 1)]
+
+
+def test_an_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+    mine = rank()
+    for step in (10, 20):
+        save(mine, step)
+    mine.flush()
+    save(mine, 15, generation=2)
+    mine.flush()
+    assert on_disk(mine) == {10, 15}
+    assert {one.point for one in points_in_memory(tmp_path / "memory", JOB, 0)[0]} == {Point(15, 2)}
+
+
+def test_a_predecessors_abandoned_points_are_forgotten_without_slots_of_ones_own(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path
+) -> None:
+    mine = rank()
+    for step in (10, 20):
+        save(mine, step)
+    mine.release()
+    again = rank(async_save=False)
+    assert again.held() == [Point(20, 1), Point(10, 1)]
+    save(again, 15, generation=2)
+    assert again.held() == [Point(15, 2), Point(10, 1)]
+
+
+def test_a_job_that_ended_well_gives_its_memory_back(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+    mine = rank()
+    for step in (1, 2):
+        save(mine, step)
+    assert list((tmp_path / "memory").rglob("a"))
+    mine.discard_memory()
+    assert on_disk(mine) == {1, 2}
+    assert not list((tmp_path / "memory").rglob("[ab]"))
+    assert mine.held() == [Point(2, 1), Point(1, 1)]
+
+
+def test_letting_go_finishes_what_is_in_hand(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank()
+    save(mine, 1)
+    mine.release()
+    assert on_disk(mine) == {1}
+    again = rank()
+    save(again, 2)
+    again.release()
+    assert on_disk(again) == {1, 2}
