@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from runtime.core.point import Point
 from runtime.store.checkpoint import folder, packing, pruning, reading, scanning, writing
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
+from runtime.store.checkpoint.pruning import Retention
 from runtime.store.checkpoint.reading import Checkpoint
 from runtime.store.checkpoint.remote import RemotePlace, slots_at
 from runtime.store.checkpoint.scanning import FoundPoint
@@ -74,15 +75,8 @@ class Place(Protocol[FoundHere]):
     def write_prepared(self, header: PointHeader, manifest: BytesLike, data: Sequence[memoryview]) -> None:
         """Save a point whose two files are in memory."""
 
-    def prune(
-        self,
-        keep: int,
-        *,
-        keep_points: Collection[Point] = (),
-        abandoned: Collection[Point] = (),
-        verified: Collection[Point] = (),
-    ) -> list[Point]:
-        """Delete what may go."""
+    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
+        """Delete what may go now that ``newest`` is saved; the points that are gone."""
 
 
 class LocalPlace:
@@ -132,17 +126,18 @@ class LocalPlace:
         (view,) = data
         writing.write_prepared(self._root, header, manifest, view)
 
-    def prune(
-        self,
-        keep: int,
-        *,
-        keep_points: Collection[Point] = (),
-        abandoned: Collection[Point] = (),
-        verified: Collection[Point] = (),
-    ) -> list[Point]:
+    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
         """See ``pruning.prune``."""
+        points = [found.point for found in self.scan()]
         return pruning.prune(
-            self._directory, self._job, keep, keep_points=keep_points, abandoned=abandoned, verified=verified
+            self._directory,
+            self._job,
+            retention.keep,
+            keep_points=[newest],
+            abandoned={point for point in points if pruning.is_abandoned(point, newest)},
+            verified=verified,
+            committed=retention.committed,
+            told=retention.told,
         )
 
 

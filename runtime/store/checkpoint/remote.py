@@ -32,6 +32,7 @@ from runtime.store.checkpoint.manifest import (
     encode_manifest,
 )
 from runtime.store.checkpoint.object_store import PATIENCE_S, ObjectStore
+from runtime.store.checkpoint.pruning import Retention
 from runtime.store.checkpoint.reading import Checkpoint
 from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
 from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
@@ -197,23 +198,17 @@ class RemotePlace:
         self._whole.add(attempt.data_name)
         self._sweep(attempt, sizes)
 
-    def prune(
-        self,
-        keep: int,
-        *,
-        keep_points: Collection[Point] = (),
-        abandoned: Collection[Point] = (),
-        verified: Collection[Point] = (),
-    ) -> list[Point]:
-        """Delete the oldest whole points beyond ``keep``: each one's manifests first, then its data.
+    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
+        """Delete what may go now that ``newest`` is saved: each point's manifests first, then its data.
 
-        Arguments and policy are ``pruning.prune``'s, except that of the points that stay only as many are read as must
-        never be fewer: reading all of them would move every byte over the network after each restart.
+        The policy is ``pruning.prune``'s, except that of the points that stay only as many are read as must never be
+        fewer: reading all of them would move every byte over the network after each restart.
         """
         fitting = [found for found in self.scan() if found.is_usable]
+        abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, newest)}
         damaged = self._damaged(fitting, abandoned, verified)
         whole = [found.point for found in fitting if found.point not in damaged]
-        doomed = pruning.points_to_delete(whole, keep, keep_points=keep_points, abandoned=abandoned)
+        doomed = pruning.points_to_delete(whole, retention, [newest], abandoned)
         if doomed:
             attempts = [attempt for attempt in attempts_in(self._sizes()) if attempt.point in doomed]
             for attempt in attempts:

@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from runtime.store.checkpoint import memory_room, sealed_slot
 from runtime.store.checkpoint.manifest import PointHeader
 from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
 from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
-from runtime.store.checkpoint.pruning import is_abandoned
-from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES
+from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, retention_of
 from runtime.store.process_identity import ProcessIdentity
 
 NICENESS = 10
@@ -46,7 +46,7 @@ class WriterProcess:
         root: the job's checkpoint folder.
         room: the folder of the rank's slots.
         room_descriptor: that folder, open and locked.
-        job_name, keep: see ``Writer``.
+        job_name: see ``Writer``.
     """
 
     def __init__(
@@ -58,13 +58,11 @@ class WriterProcess:
         room_descriptor: int,
         *,
         job_name: str = "",
-        keep: int = 0,
     ) -> None:
         self._link = link
         self._trainer = trainer
         self._root = root
         self._job_name = job_name
-        self._keep = keep
         self._place: Place[Any] | None = None
         self._room = room
         self._room_descriptor = room_descriptor
@@ -89,8 +87,8 @@ class WriterProcess:
                     continue  # it left without having read everything; what it sent comes after this
                 if not message:
                     break
-                name, sequence = msgpack.unpackb(message)
-                self._finish(str(name), int(sequence))
+                name, sequence, retention = msgpack.unpackb(message)
+                self._finish(str(name), int(sequence), None if retention is None else retention_of(retention))
         self._finish_what_is_sealed()
 
     def _finish_what_is_sealed(self) -> None:
@@ -100,7 +98,7 @@ class WriterProcess:
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
-    def _finish(self, name: str, sequence: int) -> None:
+    def _finish(self, name: str, sequence: int, retention: Retention | None = None) -> None:
         self._finished.add(sequence)
         try:
             with sealed_slot.hashed(self._room / name, self._room_descriptor) as point:
@@ -111,9 +109,10 @@ class WriterProcess:
         except StoreError as error:
             self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
         else:
-            self._tell("durable", sequence)
-            if is_remote(self._root):
-                self._prune(place, header.point)
+            gone = []
+            if retention is not None and is_remote(self._root):
+                gone = self._prune(place, header.point, retention)
+            self._tell("durable", sequence, gone=gone)
 
     def _place_of(self, header: PointHeader) -> Place[Any]:
         if self._place is None:
@@ -121,17 +120,18 @@ class WriterProcess:
             self._place = open_place(self._root, header.slot, job=header.job, job_name=self._job_name, claims=False)
         return self._place
 
-    def _prune(self, place: Place[Any], newest: Point) -> None:
+    @staticmethod
+    def _prune(place: Place[Any], newest: Point, retention: Retention) -> list[Point]:
         """What a trainer does itself in a local folder: here it would wait for a network in the middle of a step."""
         try:
-            abandoned = {found.point for found in place.scan() if is_abandoned(found.point, newest)}
-            place.prune(self._keep, keep_points=[newest], abandoned=abandoned)
+            return place.prune(newest, retention)
         except StoreError as error:
             _log.warning("old checkpoints stay for now: %s", error)
+            return []
 
-    def _tell(self, what: str, sequence: int, text: str = "") -> None:
+    def _tell(self, what: str, sequence: int, text: str = "", gone: Sequence[Point] = ()) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
-            self._link.send(msgpack.packb((what, sequence, text)))
+            self._link.send(msgpack.packb((what, sequence, text, [(point.step, point.generation) for point in gone])))
 
 
 @contextlib.contextmanager
@@ -162,7 +162,6 @@ def main() -> None:
     parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
     parser.add_argument("--root", required=True)
     parser.add_argument("--job-name", required=True)
-    parser.add_argument("--keep", type=int, required=True)
     parser.add_argument("--room", type=Path, required=True)
     parser.add_argument("--room-descriptor", type=int, required=True)
     given = parser.parse_args()
@@ -177,7 +176,6 @@ def main() -> None:
             given.room,
             given.room_descriptor,
             job_name=given.job_name,
-            keep=given.keep,
         )
         process.run()
 

@@ -7,7 +7,7 @@ points this process has already verified. A point is the same in memory and on d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint, Found, FoundPoint, Location, Outcome, PointHeader, Tree
+from runtime.store.checkpoint import Checkpoint, Found, FoundPoint, Location, Outcome, PointHeader, Retention, Tree
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
 from runtime.training.checkpoint.async_saves import AsyncSaves
@@ -37,6 +37,8 @@ class RankCheckpoints:
         local_state: where this host keeps the lock of a remote folder.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
+        committed: gives the newest point that every rank is known to hold.
+        report: told which points are held, rising, whenever one more is.
         memory: the folder of the slots that outlive this process, in memory.
     """
 
@@ -50,6 +52,8 @@ class RankCheckpoints:
         job_name: str,
         slot: int,
         node: str,
+        committed: Callable[[], Point | None],
+        report: Callable[[Sequence[Point]], object],
         memory: Path = store.SHARED_MEMORY,
     ) -> None:
         self.config = config
@@ -57,11 +61,14 @@ class RankCheckpoints:
         self.slot = slot
         self._job = job
         self._node = node
+        self._committed = committed
+        self._report = report
         self._is_remote = store.is_remote(root)
         self._directory = store.rank_directory(local_state if isinstance(root, str) else root, slot)
         self._verified: set[Point] = set()
+        self._told: set[Point] = set()  # of them, those that others may count on
         self._rejected: dict[Point, str] = {}
-        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, keep=config.keep_checkpoint_max, memory=memory)
+        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
@@ -82,9 +89,11 @@ class RankCheckpoints:
                     found.require_manifest()
                     self._place.verify(found)
                     self._verified.add(found.point)
+                    self._told.add(found.point)
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
+        self._tell()
         return sorted(held, reverse=True)
 
     def _look_into_memory(self) -> None:
@@ -150,8 +159,7 @@ class RankCheckpoints:
         try:
             self._take_folder(wait_s)
             is_async = self.config.async_save and not durable
-            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
-                self._in_memory.clear()  # one of the slots has another point now
+            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor, self._retention()):
                 return True
             self._place.write(header, snapshot.parts_of(tensors), tree, layout)
         except (CheckpointError, ForeignFolderError):
@@ -173,6 +181,7 @@ class RankCheckpoints:
     def _hear(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             if outcome.problem is None:
+                self._verified.difference_update(outcome.gone)
                 self._became_durable(outcome.point, is_pruned=self._is_remote)
             else:
                 self._failed(outcome.point, outcome.problem)
@@ -192,9 +201,10 @@ class RankCheckpoints:
         self._verified.add(point)
         self._rejected.pop(point, None)
         try:
-            if not is_pruned:  # by the writer, who need not wait for it
-                self._prune(point)
+            if not is_pruned:  # by the writer: no step waits for a network
+                self._verified.difference_update(self._place.prune(point, self._retention(), self._verified))
             self._saves.forget(lambda one: store.is_abandoned(one, point))
+            self._tell()
         except StoreError as error:
             return self._failed(point, str(error))
         if self._failed_before:
@@ -217,16 +227,14 @@ class RankCheckpoints:
             )
         self._skipped_before = True
 
-    def _prune(self, newest: Point) -> None:
-        """Points of abandoned lines go when the new line has a durable one, and that is ``newest``."""
-        points = [found.point for found in self._place.scan()]
-        abandoned = {point for point in points if store.is_abandoned(point, newest)}
-        self._place.prune(
-            self.config.keep_checkpoint_max,
-            keep_points=[newest],
-            abandoned=abandoned,
-            verified=self._verified,
-        )
+    def _retention(self) -> Retention:
+        """How long points stay, as things stand; of abandoned lines they go when the new line has a durable one."""
+        return Retention(self.config.keep_checkpoint_max, self._committed(), frozenset(self._told))
+
+    def _tell(self) -> None:
+        """Let the others count on what is held; what an earlier process has left they may do already."""
+        self._told = store.tellable(self._verified, self.config.keep_checkpoint_max, self._committed(), self._told)
+        self._report(sorted(self._told))
 
     def load(self, point: Point) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.core.point import Point
-from runtime.store.checkpoint import Checkpoint, TensorPart
+from runtime.store.checkpoint import Checkpoint, Retention, TensorPart
 from runtime.store.checkpoint.attempt import RemotePoint
 from runtime.store.checkpoint.remote import RemotePlace
 from tests.store.points import LAYOUT, header_of
@@ -28,6 +28,11 @@ def save(place: RemotePlace, step: int, generation: int = 1, *, rank: int = 0, *
 def find(place: RemotePlace, step: int, generation: int = 1) -> RemotePoint:
     (found,) = [found for found in place.scan() if found.point == Point(step, generation)]
     return found
+
+
+def prune(place: RemotePlace, keep: int) -> list[Point]:
+    newest = max((found.point for found in place.scan()), default=Point(0, 1))
+    return place.prune(newest, Retention(keep))
 
 
 def points(place: RemotePlace) -> list[tuple[int, int]]:

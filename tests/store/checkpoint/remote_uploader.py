@@ -13,7 +13,7 @@ import sys
 import s3fs
 
 from runtime.store.checkpoint.remote import RemotePlace
-from tests.store.checkpoint.remote_points import save
+from tests.store.checkpoint.remote_points import prune, save
 from tests.store.points import JOB, JOB_NAME
 
 KEPT = 2
@@ -24,7 +24,7 @@ assert s3fs.S3FileSystem.protocol, "imported here, once, for all children"
 def work(url: str, step: int, generation: int) -> None:
     place = RemotePlace(url, 0, job=JOB, job_name=JOB_NAME, patience_s=5.0, leftover_age_s=0.0)
     save(place, step, generation)
-    place.prune(KEPT)
+    prune(place, KEPT)
 
 
 def main(url: str) -> None:

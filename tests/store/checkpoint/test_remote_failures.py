@@ -16,14 +16,14 @@ from runtime.store.checkpoint import object_store
 from runtime.store.checkpoint.object_store import ObjectStore, without_credentials
 from runtime.store.checkpoint.remote import RemotePlace, slots_at
 from tests.store.checkpoint.conftest import Folder
-from tests.store.checkpoint.remote_points import assert_is, find, points, save
+from tests.store.checkpoint.remote_points import assert_is, find, points, prune, save
 from tests.store.checkpoint.s3_server import CREDENTIALS, S3Server
 
 
 def test_wrong_credentials(bucket: Folder, s3: S3Server) -> None:
     save(bucket.place(), 1)
     s3.check_credentials(True)
-    for attempt in (lambda: save(bucket.place(), 2), bucket.place().scan, lambda: bucket.place().prune(2)):
+    for attempt in (lambda: save(bucket.place(), 2), bucket.place().scan, lambda: prune(bucket.place(), 2)):
         with pytest.raises(StoreError, match=r"s3://points/job/0\S*: \w+ was refused: .*AWS_ACCESS_KEY_ID") as refused:
             attempt()
         assert CREDENTIALS["AWS_ACCESS_KEY_ID"] + ":" not in str(refused.value)

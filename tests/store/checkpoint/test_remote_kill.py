@@ -13,7 +13,7 @@ import pytest
 
 from runtime.errors import CheckpointError
 from tests.store.checkpoint.conftest import Folder
-from tests.store.checkpoint.remote_points import assert_is, points, save
+from tests.store.checkpoint.remote_points import assert_is, points, prune, save
 from tests.store.checkpoint.remote_uploader import KEPT
 from tests.store.checkpoint.s3_server import S3Server
 
@@ -85,7 +85,7 @@ def settle(folder: Folder, step: int, generation: int) -> list[tuple[int, int]]:
     place = folder.place(leftover_age_s=0.0)
     for number in (step, step + 1):
         save(place, number, generation)
-    place.prune(KEPT)
+    prune(place, KEPT)
     assert len(folder.names()) == 2 * KEPT + 1, "leftovers of the dead are swept once they are old"
     return points(place)
 

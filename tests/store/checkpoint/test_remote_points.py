@@ -10,10 +10,10 @@ import safetensors
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
-from runtime.store.checkpoint import object_store, unpack
+from runtime.store.checkpoint import Retention, object_store, unpack
 from runtime.store.checkpoint.remote import slots_at
 from tests.store.checkpoint.conftest import Folder
-from tests.store.checkpoint.remote_points import CHUNK_BYTES, assert_is, find, points, save
+from tests.store.checkpoint.remote_points import CHUNK_BYTES, assert_is, find, points, prune, save
 from tests.store.checkpoint.s3_server import S3Server
 from tests.store.points import JOB, LAYOUT, header_of, one_of_each_dtype
 
@@ -69,7 +69,7 @@ def test_newest_first_and_names_of_other_kinds_are_none(folder: Folder) -> None:
 
 def test_a_place_where_nothing_is(folder: Folder) -> None:
     assert folder.place().scan() == []
-    assert folder.place().prune(2) == []
+    assert prune(folder.place(), 2) == []
     assert slots_at(folder.url) == []
 
 
@@ -103,7 +103,7 @@ def test_another_jobs_folder_is_refused_with_both_names(folder: Folder) -> None:
     save(folder.place(), 5)
     other = folder.place(job=OTHER)
     before = folder.names()
-    for attempt in (lambda: save(other, 9), other.scan, lambda: other.prune(2)):
+    for attempt in (lambda: save(other, 9), other.scan, lambda: prune(other, 2)):
         with pytest.raises(ForeignFolderError, match=rf"belongs to job {JOB} \(digits\), this is job {OTHER}"):
             attempt()
     assert folder.names() == before
@@ -167,7 +167,7 @@ def test_the_oldest_beyond_the_number_go_and_two_always_stay(folder: Folder, kee
     place = folder.place()
     for step in range(1, 7):
         save(place, step)
-    assert sorted(place.prune(keep)) == [Point(step, 1) for step in range(1, 7 - left)]
+    assert sorted(prune(place, keep)) == [Point(step, 1) for step in range(1, 7 - left)]
     assert points(place) == [(step, 1) for step in range(6, 6 - left, -1)]
     assert len(folder.names()) == 2 * left + 1
 
@@ -178,7 +178,7 @@ def test_a_damaged_point_is_neither_counted_nor_deleted(folder: Folder) -> None:
     (data,) = [name for name in folder.names() if "005_gen" in name and name.endswith(".safetensors")]
     content = folder.get(data)
     folder.put(data, b"?" + content[1:])
-    assert sorted(folder.place().prune(2)) == [Point(1, 1), Point(2, 1)]
+    assert sorted(prune(folder.place(), 2)) == [Point(1, 1), Point(2, 1)]
     assert points(folder.place()) == [(5, 1), (4, 1), (3, 1)]
 
 
@@ -186,10 +186,20 @@ def test_an_abandoned_line_goes_when_the_new_one_has_a_point(folder: Folder) -> 
     place = folder.place()
     for step in (10, 20, 40, 50):
         save(place, step, 1)
-    abandoned = {Point(40, 1), Point(50, 1)}
-    assert place.prune(2, abandoned=abandoned) == []
     save(place, 30, 2)
-    assert sorted(place.prune(2, abandoned=abandoned)) == [Point(10, 1), Point(40, 1), Point(50, 1)]
+    gone = place.prune(Point(30, 2), Retention(2))
+    assert sorted(gone) == [Point(10, 1), Point(40, 1), Point(50, 1)]
+
+
+def test_what_others_count_on_stays_and_what_nobody_was_told_of_is_replaced(folder: Folder) -> None:
+    """The policy itself is ``pruning``'s; here is that it is asked."""
+    place = folder.place()
+    for step in range(1, 7):
+        save(place, step)
+    told = frozenset({Point(3, 1), Point(4, 1)})
+    gone = place.prune(Point(6, 1), Retention(2, committed=Point(2, 1), told=told))
+    assert sorted(gone) == [Point(1, 1), Point(5, 1)]
+    assert points(place) == [(6, 1), (4, 1), (3, 1), (2, 1)]
 
 
 def leave_half_an_upload(folder: Folder, step: int, generation: int, unique: str = "0001-00000000deadbeef") -> str:
@@ -222,7 +232,7 @@ def test_manifests_go_before_their_data(bucket: Folder, s3: S3Server) -> None:
     for step in range(1, 5):
         save(place, step)
     s3.requests.clear()
-    place.prune(2)
+    prune(place, 2)
     deleted = [request.rpartition(".")[2] for request in s3.requests if request.startswith("DELETE")]
     assert deleted == ["msgpack"] * 2 + ["safetensors"] * 2
 
@@ -231,7 +241,7 @@ def test_a_restart_reads_no_more_than_two_points_to_prune(bucket: Folder, s3: S3
     for step in range(1, 6):
         save(bucket.place(), step)
     s3.requests.clear()
-    bucket.place().prune(4)
+    prune(bucket.place(), 4)
     read = {request for request in s3.requests if request.startswith("GET") and request.endswith(".safetensors")}
     assert len(read) == 2
 

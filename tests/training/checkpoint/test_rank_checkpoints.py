@@ -16,6 +16,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
 from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
+from runtime.store.checkpoint.pruning import ALL
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -41,7 +42,20 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
         config = CheckpointConfig(**options)
-        made.append(RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory))
+        alone = {"committed": lambda: ALL, "report": lambda points: None}
+        made.append(
+            RankCheckpoints(
+                config,
+                tmp_path / "root",
+                local_state=tmp_path,
+                job=JOB,
+                job_name="j",
+                slot=0,
+                node="0",
+                memory=memory,
+                **alone,
+            )
+        )
         return made[-1]
 
     yield make
