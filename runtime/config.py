@@ -44,6 +44,7 @@ __all__ = [
     "read",
     "require_secret",
     "secret_environment",
+    "without_credentials",
 ]
 
 PREFIX = "MS_"
@@ -235,10 +236,15 @@ def _reads_as(variable: Variable, text: str, value: object) -> bool:
         return False
 
 
+def without_credentials(text: str) -> str:
+    """The text as it may be shown: where it is a URL, without a user's password."""
+    return _CREDENTIALS_IN_URL.sub("(hidden)@", text)
+
+
 def _shown(variable: Variable, name: str, text: str) -> str:
     if variable.secret:
         return f"{name}=(hidden)"
-    text = _CREDENTIALS_IN_URL.sub("(hidden)@", text)
+    text = without_credentials(text)
     if not text.isprintable() or text != text.strip():
         text = ascii(text)
     return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     options = _parser().parse_args(arguments)
     below = options.folder if options.folder is not None else kept_start.settings_here().checkpoint_path
-    if isinstance(below, str):
+    if options.folder is None and isinstance(below, str):
         raise UsageError(
             f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
             "this one can be listed; its data objects are safetensors files, and --folder names a local folder"

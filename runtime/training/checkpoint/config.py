@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.config import WrongValueError, folder_or_url
+from runtime.config import WrongValueError, folder_or_url, without_credentials
 from runtime.errors import UsageError
 from runtime.store.checkpoint import is_prefix
 
@@ -107,7 +107,8 @@ class CheckpointConfig:
             try:
                 folder_or_url(self.directory)
             except WrongValueError as wrong:
-                raise UsageError(f"directory={self.directory!r}: {wrong.why or 'expected a folder or a URL'}") from None
+                shown = without_credentials(self.directory)
+                raise UsageError(f"directory={shown!r}: {wrong.why or 'expected a folder or a URL'}") from None
         if self.when_busy not in WHEN_BUSY:
             raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
         if self.prefix and not is_prefix(self.prefix):
