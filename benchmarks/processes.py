@@ -46,13 +46,16 @@ def free_port() -> int:
 class Stage:
     """A folder, a channel for moments, and the processes of one measurement.
 
+    Args:
+        within: where the folder is made; where this machine keeps temporary files, unless it matters which disk it is.
+
     Attributes:
         folder: for their files; gone afterwards.
         channel: where their moments arrive.
     """
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="samebits-benchmark-"))
+    def __init__(self, within: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="samebits-benchmark-", dir=within))
         self.channel = Channel(self.folder / "moments", self.require_alive)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._parents: set[str] = set()
@@ -114,6 +117,13 @@ class Stage:
                 process.wait(_PARENT_GRACE_S)
         process.kill()
         process.wait()
+
+    def wait(self, name: str, within_s: float) -> int:
+        """Until a process that was told to end has ended; its exit status."""
+        process = self._running[name]
+        status = process.wait(within_s)
+        del self._running[name]
+        return status
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send it to a process that is to go on running, as far as the signal lets it."""

@@ -188,6 +188,10 @@ class State(ABC):
         values = {"state": StateHandler(self).contents()} if is_stateful(self) else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
 
+    def live_contents(self) -> dict[str, Any]:
+        """Of ``contents()`` what :meth:`load` may be given again with the same tensors in it, filled anew."""
+        return {}
+
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """Become what ``contents`` gave; ``own``: they were this rank's.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from runtime.training.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
+_OPTIMIZER_KEYS = {"state", "param_groups"}
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -33,6 +34,9 @@ class StateHandler:
         value: the object; handlers keep it, they never replace it.
     """
 
+    loads_in_place: ClassVar[bool] = False
+    """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
+
     def __init__(self, value: Any) -> None:
         self.value = value
         self._remembered: Any = None
@@ -44,6 +48,10 @@ class StateHandler:
     def load(self, contents: Any) -> None:
         """Become what ``contents()`` gave, here or on another rank."""
         self.value.load_state_dict(contents)
+
+    def load_back(self, contents: Any) -> None:
+        """Become an earlier ``contents()`` of this very value, and keep nothing of it: it may be needed again."""
+        self.load(copied_tree(contents))
 
     def remember(self) -> None:
         """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
@@ -67,6 +75,8 @@ class ModuleHandler(StateHandler):
     Buffers are looked up by their place in the module, because a forward pass may put another tensor there.
     """
 
+    loads_in_place = True
+
     def __init__(self, value: nn.Module) -> None:
         super().__init__(bare(value))
         self._parameters = list(self.value.parameters())
@@ -77,6 +87,13 @@ class ModuleHandler(StateHandler):
             if buffer is not None
         ]
         self._copies: list[torch.Tensor] = []
+
+    def load_back(self, contents: Any) -> None:
+        """A module copies what it is given into its parameters, so a copy of them would be one too many."""
+        parameters = dict(self.value.named_parameters(remove_duplicate=False))
+        self.load({name: one if name in parameters else copied_tree(one) for name, one in contents.items()})
+        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that does not
+            self.load(copied_tree(contents))
 
     def _buffers(self) -> list[torch.Tensor]:
         return [module._buffers[name] for module, name in self._places]
@@ -107,6 +124,8 @@ class ModuleHandler(StateHandler):
 class OptimizerHandler(StateHandler):
     """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
 
+    loads_in_place = True
+
     def load(self, contents: Any) -> None:
         """As it was given: torch's own way back turns every moment into its parameter's dtype."""
         self.value.load_state_dict(contents)
@@ -117,6 +136,35 @@ class OptimizerHandler(StateHandler):
                 loaded = self.value.state[parameter].get(name)
                 if isinstance(given, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype:
                     self.value.state[parameter][name] = given.detach().clone().to(loaded.device)
+
+    def load_back(self, contents: Any) -> None:
+        """Into the moments that are there, where they are still those that were taken: fresh pages cost more."""
+        pairs = self._moments_and(contents)
+        if pairs is None:
+            super().load_back(contents)
+            return
+        with torch.no_grad():
+            for moment, given in pairs:
+                moment.copy_(given)
+
+    def _moments_and(self, contents: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Every tensor of the optimizer's state with the one to be copied into it; None unless that is all there is.
+
+        Hyperparameters are left out: ``recall`` brings them back.
+        """
+        if type(self.value).state_dict is not torch.optim.Optimizer.state_dict or contents.keys() != _OPTIMIZER_KEYS:
+            return None  # one that keeps more than torch's own
+        numbers = [number for group in contents["param_groups"] for number in group["params"]]
+        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        if len(numbers) != len(parameters) or contents["state"].keys() - numbers:
+            return None
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, parameter in zip(numbers, parameters, strict=True):
+            given, live = contents["state"].get(number, {}), self.value.state.get(parameter, {})
+            if given.keys() != live.keys() or not all(_fits(live[name], one) for name, one in given.items()):
+                return None
+            pairs += [(live[name], one) for name, one in given.items()]
+        return pairs
 
     def remember(self) -> None:
         self._remembered = [
@@ -231,6 +279,21 @@ def bare(module: nn.Module) -> nn.Module:
             return module
 
 
+def _fits(live: object, given: object) -> bool:
+    """Whether one tensor can be copied into the other, place by place."""
+    return (
+        isinstance(live, torch.Tensor)
+        and isinstance(given, torch.Tensor)
+        and live.layout is given.layout is torch.strided
+        and (live.shape, live.dtype, live.device) == (given.shape, given.dtype, given.device)
+        and live.stride() == given.stride()  # else it may be an expanded one, whose places overlap
+    )
+
+
+def _share_memory(one: torch.Tensor, other: object) -> bool:
+    return isinstance(other, torch.Tensor) and one.numel() > 0 and one.data_ptr() == other.data_ptr()
+
+
 def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(
         (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
@@ -245,3 +308,23 @@ def copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.deepcopy(value)
+
+
+def copied_tree(tree: Any, old: Any = None) -> Any:
+    """A copy of a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
+    if isinstance(tree, torch.Tensor):
+        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
+            tree.shape,
+            tree.dtype,
+            tree.device,
+        ):
+            with torch.no_grad():
+                return old.copy_(tree)
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        by_key = old if isinstance(old, dict) else {}
+        return {key: copied_tree(item, by_key.get(key)) for key, item in tree.items()}
+    if type(tree) in (list, tuple):
+        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
+        return type(tree)(copied_tree(item, one) for one, item in zip(in_order, tree, strict=True))
+    return copied(tree)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from runtime.core.point import Point
-from runtime.training.handlers import StateHandler, copied
+from runtime.training.handlers import StateHandler, copied_tree
 
 __all__ = ["LastCommit"]
 
@@ -63,7 +63,7 @@ class LastCommit:
     def _copy(self) -> None:
         spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
         for name, handler in self._handlers.items():
-            spare[name] = _copied_into(spare.get(name), handler.contents())
+            spare[name] = copied_tree(handler.contents(), spare.get(name))
         self._newest = spare
 
     def forget(self) -> None:
@@ -86,7 +86,7 @@ class LastCommit:
             return None
         if self._newest is not None:  # also where nothing shows a change: one through .data cannot be seen
             for name, handler in self._handlers.items():
-                handler.load(_copied_into(None, self._newest[name]))
+                handler.load_back(self._newest[name])
         for handler in self._handlers.values():
             handler.recall()
         self._versions, self._is_stepping = self._sum_of_versions(), False
@@ -99,23 +99,3 @@ class LastCommit:
     def _sum_of_versions(self) -> int:
         """Grows with every change in place, also one that is made by hand (though not through ``.data``)."""
         return sum(tensor._version for tensor in self._stepped)
-
-
-def _copied_into(old: Any, tree: Any) -> Any:
-    """A copy of ``tree`` in the memory of ``old``, an earlier copy, wherever that still fits: fresh pages cost more."""
-    if isinstance(tree, torch.Tensor):
-        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
-            tree.shape,
-            tree.dtype,
-            tree.device,
-        ):
-            with torch.no_grad():
-                return old.copy_(tree)
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        by_key = old if isinstance(old, dict) else {}
-        return {key: _copied_into(by_key.get(key), item) for key, item in tree.items()}
-    if type(tree) in (list, tuple):
-        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
-        return type(tree)(_copied_into(one, item) for one, item in zip(in_order, tree, strict=True))
-    return copied(tree)

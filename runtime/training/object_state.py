@@ -137,6 +137,11 @@ class ObjectState(State):
         own = {"rng": rng.capture()} if self.has_own_parts else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": own}
 
+    def live_contents(self) -> dict[str, Any]:
+        """As :meth:`State.live_contents`."""
+        values = {name: one.contents() for name, one in self.handlers.items() if one.loads_in_place}
+        return {"shared": {"values": values}}
+
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """Become what ``contents`` gave; ``own``: they were this rank's.
 

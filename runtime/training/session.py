@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 import xxhash
 
 from runtime.core.agent_events import EnterAgain, Entered
@@ -24,10 +25,13 @@ from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedIn
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
+from runtime.store.step_record import LogHeader
 from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.checkpoint.replay import Replay, require_steps
+from runtime.training.checkpoint.step_log import StepLog
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.departing import Stage
@@ -45,10 +49,6 @@ most of a recovery.
 """
 
 
-LOCAL_STATE = "remote_checkpoints"
-"""Below RECOVERY_PATH: the locks of ranks whose points lie in another place than this machine's folders."""
-
-
 class Session:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
@@ -64,6 +64,10 @@ class Session:
         self._place: GenerationStarted | None = None
         self._coming: ComingGroup | None = None
         self._own_folder: RankCheckpoints | None = None
+        self._step_log = StepLog.of(state.checkpoint_config.step_log)
+        self._replay: Replay | None = None
+        if self._step_log is not None:
+            require_steps(state)
         slot = process.admitted.slot
         if slot is None:
             warm_up(state, process.device, process.group)
@@ -102,6 +106,8 @@ class Session:
         self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
             self._own_folder.release()
+        if self._replay is not None:
+            self._replay.close()
 
     # ---- the state's commits
 
@@ -109,6 +115,8 @@ class Session:
         """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit."""
         ddp.sync_buffers_all()
         ddp.settle_all()
+        if self._replay is not None:
+            self._replay.before_step()
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
@@ -123,6 +131,8 @@ class Session:
         else:
             self._layouts = layouts
         self._agent.step = step
+        if self._replay is not None:
+            self._replay.committed(step)
         if self._due.is_at(step):  # on every rank, whatever its disk does
             with self._due.saving():
                 self._save(step)
@@ -164,9 +174,31 @@ class Session:
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self._commits, "due": self._due.contents()}
 
-    def _become(self, found: Checkpoint, own: Mapping[str, Any] | None = None) -> None:
-        """Become what was found; ``own``: this rank's own parts, where they are not to come from there."""
-        contents = snapshot.join(found.tree, found.tensors)
+    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """One of this rank's points, and the live tensors that it was read into, by name.
+
+        Where it fails, the state is no longer anything.
+        """
+        _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
+        targets = snapshot.in_place(tensors)
+        found = self._checkpoints.load(point, targets)
+        filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
+        return found, {name: tensor for name, tensor in tensors if name in filled}
+
+    def _become(
+        self,
+        found: Checkpoint,
+        own: Mapping[str, Any] | None = None,
+        live: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Become what was found.
+
+        Args:
+            found: a point.
+            own: this rank's own parts, where they are not to come from there.
+            live: tensors of the state that hold their part of it already, by name.
+        """
+        contents = snapshot.join(found.tree, found.tensors, live)
         self._commits = contents["commits"]
         self._due.become(contents.get("due", {}))
         is_own = found.header.slot == self._checkpoints.slot
@@ -302,6 +334,7 @@ class Session:
         self._due.begins(state.completed_steps, place)
         state.begin(point)
         transfer.require_equal(self._digest(), "the restored state", process.device)
+        self._log_steps(place)
 
     def _obtain(self, place: GenerationStarted, point: Point) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others."""
@@ -312,6 +345,7 @@ class Session:
             self._state.forget()  # until it is whole again
         try:
             if not holds:
+                live: dict[str, torch.Tensor] = {}
                 found = self._checkpoints.unpack(transfer.receive(place.source, device))
             else:
                 if place.serves:
@@ -319,12 +353,12 @@ class Session:
                     transfer.send(packed, place.serves, device)
                 if is_live:
                     return
-                found = self._checkpoints.load(point)
+                found, live = self._load(point)
         except CheckpointError as error:
             if holds and not is_live:
                 self._checkpoints.reject(point, str(error))
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
-        self._become(found, own)
+        self._become(found, own, live)
         if found.header.world_size != place.world_size:  # saved in a world of another size
             self._state.on_reset()
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
@@ -351,12 +385,28 @@ class Session:
                 "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
             )
 
+    def _log_steps(self, place: GenerationStarted) -> None:
+        """From here on every step is logged before it is taken, where the user wants that."""
+        if self._step_log is None:
+            return
+        if self._replay is None or self._replay.slot != place.slot:
+            if self._replay is not None:
+                self._replay.close()
+            header = LogHeader(self._process.admitted.job, place.slot, self._agent.node)
+            self._replay = Replay(
+                self._step_log, self._state, store.rank_directory(self._local_folder(), place.slot), header
+            )
+        self._replay.begin(place, self._state.completed_steps)
+
     def _digest(self) -> int:
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
             digest.update(snapshot.bytes_of(tensor))
         digest.update(repr((self._state.completed_steps, self._commits, ddp.capture_all())).encode())
         return digest.intdigest() >> 1
+
+    def _local_folder(self) -> Path:
+        return store.local_folder(self._root(), self._process.settings.recovery_path.resolve())
 
     def _root(self) -> store.Location:
         return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
@@ -371,7 +421,7 @@ class Session:
         return RankCheckpoints(
             self._state.checkpoint_config,
             self._root(),
-            local_state=self._process.settings.recovery_path.resolve() / LOCAL_STATE,
+            local_state=self._local_folder(),
             job=process.admitted.job,
             job_name=process.job_name,
             slot=slot,
@@ -394,6 +444,9 @@ class Session:
         self._agent.step = step
         ddp.sync_buffers_all()
         state.remember(Point(step, place.generation))
+        if self._replay is not None:
+            self._replay.committed(step)
+            self._replay.finished()
         self._save_or_fail(step)
         self._agent.complete(place.generation, step)
         self._checkpoints.discard_memory()

@@ -102,16 +102,38 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.numpy().data
 
 
-def join(tree: Tree, parts: Mapping[str, TensorPart]) -> Any:
-    """The state that ``split`` took apart. Tensors are on the CPU and share the parts' memory."""
+def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
+    """Those tensors, by name, whose bytes lie in their own memory as the store has them."""
+    return {part.name: part for part in parts_of([(name, one) for name, one in tensors if _lies_plainly(one)])}
+
+
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.dtype in _NAME_OF_DTYPE
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def join(tree: Tree, parts: Mapping[str, TensorPart], live: Mapping[str, torch.Tensor] | None = None) -> Any:
+    """The state that ``take_apart`` took apart. Tensors are on the CPU and share the parts' memory.
+
+    Args:
+        tree, parts: what was saved.
+        live: tensors whose own memory a part is, by name: they come back themselves.
+    """
     if isinstance(tree, dict):
         if tree.keys() == {_TENSOR}:
-            return _tensor(parts[tree[_TENSOR]])
-        return {key: join(item, parts) for key, item in tree.items()}
+            name = tree[_TENSOR]
+            return live[name] if live and name in live else _tensor(parts[name])
+        return {key: join(item, parts, live) for key, item in tree.items()}
     if isinstance(tree, list):
-        return [join(item, parts) for item in tree]
+        return [join(item, parts, live) for item in tree]
     if isinstance(tree, tuple):
-        return tuple(join(item, parts) for item in tree)
+        return tuple(join(item, parts, live) for item in tree)
     return tree
 
 

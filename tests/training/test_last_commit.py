@@ -268,3 +268,104 @@ def test_what_was_forgotten_is_given_to_nobody() -> None:
     Commits(state)
     state.forget()
     assert state.recall() is None
+
+
+# ---- where a copied commit goes back to
+
+
+def test_going_back_by_copy_keeps_every_tensor_where_it_is() -> None:
+    state = small_state(copy_commits=True)
+    Commits(state)
+    steps_and_commits(state, 2)
+    committed, places = bits_of(state), places_of(state)
+    for _ in range(2):
+        train_one_step(state, 7)
+        state.restore()
+        assert (bits_of(state), places_of(state)) == (committed, places)
+
+
+def places_of(state: TorchState) -> list[int]:
+    assert state.model is not None and state.optimizer is not None
+    moments = [one for by_name in state.optimizer.state.values() for one in by_name.values()]
+    return [one.data_ptr() for one in (*state.model.parameters(), *moments)]
+
+
+def test_moments_that_came_after_the_commit_go() -> None:
+    state = small_state(copy_commits=True)
+    Commits(state)
+    train_one_step(state)
+    state.restore()
+    assert state.optimizer is not None
+    assert not state.optimizer.state
+
+
+class Expands(torch.optim.SGD):
+    """Keeps one number as a tensor of its parameter's shape, all of whose places are one."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                count = self.state[parameter].get("count", torch.zeros(()))
+                self.state[parameter]["count"] = (count.flatten()[:1] + 1).expand(parameter.shape)
+
+
+def test_moments_whose_places_overlap_go_back() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Expands(model.parameters(), lr=0.1)
+    state = TorchState(model, optimizer, copy_commits=True)
+    Commits(state)
+    optimizer.step()
+    state.commit()
+    optimizer.step()
+    state.restore()
+    assert optimizer.state[model.weight]["count"].tolist() == [[1.0] * 3] * 2
+
+
+class KeepsMore(torch.optim.SGD):
+    """Has a state of its own beside torch's."""
+
+    phase = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "phase": self.phase}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.phase = state_dict["phase"]
+        super().load_state_dict({name: one for name, one in state_dict.items() if name != "phase"})
+
+
+def test_an_optimizer_that_keeps_more_than_torchs_gets_it_back() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = KeepsMore(model.parameters(), lr=0.1)
+    state = TorchState(model, optimizer, copy_commits=True)
+    Commits(state)
+    optimizer.phase = 1
+    optimizer.step()
+    state.commit()
+    optimizer.phase = 2
+    optimizer.step()
+    state.restore()
+    assert optimizer.phase == 1
+
+
+class KeepsWhatItIsGiven(nn.Module):
+    """Takes over the very tensor it is given, instead of copying it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+        self.weight.data = state_dict[f"{prefix}weight"]
+
+
+def test_a_module_that_keeps_what_it_is_given_does_not_get_the_copy_itself() -> None:
+    model = KeepsWhatItIsGiven()
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), copy_commits=True)
+    Commits(state)
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        state.restore()
+        assert model.weight.tolist() == [1.0, 1.0]

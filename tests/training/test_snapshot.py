@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from torch import nn
 
 from runtime.errors import CheckpointError
 from runtime.training import rng, snapshot
@@ -108,3 +109,32 @@ def test_a_steps_numbers_depend_on_seed_rank_and_step_and_on_nothing_else() -> N
     torch.rand(100)
     assert draw(1, 2, 3) == reference
     assert reference not in (draw(0, 2, 3), draw(1, 0, 3), draw(1, 2, 0))
+
+
+# ---- tensors that a point is read into
+
+
+def test_only_what_lies_as_it_is_stored_is_read_into() -> None:
+    plain, parameter = torch.rand(2, 3), nn.Parameter(torch.rand(4))
+    others = {
+        "transposed": torch.rand(2, 3).t(),
+        "conjugate": torch.rand(2, dtype=torch.complex64).conj(),
+        "elsewhere": torch.rand(2, device="meta"),
+    }
+    parts = snapshot.in_place([("plain", plain), ("parameter", parameter), ("empty", torch.empty(0)), *others.items()])
+    assert parts.keys() == {"plain", "parameter", "empty"}
+    assert (parts["plain"].dtype, parts["plain"].shape) == ("F32", (2, 3))
+    memoryview(parts["plain"].data)[:] = bytes(24)
+    memoryview(parts["parameter"].data)[:] = bytes(16)
+    assert not plain.any()
+    assert not parameter.any()
+
+
+def test_a_live_tensor_comes_back_itself() -> None:
+    weight, bias = torch.rand(2), torch.rand(2)
+    tree, parts = snapshot.split({"weight": weight, "rest": [bias, (weight,)]}, "state")
+    joined = snapshot.join(tree, {part.name: part for part in parts}, {"state.weight": weight, "state.rest.0": bias})
+    assert joined["weight"] is weight
+    assert joined["rest"][0] is bias
+    assert joined["rest"][1][0] is not weight
+    assert torch.equal(joined["rest"][1][0], weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
+from runtime.store.checkpoint import PointHeader, read, scan, write_point
 from runtime.training import context, snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.sampler import ElasticSampler
@@ -158,3 +160,32 @@ def test_a_checkpoint_config_that_cannot_keep_its_promise_is_refused(wrong: dict
 def test_an_unknown_way_to_keep_random_numbers_is_refused() -> None:
     with pytest.raises(UsageError, match="per_step"):
         TorchState(rng="often")
+
+
+def test_a_point_is_loaded_into_the_weights_and_moments_that_are_there(tmp_path: Path) -> None:
+    state = small_state(history=[1], mean=torch.ones(2))
+    Commits(state)
+    for parameter in state.weights():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    state.commit()
+    tree, parts = snapshot.split(state.contents(), "state")
+    write_point(tmp_path, PointHeader("job", Point(1, 1), 1, 0, 0, "0"), parts, tree, {})
+    moments = [one for by_name in state.optimizer.state.values() for one in by_name.values()]
+    live = [*state.model.state_dict().values(), *moments]
+    saved, places = [one.clone() for one in live], [one.data_ptr() for one in live]
+    with torch.no_grad():
+        for one in live:
+            one.zero_()
+    state.history, state.mean = [], torch.zeros(2)
+
+    _, tensors = snapshot.take_apart(state.live_contents(), "state")
+    (found,) = scan(tmp_path / "0", "job")
+    point = read(found, snapshot.in_place(tensors))
+    state.load(snapshot.join(point.tree, point.tensors, dict(tensors)), own=True)
+
+    now = [one for by_name in state.optimizer.state.values() for one in by_name.values()]
+    assert [one.data_ptr() for one in (*state.model.state_dict().values(), *now)] == places
+    assert all(torch.equal(one, then) for one, then in zip(live, saved, strict=True))
+    assert len(tensors) == len(live)
+    assert (state.history, state.mean.tolist()) == ([1], [1.0, 1.0])

@@ -21,7 +21,7 @@ from runtime.store.checkpoint.memory_room import (
 )
 from runtime.store.checkpoint.memory_slot import MemorySlot
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.place import Found, Location, Place, is_remote, open_place, slots_in
+from runtime.store.checkpoint.place import Found, Location, Place, is_remote, local_folder, open_place, slots_in
 from runtime.store.checkpoint.pruning import Retention, disposable, is_abandoned, prune, tellable
 from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
 from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
@@ -74,6 +74,7 @@ __all__ = [
     "is_prefix",
     "is_remote",
     "job_of",
+    "local_folder",
     "newest_common_point",
     "open_place",
     "pack",

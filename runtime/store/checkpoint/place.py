@@ -7,7 +7,7 @@ place than this machine's folders, the text of a URL, and nobody else asks which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +25,10 @@ from runtime.store.owner import claim_folder, make_claim_durable
 
 Location = Path | str
 """A job's checkpoint folder: a ``Path``, or a URL such as ``s3://bucket/folder``."""
+
+
+LOCAL_STATE = "remote_checkpoints"
+"""Below RECOVERY_PATH: what belongs to ranks whose points lie in another place than this machine's folders."""
 
 
 class Found(Protocol):
@@ -63,8 +67,8 @@ class Place(Protocol[FoundHere]):
     def verify(self, found: FoundHere) -> None:
         """Compare every hash."""
 
-    def read(self, found: FoundHere) -> Checkpoint:
-        """The contents, verified."""
+    def read(self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+        """The contents, verified; ``targets`` may be filled, or be left as they are."""
 
     def pack(self, found: FoundHere) -> memoryview:
         """The bytes for another rank, verified."""
@@ -109,9 +113,9 @@ class LocalPlace:
         """See ``reading.verify``."""
         reading.verify(found)
 
-    def read(self, found: FoundPoint) -> Checkpoint:
+    def read(self, found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
         """See ``reading.read``."""
-        return reading.read(found)
+        return reading.read(found, targets)
 
     def pack(self, found: FoundPoint) -> memoryview:
         """See ``packing.pack``."""
@@ -144,6 +148,11 @@ class LocalPlace:
 def is_remote(location: Location) -> bool:
     """Whether it is another place than this machine's folders."""
     return isinstance(location, str)
+
+
+def local_folder(location: Location, recovery_path: Path) -> Path:
+    """Where this host keeps what cannot lie in an object store: each rank's lock, and its log of steps."""
+    return recovery_path / LOCAL_STATE if isinstance(location, str) else location
 
 
 def open_place(location: Location, slot: int, *, job: str, job_name: str, claims: bool = True) -> Place[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -20,10 +20,14 @@ from runtime.store.checkpoint import safetensors_header
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.safetensors_header import TensorEntry
 from runtime.store.checkpoint.scanning import FoundPoint
-from runtime.store.checkpoint.tensor_part import TensorPart
+from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
 from runtime.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
+_ALIGNMENT_BYTES = 64
+_CACHED_BYTES = 256 * 1024
+"""So much is read at a time, to be hashed while it is still in a core's own cache."""
+_MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
     with _opened(found, manifest) as descriptor:
         for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, scratch[: end - start], found, manifest, index)
+            _read_chunk(descriptor, [scratch[: end - start]], found, manifest, index)
             yield start, scratch[: end - start]
 
 
@@ -68,42 +72,100 @@ def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
         while len(beginning) < min(end, manifest.data_bytes):
             offset = len(beginning)
             chunk = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes - offset)))
-            _read_chunk(descriptor, chunk, found, manifest, offset // manifest.chunk_bytes)
+            _read_chunk(descriptor, [chunk], found, manifest, offset // manifest.chunk_bytes)
             beginning.extend(chunk)
         return bytes(beginning[start:end])
 
     with _opened(found, manifest) as descriptor:
-        entries = decode_tensor_header(read_range, manifest.data_bytes, str(found.data_file))
+        entries = decode_tensor_header(read_range, manifest, str(found.data_file))
     return sorted(entries, key=lambda entry: (entry.start, entry.end))
 
 
-def read(found: FoundPoint) -> Checkpoint:
-    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk."""
+def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
+
+    Args:
+        found: the point.
+        targets: tensors in writable memory, by name. What agrees with one in dtype and shape is read into it, and the
+            target itself is in the result: a state that goes back to a point needs no second copy of itself. After an
+            error they may hold anything.
+    """
     manifest = found.require_manifest()
-    buffer = new_buffer(manifest.data_bytes)
-    read_data(found, manifest, buffer)
-    return checkpoint_of(manifest, buffer, str(found.data_file))
+    with _opened(found, manifest) as descriptor:
+        try:  # not verified yet: it only says which memory the bytes go to, and its chunks are verified like all others
+            entries = _entries_in(descriptor, found, manifest)
+        except CheckpointError:
+            verify(found)  # which names the chunk
+            raise
+        tensors, views = _places(entries, targets or {}, manifest.data_bytes)
+        for index, pieces in enumerate(_cut(views, manifest.chunk_bytes)):
+            _read_chunk(descriptor, pieces, found, manifest, index)
+    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+
+def _places(
+    entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
+) -> tuple[dict[str, TensorPart], list[memoryview]]:
+    """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""
+    tensors: dict[str, TensorPart] = {}
+    in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
+    header_bytes = in_order[0].start if in_order else file_bytes
+    views = [memoryview(bytearray(header_bytes))]
+    own = new_buffer(sum(_padded(entry) for entry in in_order if not _fits(entry, targets)))
+    for entry in in_order:
+        if _fits(entry, targets):
+            part = targets[entry.name]
+        else:
+            view, own = own[: entry.end - entry.start], own[_padded(entry) :]
+            part = TensorPart(entry.name, entry.dtype, entry.shape, view)
+        tensors[entry.name] = part
+        views.append(bytes_of(part))
+    return {entry.name: tensors[entry.name] for entry in entries}, views
+
+
+def _fits(entry: TensorEntry, targets: Mapping[str, TensorPart]) -> bool:
+    target = targets.get(entry.name)
+    return target is not None and (target.dtype, target.shape) == (entry.dtype, entry.shape)
+
+
+def _padded(entry: TensorEntry) -> int:
+    return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """The views, one after another, cut into lists of ``chunk_bytes`` in all; the last may have less."""
+    pieces, room = list[memoryview](), chunk_bytes
+    for view in views:
+        while view:
+            piece, view = view[:room], view[room:]
+            pieces.append(piece)
+            room -= len(piece)
+            if room == 0:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
 
 
 def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
     """Fill ``buffer`` with the bytes of the data file, verified."""
     with _opened(found, manifest) as descriptor:
         for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, buffer[start:end], found, manifest, index)
+            _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
 
 
 def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
     """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
     for index, start, end in chunks_of(manifest):
         buffer[start:end] = source[start:end]
-        require_hash(buffer[start:end], origin, manifest, index)
+        require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
-        for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest.data_bytes, origin)
+        for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
     }
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
@@ -120,9 +182,16 @@ def new_buffer(size_bytes: int) -> memoryview:
     return memoryview(memory)[:size_bytes]
 
 
-def decode_tensor_header(read_range: Callable[[int, int], bytes], file_bytes: int, origin: str) -> list[TensorEntry]:
-    """The tensors that the data file's header names; ``read_range`` gives its bytes from a start to an end."""
-    first = safetensors_header.LENGTH_BYTES
+def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[TensorEntry]:
+    base = found.data_offset or 0
+    return decode_tensor_header(
+        lambda start, end: os.pread(descriptor, end - start, base + start), manifest, str(found.data_file)
+    )
+
+
+def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
+    """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
+    first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
     try:
         length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
         return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
@@ -151,23 +220,37 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
 
 
-def _read_chunk(descriptor: int, target: memoryview, found: FoundPoint, manifest: Manifest, index: int) -> None:
-    path, offset = found.data_file, (found.data_offset or 0) + index * manifest.chunk_bytes
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], offset + done)
+def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, manifest: Manifest, index: int) -> None:
+    """Fill the pieces, one after another, with a chunk, and compare its hash."""
+    digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
+    for batch in _cut(pieces, _CACHED_BYTES):
+        offset = _fill(descriptor, batch, offset, found)
+        for piece in batch:
+            digest.update(piece)
+    require_digest(digest.digest(), sum(map(len, pieces)), str(found.data_file), manifest, index)
+
+
+def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPoint) -> int:
+    """Read from ``offset`` on until all pieces are full, and say where that ended."""
+    rest = pieces[::-1]
+    while rest:
+        count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
         if count == 0:
-            raise CheckpointError(f"{path}: ends at byte {offset + done} while it is read; {_MEND}")
-        done += count
-    require_hash(target, str(path), manifest, index)
+            raise CheckpointError(f"{found.data_file}: ends at byte {offset} while it is read; {_MEND}")
+        offset += count
+        while count:
+            piece = rest.pop()
+            if count < len(piece):
+                rest.append(piece[count:])
+            count -= min(count, len(piece))
+    return offset
 
 
-def require_hash(chunk: memoryview, origin: str, manifest: Manifest, index: int) -> None:
-    """:class:`CheckpointError` where this is not the chunk that was saved; ``origin`` names the file."""
-    found = xxhash.xxh3_128_digest(chunk)
-    if found != manifest.chunks[index]:
+def require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+    """:class:`CheckpointError` where this is not the hash of the chunk that was saved; ``origin`` names the file."""
+    if digest != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
-            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + len(chunk)}) is not "
-            f"what was saved: xxh3_128 is {found.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + size_bytes}) is not what "
+            f"was saved: xxh3_128 is {digest.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
         )

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import xxhash
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
@@ -128,12 +130,15 @@ class RemotePlace:
         for _ in self._chunks(name, manifest):
             pass
         reading.decode_tensor_header(
-            lambda start, end: self._range(name, start, end), manifest.data_bytes, self._store.where(name)
+            lambda start, end: self._range(name, start, end), manifest, self._store.where(name)
         )
         self._whole.add(found.attempt.data_name)
 
-    def read(self, found: RemotePoint) -> Checkpoint:
-        """The point's contents, verified in the same pass; :class:`CheckpointError` names the object and the chunk."""
+    def read(self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+        """The point's contents, verified in the same pass; :class:`CheckpointError` names the object and the chunk.
+
+        ``targets`` may be filled and are not: the network takes longer than a copy.
+        """
         manifest = found.require_manifest()
         buffer = reading.new_buffer(manifest.data_bytes)
         self._read_data(found, manifest, buffer)
@@ -354,7 +359,7 @@ class RemotePlace:
             for (index, start, _), chunk in zip(
                 batch, self._ranges(name, [(start, end) for _, start, end in batch]), strict=True
             ):
-                reading.require_hash(memoryview(chunk), where, manifest, index)
+                reading.require_digest(xxhash.xxh3_128_digest(chunk), len(chunk), where, manifest, index)
                 yield start, chunk
 
     def _range(self, name: str, start: int, end: int) -> bytes:

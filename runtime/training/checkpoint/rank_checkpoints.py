@@ -7,7 +7,7 @@ points this process has already verified. A point is the same in memory and on d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,17 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint, Found, FoundPoint, Location, Outcome, PointHeader, Retention, Tree
+from runtime.store.checkpoint import (
+    Checkpoint,
+    Found,
+    FoundPoint,
+    Location,
+    Outcome,
+    PointHeader,
+    Retention,
+    TensorPart,
+    Tree,
+)
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
 from runtime.training.checkpoint.async_saves import AsyncSaves
@@ -236,9 +246,16 @@ class RankCheckpoints:
         self._told = store.tellable(self._verified, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told))
 
-    def load(self, point: Point) -> Checkpoint:
-        """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole."""
-        return self._from_the_nearest(point, store.read, self._place.read)
+    def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+        """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.
+
+        Args:
+            point: which.
+            targets: as in ``store.read``: tensors that are to be filled; after an error they may hold anything.
+        """
+        return self._from_the_nearest(
+            point, lambda found: store.read(found, targets), lambda found: self._place.read(found, targets)
+        )
 
     def pack(self, point: Point) -> memoryview:
         """One of the held points as bytes, for another rank."""

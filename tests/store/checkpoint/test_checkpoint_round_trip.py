@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 from pathlib import Path
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
-from runtime.store.checkpoint import BITS_BY_DTYPE, PointHeader, TensorPart, read, tree, verify, write_point
+from runtime.store.checkpoint import BITS_BY_DTYPE, FoundPoint, PointHeader, TensorPart, read, tree, verify, write_point
 from runtime.store.checkpoint import safetensors_header as header_format
 from tests.store.disk_faults import names_in
-from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, find, header_of, one_of_each_dtype
+from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
 
 
 def write(root: Path, tensors: list[TensorPart], step: int = 7, chunk_bytes: int = CHUNK_BYTES) -> Path:
@@ -262,3 +263,47 @@ def test_hostile_extensions_are_bounded() -> None:
         data = b"\xc9" + len(data).to_bytes(4, "big") + b"\x01" + data
     with pytest.raises(ValueError, match="levels left"):
         tree.decode(data)
+
+
+# ---- into memory that is there
+
+
+def targets_of(found: FoundPoint) -> dict[str, TensorPart]:
+    return {
+        name: dataclasses.replace(part, data=bytearray(len(part.data))) for name, part in read(found).tensors.items()
+    }
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 4096, 10**6])
+def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes: int) -> None:
+    parts = {part.name: part for part in one_of_each_dtype()}
+    write_point(tmp_path, header_of(7), parts.values(), TREE, LAYOUT, chunk_bytes=chunk_bytes)
+    found = find(tmp_path, 7)
+    targets = targets_of(found)
+    others = {
+        "all.F32": targets.pop("all.F32"),
+        "all.I8": TensorPart("all.I8", "I8", (12, 2), bytearray(24)),
+        "all.I16": TensorPart("all.I16", "U16", (2, 12), bytearray(48)),
+        "unknown": TensorPart("unknown", "I8", (5,), bytearray(5)),
+    }
+    targets |= {name: part for name, part in others.items() if name != "all.F32"}
+    checkpoint = read(found, targets)
+    assert (checkpoint.header, checkpoint.tree, checkpoint.layout) == (header_of(7), TREE, LAYOUT)
+    assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in checkpoint.tensors.items()} == {
+        name: (part.dtype, part.shape, bytes(part.data)) for name, part in parts.items()
+    }
+    taken = {name for name, part in checkpoint.tensors.items() if part is targets.get(name)}
+    assert taken == parts.keys() - others.keys()
+    assert all(bytes(other.data) == bytes(len(other.data)) for other in others.values())
+
+
+def test_a_tensor_that_is_not_whole_raises_wherever_it_is_read_to(tmp_path: Path) -> None:
+    found = save(tmp_path, 7)
+    targets = targets_of(found)
+    size_bytes = found.require_manifest().data_bytes
+    for position in range(size_bytes):
+        change_byte(found.path / "data.safetensors", position)
+        with pytest.raises(CheckpointError, match=f"chunk {position // CHUNK_BYTES} of"):
+            read(found, targets)
+        change_byte(found.path / "data.safetensors", position)
+    read(found, targets)

@@ -1,0 +1,200 @@
+"""What a checkpoint costs: how long training is blocked, how long until it is durable, how long a load takes.
+
+``python -m benchmarks.checkpoint [--quick] [--size 64MB 512MB 2GB] [--directory FOLDER]``. One process holds a state of
+that size (parameters and two Adam moments in 400 tensors) and saves and loads it in every way in turn: the floors (a
+copy into memory that was touched before; the same bytes written and synced), ``torch.save``, safetensors,
+torch.distributed.checkpoint (DCP) plain and asynchronous, and SameBits. All take turns in an order that goes round, the
+first round warms up, and a ratio is the median of the ratios within one round, so that what else the machine does hits
+both sides alike. One thread computes and copies.
+
+- *blocked*: until training may go on; SameBits: ``state.commit()`` where it saves, less one where it does not.
+  ÷ memcpy.
+- *durable*: until everything is on disk, synced and under its name; SameBits: until ``state.flush()`` returns.
+  ÷ write + fsync.
+- *load*: what was saved, still in the page cache, into the tensors that are there; SameBits: verified. ÷ memcpy.
+- *memory*: ``state.restore()`` of a copied commit. ÷ memcpy.
+- *steps*: of a small model that trains in the same process while a save is written ÷ the same before and after it;
+  *spare*: with cores that nobody uses, *shared*: training and writing on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.checkpoint_report import (
+    CORES,
+    GIB,
+    MIB,
+    TRAINING,
+    Sample,
+    Samples,
+    people,
+    report,
+    size_in_bytes,
+)
+from benchmarks.processes import Job, Stage, worker_name
+from benchmarks.report import Progress
+
+SIZES = ("64MB", "512MB", "2GB")
+SIZES_QUICK = ("64MB",)
+ROUNDS = 7
+ROUNDS_QUICK = 5
+WITHIN_S = 600.0
+
+# How often the state lies on disk or in memory at once, at most: two points and one that is written, and a file of each
+# other way; the tensors and their copies by memcpy, DCP's stager and SameBits' two commits, and a load's buffer.
+DISK_STATES = 9
+MEMORY_STATES = 8
+SHARED_MEMORY_STATES = 2
+SPARE_BYTES = 256 * MIB
+
+
+def order(ways: Sequence[str], number: int) -> list[str]:
+    """Round ``number``: everybody once, each round beginning with the next one."""
+    begin = number % len(ways)
+    return [*ways[begin:], *ways[:begin]]
+
+
+# --- is there room ----------------------------------------------------------------------------------------------------
+
+
+def too_small(state_bytes: int, free: Mapping[str, int]) -> list[str]:
+    """What has too little room for a state of that size, and how much it needs.
+
+    Args:
+        state_bytes: of the largest state.
+        free: bytes that are free, by ``disk``, ``memory`` and ``/dev/shm``.
+    """
+    states = {"disk": DISK_STATES, "memory": MEMORY_STATES, "/dev/shm": SHARED_MEMORY_STATES}
+    needed = {place: count * state_bytes + SPARE_BYTES for place, count in states.items()}
+    return [
+        f"{place}: {free[place] / GIB:.1f} GiB are free, {needed_bytes / GIB:.1f} GiB are needed"
+        for place, needed_bytes in needed.items()
+        if free[place] < needed_bytes
+    ]
+
+
+def free_bytes(directory: Path) -> dict[str, int]:
+    """As :func:`too_small` wants it."""
+    memory = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert memory is not None, "proc(5): MemAvailable"
+    return {
+        "disk": shutil.disk_usage(directory).free,
+        "memory": int(memory[1]) * 1024,
+        "/dev/shm": shutil.disk_usage("/dev/shm").free,
+    }
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether that folder lies on no disk, by the longest mount point above it (proc(5), mountinfo)."""
+    kinds: dict[Path, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kinds[Path(left.split()[4])] = right.split()[0]
+    place = next(path for path in (directory, *directory.parents) if path in kinds)
+    return kinds[place] in ("tmpfs", "ramfs")
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """The one worker of a job, obeying line by line."""
+
+    def __init__(self, stage: Stage, state_bytes: int) -> None:
+        self._stage = stage
+        self._answers = 0
+        folder = stage.folder / "ways"
+        folder.mkdir()
+        job = Job(stage, "checkpoint", world_size=1)
+        job.start_scheduler()
+        self._process = job.start_worker(0, str(state_bytes), str(folder), gated=True)
+        stage.channel.wait_for(lambda: bool(stage.channel.select("ready")), WITHIN_S, "the worker's beginning")
+        self.ways: list[str] = json.loads(stage.channel.select("ready")[0].text or "")
+
+    def ask(self, *words: str) -> Sample:
+        """Do that, and say how long it took."""
+        self._tell(" ".join(words))
+        self._answers += 1
+        channel = self._stage.channel
+        channel.wait_for(lambda: len(channel.select("done")) == self._answers, WITHIN_S, repr(" ".join(words)))
+        answer: Sample = json.loads(channel.select("done")[-1].text or "")
+        return answer
+
+    def end(self) -> None:
+        """Let the job finish: then it leaves nothing behind in the machine's memory either."""
+        self._tell("end")
+        self._stage.wait(worker_name(0), WITHIN_S)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+
+def measure(size: str, rounds: int, directory: Path, progress: Progress) -> Samples:
+    """All phases with one state, in one process."""
+    samples = Samples()
+    with Stage(within=directory) as stage:
+        worker = Worker(stage, size_in_bytes(size))
+        progress.say(f"{size}: the job runs, with {', '.join(worker.ways)}")
+
+        def all_of(ways: Sequence[str]) -> list[str]:
+            return [way for way in ways if way in worker.ways]
+
+        def go_round(found: dict[str, list[Sample]], ask: Callable[[str], Sample], shown: str) -> None:
+            ways = all_of(list(found))
+            for number in range(rounds + 1):
+                for way in order(ways, number):
+                    sample = ask(way)
+                    if number:
+                        found[way].append(sample)
+            progress.say(f"{size}: {rounds} rounds of {shown}")
+
+        go_round(samples.saves, lambda way: worker.ask("save", way), "saving")
+        go_round(samples.loads, lambda way: worker.ask("load", way), "loading")
+        for _ in range(rounds):
+            for way in all_of(TRAINING):
+                for cores in CORES:
+                    samples.training[way, cores].append(worker.ask("train", way, cores))
+        progress.say(f"{size}: {rounds} rounds of training while saving")
+        go_round(samples.memory, lambda way: worker.ask("load", way), "restoring from memory")
+        worker.end()
+    return samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoint", description=(__doc__ or "").partition("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help=f"only {SIZES_QUICK[0]}, {ROUNDS_QUICK} rounds")
+    parser.add_argument("--size", nargs="+", default=None, help=f"of the state (default: {' '.join(SIZES)})")
+    parser.add_argument("--rounds", type=int, default=None, help=f"of everything (default: {ROUNDS})")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), help="on the disk to measure; what is made there goes"
+    )
+    arguments = parser.parse_args()
+    sizes: Sequence[str] = arguments.size or (SIZES_QUICK if arguments.quick else SIZES)
+    directory = arguments.directory.resolve()
+    try:
+        largest = max(map(size_in_bytes, sizes))
+    except ValueError as error:
+        parser.error(str(error))
+    if is_in_memory(directory):
+        parser.error(f"{directory} lies in memory (tmpfs), not on a disk: name another one with --directory")
+    if found := too_small(largest, free_bytes(directory)):
+        parser.error(f"too little room in {directory}: {'; '.join(found)}; free some, or name a smaller --size")
+    rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
+    progress = Progress()
+    measured = {size: measure(size, rounds, directory, progress) for size in sizes}
+    report(measured).print(people(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The floors, and the peers' ways to save a state to disk and to load it again, each as its own documentation has it.
+
+Here live memcpy, write + fsync, ``torch.save``, torch.distributed.checkpoint (DCP) and safetensors, all made durable
+and none ever overwriting its last file. Never here: when they run, or SameBits. The one idea: every way is told of one
+and the same state, says when training may go on, and says when the bytes are on disk.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from runtime.training import snapshot
+
+WRITE_BYTES: Final = 8 * 1024 * 1024
+State = Mapping[str, Any]
+
+
+class Way(Protocol):
+    """One way to save a state."""
+
+    def prepare(self) -> None:
+        """Remove what the last save left: not part of what is measured."""
+
+    def save(self) -> Callable[[], None]:
+        """Save; return when training may go on. What is returned waits until everything is durable."""
+
+    def load(self) -> None:
+        """Bring what was saved last into the existing tensors."""
+
+
+class MemoryCopy:
+    """Floor: every tensor copied into memory that was touched before."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._live = list(tensors.values())
+        self._copies = [tensor.detach().clone() for tensor in self._live]
+
+    def prepare(self) -> None:
+        """Nothing is left."""
+
+    @torch.no_grad()
+    def save(self) -> Callable[[], None]:
+        torch._foreach_copy_(self._copies, self._live)
+        return _is_durable
+
+    @torch.no_grad()
+    def load(self) -> None:
+        torch._foreach_copy_(self._live, self._copies)
+
+
+class Files:
+    """A folder of one way, with at most one save in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder / "state"
+        folder.mkdir()
+
+    def prepare(self) -> None:
+        for entry in self._folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def publish(self, temporary: Path) -> None:
+        """fsync → rename → fsync of the folder."""
+        for path, rename in ((temporary, True), (self._folder, False)):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            if rename:
+                temporary.rename(self.path)
+
+    @property
+    def temporary(self) -> Path:
+        return self._folder / "temporary"
+
+
+class DiskWrite(Files):
+    """Floor: the same bytes written to one file, and fsync."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(folder)
+        self._data = snapshot.bytes_of(torch.cat([one.detach().reshape(-1) for one in tensors.values()]))
+
+    def save(self) -> Callable[[], None]:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        rest = self._data
+        while rest:
+            rest = rest[os.write(descriptor, rest[:WRITE_BYTES]) :]
+        os.fsync(descriptor)
+        os.close(descriptor)
+        return _is_durable
+
+
+class TorchSave(Files):
+    """``torch.save`` to a temporary file + fsync + rename."""
+
+    def __init__(self, folder: Path, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(folder)
+        self._state, self._tensors = state, tensors
+
+    def save(self) -> Callable[[], None]:
+        torch.save(self._state, self.temporary)
+        self.publish(self.temporary)
+        return _is_durable
+
+    @torch.no_grad()
+    def load(self) -> None:
+        loaded = flat(torch.load(self.path, weights_only=True))
+        torch._foreach_copy_(list(self._tensors.values()), [loaded[name] for name in self._tensors])
+
+
+class Safetensors(Files):
+    """``safetensors.torch.save_file`` to a temporary file + fsync + rename."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(folder)
+        self._tensors = tensors
+
+    def save(self) -> Callable[[], None]:
+        from safetensors.torch import save_file
+
+        save_file(dict(self._tensors), self.temporary)
+        self.publish(self.temporary)
+        return _is_durable
+
+    @torch.no_grad()
+    def load(self) -> None:
+        from safetensors.torch import load_file
+
+        loaded = load_file(self.path)
+        torch._foreach_copy_(list(self._tensors.values()), [loaded[name] for name in self._tensors])
+
+
+class Dcp(Files):
+    """``torch.distributed.checkpoint.save``, which syncs its files by itself."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        super().__init__(folder)
+        self._state = dict(state)
+
+    def save(self) -> Callable[[], None]:
+        dcp.save(self._state, checkpoint_id=self.path, no_dist=True)
+        return _is_durable
+
+    def load(self) -> None:
+        dcp.load(self._state, checkpoint_id=self.path, no_dist=True)
+
+
+class DcpAsync(Files):
+    """``async_save`` with a stager that keeps its memory, which is its fastest way."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        super().__init__(folder)
+        self._state = dict(state)
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+
+    def save(self) -> Callable[[], None]:
+        saving = dcp.async_save(self._state, checkpoint_id=self.path, no_dist=True, async_stager=self._stager)
+        assert isinstance(saving, concurrent.futures.Future)
+
+        def wait() -> None:
+            saving.result()
+
+        return wait
+
+
+def ways(folder: Path, state: State) -> dict[str, Any]:
+    """All that are installed, by name."""
+    tensors = flat(state)
+    found = {
+        "memcpy": MemoryCopy(tensors),
+        "write_fsync": DiskWrite(folder / "write_fsync", tensors),
+        "torch_save": TorchSave(folder / "torch_save", state, tensors),
+        "dcp": Dcp(folder / "dcp", state),
+        "dcp_async": DcpAsync(folder / "dcp_async", state),
+    }
+    if importlib.util.find_spec("safetensors") is not None:
+        found["safetensors"] = Safetensors(folder / "safetensors", tensors)
+    return found
+
+
+def flat(state: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a state by their path in it."""
+    if isinstance(state, torch.Tensor):
+        return {path: state}
+    if not isinstance(state, Mapping):
+        return {}
+    return {
+        name: one
+        for key, value in state.items()
+        for name, one in flat(value, f"{path}.{key}" if path else str(key)).items()
+    }
+
+
+def _is_durable() -> None:
+    """It is so already."""

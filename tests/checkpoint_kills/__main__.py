@@ -1,0 +1,55 @@
+"""``python -m tests.checkpoint_kills [--kills 500] [--seed 1]``: kill -9 a rank that loads, saves and deletes.
+
+Prints what was killed while it did what, and in the end what was found; the status is 1 if that is anything at all. The
+points lie below the current folder, or ``--directory``, and the memory slots in ``/dev/shm``; both go afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.checkpoint_kills.campaign import Campaign
+from tests.checkpoint_kills.victim import Place
+
+SAY_EVERY = 50
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.checkpoint_kills", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn; the moments also depend on the machine")
+    parser.add_argument("--directory", type=Path, default=Path())
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # a victim is a fork, and a pool of threads does not outlive a fork
+    began_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="checkpoint-kills-", dir=arguments.directory) as folder,
+        tempfile.TemporaryDirectory(prefix="samebits-kills-", dir="/dev/shm") as memory,
+    ):
+        campaign = Campaign(Place(Path(folder).resolve() / "points", Path(memory)), arguments.seed)
+        found = campaign.found
+        while found.kills < arguments.kills and not found.problems:
+            campaign.kill_once()
+            if found.kills % SAY_EVERY == 0 or found.kills == arguments.kills:
+                print(f"[{time.monotonic() - began_s:6.1f} s] {found.kills} kills", flush=True)
+    for problem in found.problems:
+        print(problem)
+    print(f"killed: {dict(found.killed)}; last said before: {dict(found.doing)}")
+    print(
+        f"{found.kills} kills, seed {arguments.seed}: {len(found.unloadable)} unloadable, {len(found.wrong)} silently "
+        f"wrong, {len(found.lost)} lost, {len(found.failures)} other failures, never fewer than {found.least_verified} "
+        "verified points once one was durable"
+    )
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The killing: a victim, a moment drawn in what it says, kill -9, a look at what is left, and again on the same folder.
+
+Here live the draws, the kill, and the judgement, which is the same after every kill: every directory with a point's
+name is whole, whatever loads is right, nothing that was said to be durable and is still the newest is lost, and at
+least one point is verified. The one idea: victims follow one another on one folder, as the processes of one rank do, so
+each also begins from what the kill of the one before has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.errors import CheckpointError
+from runtime.service import voice
+from runtime.store import checkpoint as store
+from tests.checkpoint_kills import victim
+from tests.checkpoint_kills.victim import JOB, Place
+
+MOMENTS = ("load", "save", "save", "delete")
+VICTIMS = ("trainer", "trainer", "trainer and writer", "writer, then trainer")
+ELEMENTS = (1_000, 100_000, 1_000_000)
+MOST_OCCURRENCES = 6
+MEAN_DELAY_S = 0.01
+WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One kill: at which of the victim's words, how long after it, and of whom."""
+
+    moment: str
+    occurrence: int
+    delay_s: float
+    whom: str
+    elements: int
+    is_async: bool
+
+    @classmethod
+    def of(cls, chance: random.Random) -> Draw:
+        is_async = chance.random() < 0.7
+        return cls(
+            moment=chance.choice(MOMENTS),
+            occurrence=chance.randint(1, MOST_OCCURRENCES),
+            delay_s=chance.expovariate(1 / MEAN_DELAY_S),
+            whom=chance.choice(VICTIMS) if is_async else "trainer",
+            elements=chance.choice(ELEMENTS),
+            is_async=is_async,
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """What all kills together came to."""
+
+    kills: int = 0
+    doing: Counter[str] = field(default_factory=Counter)
+    """what the victim had said last"""
+    killed: Counter[str] = field(default_factory=Counter)
+    unloadable: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    least_verified: int | None = None
+    """after the first point was durable"""
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self.unloadable, *self.wrong, *self.lost, *self.failures]
+
+
+class Campaign:
+    """One folder, and the kills on it."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        place.memory.mkdir(mode=0o700, exist_ok=True)
+        self.found = Found()
+        self._place = place
+        self._chance = random.Random(seed)
+        self._durable = 0
+
+    def kill_once(self) -> None:
+        """One victim, from its start to the look at what it left."""
+        draw = Draw.of(self._chance)
+        pid, listen = victim.start(self._place, draw.elements, draw.is_async)
+        with os.fdopen(listen, "rb", buffering=0) as pipe:
+            lines = Lines(pipe.fileno())
+            try:
+                writers = self._kill(pid, draw, lines)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+            lines.read_to_the_end()
+        for writer in writers:
+            _wait_for_end(writer)
+        self._note(draw, lines, status)
+        self._judge()
+
+    def _kill(self, pid: int, draw: Draw, lines: Lines) -> list[int]:
+        """Returns the writers, which may still have something to finish."""
+        lines.read_until(draw.moment, draw.occurrence)
+        time.sleep(draw.delay_s)  # the moment is the draw's: nothing is waited for
+        writers = _children(pid)
+        if draw.whom == "trainer":
+            os.kill(pid, signal.SIGKILL)
+            return writers
+        if draw.whom == "writer, then trainer":
+            _kill_all(writers)
+            lines.read_until("save", 2)
+            writers = _children(pid)
+        os.kill(pid, signal.SIGKILL)
+        if draw.whom == "trainer and writer":
+            _kill_all(writers)
+        return writers
+
+    def _note(self, draw: Draw, lines: Lines, status: int) -> None:
+        self.found.kills += 1
+        self.found.killed[draw.whom] += 1
+        self.found.doing[lines.all[-1].split()[0] if lines.all else "nothing yet"] += 1
+        said = [line for line in lines.all if line.startswith("error")]
+        if said or os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+            self.found.failures.append(f"{draw}: the victim ended by itself: {said or status}")
+        durable = [int(line.split()[1]) for line in lines.all if line.startswith("durable")]
+        self._durable = max([self._durable, *durable])
+
+    def _judge(self) -> None:
+        """As the next process of the rank finds it."""
+        found = self.found
+        case = f"after kill {found.kills}"
+        on_disk = store.scan(self._place.rank_folder, JOB)
+        for one in on_disk:
+            try:
+                one.require_manifest()
+                store.verify(one)
+            except CheckpointError as error:
+                found.unloadable.append(f"{case}: {error}")
+        with _warnings() as warnings:
+            checkpoints = self._place.open()
+            held = checkpoints.held()
+            for point in held:
+                if not victim.is_right(checkpoints.load(point)):
+                    found.wrong.append(f"{case}: {point}")
+            checkpoints.release()
+        found.unloadable += [f"{case}: {warning}" for warning in warnings]
+        if self._durable == 0:
+            return
+        if not held or held[0].step < self._durable:
+            found.lost.append(f"{case}: step {self._durable} was durable, held are {held}")
+        verified = len(on_disk)
+        found.least_verified = verified if found.least_verified is None else min(verified, found.least_verified)
+
+
+class Lines:
+    """What a victim has said, as it comes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.all: list[str] = []
+        self._descriptor = descriptor
+        self._partial = b""
+
+    def read_until(self, word: str, times: int) -> None:
+        """Until it has said so ``times`` more times, or nothing more comes."""
+        begin = len(self.all)
+        deadline_s = time.monotonic() + WITHIN_S
+        while sum(line.split()[0] == word for line in self.all[begin:]) < times:
+            if not select.select([self._descriptor], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise TimeoutError(f"no {word!r} within {WITHIN_S:g} s; the victim has said {self.all[-5:]}")
+            if not self._read():
+                return
+
+    def read_to_the_end(self) -> None:
+        while self._read():
+            """A pipe ends with its last writer."""
+
+    def _read(self) -> bool:
+        data = os.read(self._descriptor, 1 << 16)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self.all += [line.decode() for line in lines]
+        return bool(data)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Of a process that is nobody's child any more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([descriptor], [], [], WITHIN_S)[0]:
+            raise TimeoutError(f"the writer {pid} has outlived its trainer by {WITHIN_S:g} s")
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What the user is warned of inside the block."""
+    told: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    collector = Collector(logging.WARNING)
+    voice.LOGGER.addHandler(collector)
+    try:
+        yield told
+    finally:
+        voice.LOGGER.removeHandler(collector)

@@ -1,0 +1,76 @@
+"""A few of the kills that ``python -m tests.checkpoint_kills`` makes by the hundred; and it finds what is broken."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.training import snapshot
+from tests.checkpoint_kills import victim
+from tests.checkpoint_kills.campaign import MOMENTS, VICTIMS, Campaign, Draw
+from tests.checkpoint_kills.victim import Place
+from tests.store.points import change_byte
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "points", tmp_path / "memory")
+
+
+@pytest.mark.system
+def test_kills_at_any_moment_leave_whole_points(tmp_path: Path, repository: Path) -> None:
+    command = [sys.executable, "-m", "tests.checkpoint_kills", "--kills", "10", "--directory", str(tmp_path)]
+    shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=240)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "10 kills, seed 1: 0 unloadable, 0 silently wrong, 0 lost, 0 other failures" in shown.stdout
+    assert "never fewer than 0 " not in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_moment_and_every_victim_is_drawn() -> None:
+    chance = random.Random(1)
+    draws = [Draw.of(chance) for _ in range(200)]
+    assert {draw.moment for draw in draws} == set(MOMENTS)
+    assert {draw.whom for draw in draws} == set(VICTIMS)
+    assert {draw.is_async for draw in draws} == {True, False}
+
+
+def saved(place: Place, steps: int, *, content_of: int | None = None) -> None:
+    """Points of the first steps on disk; ``content_of``: what they all contain is another step's."""
+    checkpoints = place.open(is_async=False)
+    for step in range(1, steps + 1):
+        tree, tensors = snapshot.take_apart(victim.state_of(content_of or step, 10), "state")
+        assert checkpoints.save(checkpoints.header(Point(step, 1), 0, 1), tensors, tree, {})
+    checkpoints.release()
+
+
+def test_the_judge_finds_a_damaged_point(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    saved(place, 2)
+    campaign._judge()
+    assert campaign.found.problems == []
+    change_byte(place.rank_folder / "step_0000000002_gen_000001" / "data.safetensors", -1)
+    campaign._judge()
+    assert len(campaign.found.unloadable) == 2, "the judge's own look, and the rank's"
+
+
+def test_the_judge_finds_a_wrong_point(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    saved(place, 1, content_of=9)
+    campaign._judge()
+    (problem,) = campaign.found.wrong
+    assert "step 1" in problem
+
+
+def test_the_judge_finds_that_a_durable_point_is_gone(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    saved(place, 2)
+    campaign._durable = 3
+    campaign._judge()
+    (problem,) = campaign.found.lost
+    assert "step 3 was durable" in problem

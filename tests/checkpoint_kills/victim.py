@@ -1,0 +1,130 @@
+"""The process that is killed: a rank without a job, which loads its newest point and then saves one after another.
+
+Here lives what it does and what it says of it, a line each, through a pipe: ``load``, ``save N``, ``delete``, and
+``durable N`` once the point of step N is on disk. What a point must contain follows from its step alone, so whoever
+loads it knows whether it is right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from runtime.core.point import Point
+from runtime.store import checkpoint as store
+from runtime.training import snapshot
+from runtime.training.checkpoint.config import CheckpointConfig
+from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+
+JOB = "6a1f0c1e-0000-4000-8000-00000000dead"
+KEEP = 2
+LOOK_EVERY = 4
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the points of the one rank are.
+
+    Attributes:
+        root: the checkpoint folder.
+        memory: the folder of the memory slots.
+    """
+
+    root: Path
+    memory: Path
+
+    @property
+    def rank_folder(self) -> Path:
+        return store.rank_directory(self.root, 0)
+
+    def open(self, *, is_async: bool = True) -> RankCheckpoints:
+        config = CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async)
+        return RankCheckpoints(config, self.root, job=JOB, job_name="kills", slot=0, node="0", memory=self.memory)
+
+    def newest_on_disk(self) -> int:
+        """The step of the newest directory with a point's name; 0 where there is none."""
+        return max((found.point.step for found in store.scan(self.rank_folder, JOB)), default=0)
+
+
+def state_of(step: int, elements: int) -> dict[str, object]:
+    """What the point of that step contains."""
+    return {
+        "steps": step,
+        "weight": torch.arange(elements, dtype=torch.float32) + step,
+        "moments": [torch.full((elements // 2,), step, dtype=torch.int64), torch.tensor(float(step))],
+    }
+
+
+def is_right(checkpoint: store.Checkpoint) -> bool:
+    """Whether every value is that of the point's step."""
+    saved = snapshot.join(checkpoint.tree, checkpoint.tensors)
+    expected = state_of(checkpoint.header.point.step, saved["weight"].numel())
+    moments = zip(saved["moments"], expected["moments"], strict=True)  # type: ignore[call-overload]
+    return (
+        saved["steps"] == expected["steps"]
+        and torch.equal(saved["weight"], expected["weight"])  # type: ignore[arg-type]
+        and all(torch.equal(one, other) for one, other in moments)
+    )
+
+
+def live(place: Place, elements: int, is_async: bool, say: Callable[[str], None]) -> None:
+    """Load, then save until killed.
+
+    Args:
+        place: where.
+        elements: of the largest tensor.
+        is_async: whether a writer process writes.
+        say: takes a line.
+    """
+    prune = store.prune
+
+    def told_prune(*arguments: object, **options: object) -> list[Point]:
+        say("delete")
+        return prune(*arguments, **options)  # type: ignore[arg-type]
+
+    store.prune = told_prune
+    checkpoints = place.open(is_async=is_async)
+    step = load(checkpoints, say)
+    while True:
+        step += 1
+        say(f"save {step}")
+        tree, tensors = snapshot.take_apart(state_of(step, elements), "state")
+        checkpoints.save(checkpoints.header(Point(step, 1), 0, 1), tensors, tree, {}, wait_s=WAIT_S)
+        say(f"durable {place.newest_on_disk()}")
+        if step % LOOK_EVERY == 0:
+            load(checkpoints, say)
+
+
+def load(checkpoints: RankCheckpoints, say: Callable[[str], None]) -> int:
+    """The step of the newest point, which was loaded and is right; 0 where there is none."""
+    say("load")
+    held = checkpoints.held()
+    if not held:
+        return 0
+    if not is_right(checkpoints.load(held[0])):
+        raise AssertionError(f"the point of {held[0]} is loaded without an error, and is wrong")
+    return held[0].step
+
+
+def start(place: Place, elements: int, is_async: bool) -> tuple[int, int]:
+    """Begin to live in a process of its own; its pid, and the end of the pipe to read what it says from."""
+    listen, speak = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(speak)
+        return pid, listen
+    try:
+        os.close(listen)
+        live(place, elements, is_async, lambda line: _write(speak, line))
+    except BaseException as error:
+        _write(speak, f"error {error!r}")
+    os._exit(1)
+
+
+def _write(descriptor: int, line: str) -> None:
+    os.write(descriptor, f"{line}\n".encode())
