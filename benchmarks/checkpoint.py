@@ -47,9 +47,9 @@ ROUNDS_QUICK = 5
 WITHIN_S = 600.0
 
 # How often the state lies on disk or in memory at once, at most: two points and one that is written, and a file of each
-# other way; the tensors and their copies by memcpy, DCP's stager and SameBits' two commits, and a load's buffer.
+# other way; the tensors, their copies by memcpy and by DCP's stager, SameBits' two slots and two commits.
 DISK_STATES = 9
-MEMORY_STATES = 8
+MEMORY_STATES = 7
 SHARED_MEMORY_STATES = 2
 SPARE_BYTES = 256 * MIB
 

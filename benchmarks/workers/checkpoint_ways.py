@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from runtime.training import snapshot
 
 WRITE_BYTES: Final = 8 * 1024 * 1024
+ALIGNMENT_BYTES: Final = 64
 State = Mapping[str, Any]
 
 
@@ -39,11 +40,18 @@ class Way(Protocol):
 
 
 class MemoryCopy:
-    """Floor: every tensor copied into memory that was touched before."""
+    """Floor: every tensor copied into memory that was touched before.
+
+    Attributes:
+        memory: into which they are copied, one behind the other.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._live = list(tensors.values())
-        self._copies = [tensor.detach().clone() for tensor in self._live]
+        sizes = [-(-one.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for one in self._live]
+        self.memory = torch.zeros(sum(sizes), dtype=torch.uint8)
+        places = zip(self.memory.split(sizes), self._live, strict=True)
+        self._copies = [place[: one.nbytes].view(one.dtype).view(one.shape) for place, one in places]
 
     def prepare(self) -> None:
         """Nothing is left."""
@@ -85,11 +93,11 @@ class Files:
 
 
 class DiskWrite(Files):
-    """Floor: the same bytes written to one file, and fsync."""
+    """Floor: the same bytes, from one place in memory, written to one file, and fsync."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, folder: Path, memory: torch.Tensor) -> None:
         super().__init__(folder)
-        self._data = snapshot.bytes_of(torch.cat([one.detach().reshape(-1) for one in tensors.values()]))
+        self._data = snapshot.bytes_of(memory)
 
     def save(self) -> Callable[[], None]:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -184,9 +192,10 @@ class DcpAsync(Files):
 def ways(folder: Path, state: State) -> dict[str, Any]:
     """All that are installed, by name."""
     tensors = flat(state)
+    copy = MemoryCopy(tensors)
     found = {
-        "memcpy": MemoryCopy(tensors),
-        "write_fsync": DiskWrite(folder / "write_fsync", tensors),
+        "memcpy": copy,
+        "write_fsync": DiskWrite(folder / "write_fsync", copy.memory),
         "torch_save": TorchSave(folder / "torch_save", state, tensors),
         "dcp": Dcp(folder / "dcp", state),
         "dcp_async": DcpAsync(folder / "dcp_async", state),

@@ -26,6 +26,7 @@ from runtime.store.checkpoint import (
     TensorPart,
     Tree,
 )
+from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
 from runtime.training.checkpoint.async_saves import AsyncSaves
@@ -62,8 +63,8 @@ class RankCheckpoints:
         job_name: str,
         slot: int,
         node: str,
-        committed: Callable[[], Point | None],
-        report: Callable[[Sequence[Point]], object],
+        committed: Callable[[], Point | None] = lambda: ALL,
+        report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
     ) -> None:
         self.config = config

@@ -16,7 +16,6 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
 from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
-from runtime.store.checkpoint.pruning import ALL
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -42,7 +41,6 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
         config = CheckpointConfig(**options)
-        alone = {"committed": lambda: ALL, "report": lambda points: None}
         made.append(
             RankCheckpoints(
                 config,
@@ -53,7 +51,6 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
                 slot=0,
                 node="0",
                 memory=memory,
-                **alone,
             )
         )
         return made[-1]
@@ -269,6 +266,32 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
         other.close()
         save(mine, 4)
         assert [record for record in caplog.records if "copied aside again" in record.message]
+
+
+def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_state_as_large(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    reserve = os.posix_fallocate
+
+    def refuse_the_second(descriptor: int, offset: int, size: int) -> None:
+        asked.append(size)
+        if len(asked) == 2:
+            raise OSError(28, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse_the_second)
+    mine = rank()
+    for step in (201, 202, 203, 204):
+        save(mine, step)
+        mine.flush()
+    assert on_disk(mine) == {201, 202, 203, 204}
+    assert len(asked) == 2
+    assert not list((tmp_path / "memory").rglob("[ab]"))
+    save(mine, 5)
+    assert len(asked) == 3, "a smaller one may find room"
+    mine.flush()
+    assert_is_step(mine, 5)
 
 
 # ---- what memory gives back
