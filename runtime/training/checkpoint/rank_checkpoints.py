@@ -45,7 +45,7 @@ class RankCheckpoints:
     Args:
         config: how often and how many.
         root: the job's checkpoint folder, a path or a URL.
-        local_state: where this host keeps the lock of a remote folder.
+        local_state: where this host keeps the lock of a remote folder; a local one has it itself.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
         committed: gives the newest point that every rank is known to hold.
@@ -58,7 +58,6 @@ class RankCheckpoints:
         config: CheckpointConfig,
         root: Location,
         *,
-        local_state: Path,
         job: str,
         job_name: str,
         slot: int,
@@ -66,6 +65,7 @@ class RankCheckpoints:
         committed: Callable[[], Point | None] = lambda: ALL,
         report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
+        local_state: Path | None = None,
     ) -> None:
         self.config = config
         self.root = root
@@ -75,7 +75,9 @@ class RankCheckpoints:
         self._committed = committed
         self._report = report
         self._is_remote = store.is_remote(root)
-        self._directory = store.rank_directory(local_state if isinstance(root, str) else root, slot)
+        folder = local_state if isinstance(root, str) else root
+        assert folder is not None, "a lock needs a local folder"
+        self._directory = store.rank_directory(folder, slot)
         self._verified: set[Point] = set()
         self._told: set[Point] = set()  # of them, those that others may count on
         self._rejected: dict[Point, str] = {}

@@ -41,18 +41,7 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
         config = CheckpointConfig(**options)
-        made.append(
-            RankCheckpoints(
-                config,
-                tmp_path / "root",
-                local_state=tmp_path,
-                job=JOB,
-                job_name="j",
-                slot=0,
-                node="0",
-                memory=memory,
-            )
-        )
+        made.append(RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory))
         return made[-1]
 
     yield make
