@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,24 +26,29 @@ from runtime.settings_table import (
     WrongValueError,
     environment_table,
     environment_table_zh,
+    folder_or_url,
 )
 
 __all__ = [
     "KEPT_NAMES",
     "Role",
     "Settings",
+    "WrongValueError",
     "environment_table",
     "environment_table_zh",
     "fixed_settings",
+    "folder_or_url",
     "is_loopback",
     "kept_environment",
     "publish",
     "read",
     "require_secret",
     "secret_environment",
+    "without_credentials",
 ]
 
 PREFIX = "MS_"
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 KEPT_NAMES: tuple[str, ...] = (
@@ -60,6 +66,7 @@ KEPT_NAMES: tuple[str, ...] = (
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The values of ``VARIABLES``, typed. Folders are as given: relative ones are below the current folder.
+    ``checkpoint_path`` is a text where it is a URL.
 
     ``role`` is None, and ``worker_num`` with its bounds 0, only where a tool reads without ``role_required``.
     """
@@ -84,7 +91,7 @@ class Settings:
     shrink_grace_s: float
     reset_limit: int
     spare_num: int
-    checkpoint_path: Path
+    checkpoint_path: Path | str
     log_dir: Path
     job_name: str
     device: str | None
@@ -229,9 +236,15 @@ def _reads_as(variable: Variable, text: str, value: object) -> bool:
         return False
 
 
+def without_credentials(text: str) -> str:
+    """The text as it may be shown: where it is a URL, without a user's password."""
+    return _CREDENTIALS_IN_URL.sub("(hidden)@", text)
+
+
 def _shown(variable: Variable, name: str, text: str) -> str:
     if variable.secret:
         return f"{name}=(hidden)"
+    text = without_credentials(text)
     if not text.isprintable() or text != text.strip():
         text = ascii(text)
     return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"

@@ -137,6 +137,31 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
+def folder_or_url(text: str) -> Path | str:
+    """A folder of this machine, also where it is written as file://…; the text itself where it is another URL.
+
+    Raises:
+        WrongValueError: it is neither.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):
+        return _parse_folder(text)
+    if "::" in text:
+        raise WrongValueError("a URL of several parts may be a cache of what is no longer there")
+    if scheme.lower() == "file":
+        if not rest.startswith("/"):
+            raise WrongValueError("after file:// comes a path from / on", "export {name}=file:///…")
+        return Path(rest)
+    if not rest.strip("/"):
+        raise WrongValueError("the URL names no folder", f"export {{name}}={scheme}://bucket/folder")
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        raise WrongValueError(
+            "credentials do not belong in a URL, which is written to logs; they come from where the protocol's "
+            "library looks for them, such as ~/.aws/credentials or AWS_ACCESS_KEY_ID"
+        )
+    return text.rstrip("/")
+
+
 def _parse_device(text: str) -> str:
     value = text.strip().lower()
     if value not in ("cpu", "cuda", "npu"):
@@ -161,6 +186,7 @@ _WORKERS = _whole(1, MOST_WORKERS)
 _HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
 _PORT = _whole(1, 65535, _explain_service_link)
 _FOLDER = Kind("a folder", "目录", _parse_folder)
+_FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
@@ -322,9 +348,9 @@ VARIABLES: tuple[Variable, ...] = (
         scope=Scope.JOB,
     ),
     Variable(
-        "CHECKPOINT_PATH", "checkpoint_path", _FOLDER, "./ckpt_of_rank", _RECOVERY,
-        "Folder with one checkpoint directory per rank.",
-        "检查点目录，每个 rank 一个子目录。",
+        "CHECKPOINT_PATH", "checkpoint_path", _FOLDER_OR_URL, "./ckpt_of_rank", _RECOVERY,
+        "Folder with one checkpoint directory per rank; also a URL such as s3://bucket/folder.",
+        "检查点目录，每个 rank 一个子目录；也可以是 URL，例如 s3://bucket/folder。",
     ),
     Variable(
         "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,

@@ -29,6 +29,10 @@ esac
 
 extras=examples
 if compgen -G '/dev/davinci[0-9]*' >/dev/null; then extras+=,npu; fi
+case ${CHECKPOINT_PATH:-${MS_CHECKPOINT_PATH-}} in
+    file://*) ;;
+    *://*) extras+=,remote ;;
+esac
 if [ "${1-}" = --dev ]; then extras+=,dev; fi
 
 # What the installation depends on. The interpreter is named by the two links that make the environment's python.
@@ -41,7 +45,14 @@ is_done() {
     local stamped_fingerprint stamped_extras
     { read -r stamped_fingerprint && read -r stamped_extras; } <"$stamp" || return 1
     [ "$stamped_fingerprint" = "$(fingerprint)" ] || return 1
-    [ "$stamped_extras" = "$extras" ] || [ "$stamped_extras" = "$extras,dev" ]
+    local extra
+    for extra in ${extras//,/ }; do
+        case $extra,$stamped_extras, in
+            "$extra",*"$extra",*) ;;
+            remote,*dev,*) ;; # which has all that remote has
+            *) return 1 ;;
+        esac
+    done
 }
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }

@@ -77,7 +77,7 @@ def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> 
     assert metadata["Version"] == "0.1.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata.get_all("Provides-Extra") == ["npu", "examples", "fuzz", "dev"]
+    assert metadata.get_all("Provides-Extra") == ["npu", "examples", "fuzz", "remote", "dev"]
     required = metadata.get_all("Requires-Dist") or []
     assert {'torch_npu==2.13.0; extra == "npu"', 'scikit-learn>=1.5; extra == "examples"'} <= set(required)
     assert any(line.startswith("torch>=") for line in required)
@@ -110,7 +110,7 @@ def test_every_import_of_the_package_is_a_declared_requirement(repository: Path)
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
-    assert imported - set(sys.stdlib_module_names) - {"runtime"} - declared(repository, "npu") == set()
+    assert imported - set(sys.stdlib_module_names) - {"runtime"} - declared(repository, "npu", "remote") == set()
 
 
 def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
@@ -118,7 +118,7 @@ def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
     pinned = {IMPORTED_AS.get(name, name) for name, _ in pins}
-    assert declared(repository, "examples", "fuzz", "dev") <= pinned
+    assert declared(repository, "examples", "fuzz", "remote", "dev") <= pinned
     assert ["torch", "2.13.0"] in pins
 
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import Settings
-from runtime.errors import ListenError, SecretError, SettingsError
+from runtime.errors import ListenError, SecretError, SettingsError, StoreError
 from runtime.net.address import check_free, local_addresses
 from runtime.ops import kept_start
 from runtime.ops.scheduler_link import ask_once
+from runtime.store.checkpoint.remote import slots_at
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 13)
@@ -100,8 +101,14 @@ def commands() -> list[Finding]:
     ]
 
 
-def folder(name: str, path: Path) -> Finding:
-    """Whether this user may write in the folder, or make it."""
+def folder(name: str, path: Path | str) -> Finding:
+    """Whether this user may write in the folder, or make it; whether a remote one can be listed."""
+    if isinstance(path, str):
+        try:
+            slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
+        except StoreError as error:
+            return Finding(name, str(error), "as it says")
+        return Finding(name, f"{path} can be listed, {len(slots)} ranks have saved there")
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
         return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
@@ -134,7 +141,7 @@ def descriptors(settings: Settings) -> Finding:
     return Finding("open files", found, "" if enough else f"raise the hard limit: ulimit -Hn {needed} (as root)")
 
 
-def _folders(settings: Settings) -> list[tuple[str, Path]]:
+def _folders(settings: Settings) -> list[tuple[str, Path | str]]:
     return [
         ("RECOVERY_PATH", settings.recovery_path),
         ("CHECKPOINT_PATH", settings.checkpoint_path),

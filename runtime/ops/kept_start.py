@@ -49,13 +49,13 @@ class KeptStart:
 
 
 def settings_in(folder: Path, settings: Settings) -> Settings:
-    """The same settings with paths that do not depend on the current folder."""
+    """The same settings with paths that do not depend on the current folder; a URL never does."""
     secret_file = settings.cluster_secret_file
     return replace(
         settings,
         cluster_secret_file=folder / secret_file if secret_file is not None else None,
         recovery_path=folder / settings.recovery_path,
-        checkpoint_path=folder / settings.checkpoint_path,
+        checkpoint_path=path if isinstance(path := settings.checkpoint_path, str) else folder / path,
         log_dir=folder / settings.log_dir,
     )
 

@@ -27,6 +27,7 @@ from runtime.ops.local_processes import process_names, read_pid_files, spoken
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as store
 from runtime.store import durable
+from runtime.store.checkpoint.remote import jobs_at
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import host_id
@@ -131,7 +132,9 @@ def look(settings: Settings) -> Found:
     )
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(one: Path | str, other: Path | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
     return one.resolve() == other.resolve()
 
 
@@ -164,8 +167,10 @@ def _view_of_former(started: Settings) -> JobView | None:
     return stored_view(started.recovery_path) if started.enable_recovery else None
 
 
-def _checkpoints(path: Path) -> tuple[frozenset[str], int]:
+def _checkpoints(path: Path | str) -> tuple[frozenset[str], int]:
     """The jobs that saved below ``path``, and the step of the newest point by its name."""
+    if isinstance(path, str):
+        return jobs_at(path)
     with durable.disk_errors(path, "looking for checkpoints"):
         roots = store.folders_with_points(path)
         folders = [store.rank_directory(root, slot) for root in roots for slot in store.slots_in(root)]

@@ -53,7 +53,7 @@ class Found:
 
     name: str
     recovery_path: Path
-    checkpoint_path: Path
+    checkpoint_path: Path | str
     log_dir: Path
     recover: str
     fresh: str
@@ -157,6 +157,12 @@ def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
 def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
     if not found.checkpoint_jobs:
         return Plan()
+    if isinstance(found.checkpoint_path, str):
+        raise ForeignFolderError(
+            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(found.checkpoint_jobs)}, and what lies in an "
+            f"object store is not moved aside: for this start of {found.name!r} export another one, such as "
+            f"{found.checkpoint_path}-2, or delete that folder if nobody needs it"
+        )
     job = found.view.job if found.view is not None else ""
     others = found.checkpoint_jobs - {job} - found.past_jobs
     if others and not fresh:

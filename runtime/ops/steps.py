@@ -17,6 +17,7 @@ from typing import Any
 from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.store.checkpoint.folder import rank_directory, slots_in
+from runtime.store.checkpoint.place import local_folder
 from runtime.store.step_log import STEPS_FOLDER, FoundLog, read_step_log
 from runtime.store.step_record import Difference, StepRecord, difference
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another rank's folder to compare with")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    folder = options.folder or kept_start.settings_here().checkpoint_path
+    folder = options.folder or _folder_here()
     logs = [_read(one, options.first, options.last) for one in _folders(folder)]
     if options.against is not None:
         if len(logs) > 1:
@@ -113,6 +114,11 @@ def compare(one: RankLog, other: RankLog) -> Comparison:
         if found is not None:
             return Comparison(one, other, shared, step, found)
     return Comparison(one, other, shared, None, None)
+
+
+def _folder_here() -> Path:
+    settings = kept_start.settings_here()
+    return local_folder(settings.checkpoint_path, settings.recovery_path)
 
 
 def _folders(folder: Path) -> list[Path]:

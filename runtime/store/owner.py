@@ -18,7 +18,7 @@ from runtime.store import durable
 
 OWNER_FILE = "owner.json"
 
-_MAX_OWNER_FILE_BYTES = 64 * 1024
+MAX_OWNER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     """
     durable.make_directory(directory, sync=sync)
     claimant = FolderOwner(job, job_name)
-    path, data = directory / OWNER_FILE, (json.dumps(asdict(claimant)) + "\n").encode()
+    path, data = directory / OWNER_FILE, encode_owner(claimant)
     owner = read_owner(directory)
     made = owner is None and durable.create_file_atomically(path, data, sync=sync)
     if owner is None and not made and read_owner(directory) is None:
@@ -79,19 +79,32 @@ def read_owner(directory: Path) -> FolderOwner | None:
     with durable.disk_errors(path, "reading the folder's owner"):
         try:
             with path.open("rb") as file:
-                data = file.read(_MAX_OWNER_FILE_BYTES + 1)
+                data = file.read(MAX_OWNER_BYTES + 1)
         except FileNotFoundError:
             return None
     if not data:
         return None
     try:
-        if len(data) > _MAX_OWNER_FILE_BYTES:
-            raise ValueError(f"more than {_MAX_OWNER_FILE_BYTES} bytes")
-        fields = json.loads(data)
-        if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in ("job", "job_name")):
-            raise ValueError("expected an object with the texts job and job_name")
-    except (ValueError, RecursionError) as error:
+        return decode_owner(data)
+    except ValueError as error:
         raise StoreError(
             f"{path}: does not say whose folder this is: {error}; `bash scripts/run.sh --fresh` moves the folder aside"
         ) from None
+
+
+def encode_owner(owner: FolderOwner) -> bytes:
+    """The marker's content."""
+    return (json.dumps(asdict(owner)) + "\n").encode()
+
+
+def decode_owner(data: bytes) -> FolderOwner:
+    """The job that a marker's content names; :class:`ValueError` where it names none."""
+    if len(data) > MAX_OWNER_BYTES:
+        raise ValueError(f"more than {MAX_OWNER_BYTES} bytes")
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in ("job", "job_name")):
+        raise ValueError("expected an object with the texts job and job_name")
     return FolderOwner(fields["job"], fields["job_name"])

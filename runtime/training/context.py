@@ -156,7 +156,7 @@ def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup |
         return None, None
     ddp.install()
     # Both are slow the first time only: filelock inspects its own signature, torch reads what the processor can.
-    DirectoryLock(settings.checkpoint_path, "worker")
+    DirectoryLock(settings.recovery_path, "worker")
     if kind != "cpu":
         return None, None
     cpu = torch.device(kind)

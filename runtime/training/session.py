@@ -433,7 +433,9 @@ class Session:
             if self._replay is not None:
                 self._replay.close()
             header = LogHeader(self._process.admitted.job, place.slot, self._agent.node)
-            self._replay = Replay(self._step_log, self._state, store.rank_directory(self._root(), place.slot), header)
+            self._replay = Replay(
+                self._step_log, self._state, store.rank_directory(self._local_folder(), place.slot), header
+            )
         self._replay.begin(place, self._state.completed_steps)
 
     def _digest(self) -> int:
@@ -443,7 +445,10 @@ class Session:
         digest.update(repr((self._state.completed_steps, self._commits, ddp.capture_all())).encode())
         return digest.intdigest() >> 1
 
-    def _root(self) -> Path:
+    def _local_folder(self) -> Path:
+        return store.local_folder(self._root(), self._process.settings.recovery_path.resolve())
+
+    def _root(self) -> store.Location:
         return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
 
     @property
@@ -456,6 +461,7 @@ class Session:
         return RankCheckpoints(
             self._state.checkpoint_config,
             self._root(),
+            local_state=self._local_folder(),
             job=process.admitted.job,
             job_name=process.job_name,
             slot=slot,
@@ -493,13 +499,15 @@ class Session:
             self._own_folder.discard_memory()
         root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
-            for found in store.scan(store.rank_directory(root, slot), self._process.admitted.job):
+            process = self._process
+            place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
+            for found in place.scan():
                 if found.point.step != point.step or not found.is_usable:
                     continue
                 try:
-                    final = store.read(found)
+                    final = place.read(found)
                 except CheckpointError as error:
-                    voice.warn(f"passed over the final state in {found.path}: {error}")
+                    voice.warn(f"passed over the final state in {found.where}: {error}")
                     continue
                 self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
                 voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")

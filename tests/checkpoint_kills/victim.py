@@ -16,6 +16,7 @@ import torch
 
 from runtime.core.point import Point
 from runtime.store import checkpoint as store
+from runtime.store.checkpoint import pruning
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
@@ -81,13 +82,13 @@ def live(place: Place, elements: int, is_async: bool, say: Callable[[str], None]
         is_async: whether a writer process writes.
         say: takes a line.
     """
-    prune = store.prune
+    prune = pruning.prune
 
     def told_prune(*arguments: object, **options: object) -> list[Point]:
         say("delete")
         return prune(*arguments, **options)  # type: ignore[arg-type]
 
-    store.prune = told_prune
+    pruning.prune = told_prune
     checkpoints = place.open(is_async=is_async)
     step = load(checkpoints, say)
     while True:

@@ -18,6 +18,7 @@ from runtime.store.checkpoint import (
 )
 
 JOB = "6a1f0c1e-0000-4000-8000-000000000001"
+JOB_NAME = "digits"
 CHUNK_BYTES = 100
 TREE = {"lr": 0.1, "betas": (0.9, 0.999), "seed": 2**100, "names": ["a", b"\x00"], "none": None, 3: True}
 LAYOUT = {"buckets": [[0, 1], [2]], "rebuilt": False}

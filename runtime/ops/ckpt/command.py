@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.ckpt import exporting, listing, showing, verifying
 from runtime.ops.ckpt.addressing import Folder
@@ -30,6 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     options = _parser().parse_args(arguments)
     below = options.folder if options.folder is not None else kept_start.settings_here().checkpoint_path
+    if options.folder is None and isinstance(below, str):
+        raise UsageError(
+            f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
+            "this one can be listed; its data objects are safetensors files, and --folder names a local folder"
+        )
     folder = Folder(Path(below).resolve(), is_given=options.folder is not None)
     match options.word:
         case "ls":

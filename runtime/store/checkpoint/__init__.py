@@ -11,7 +11,7 @@ been compared.
 from __future__ import annotations
 
 from runtime.store.checkpoint.exporting import export_tensors
-from runtime.store.checkpoint.folder import is_prefix, parse_point_name, point_name, rank_directory, slots_in
+from runtime.store.checkpoint.folder import is_prefix, parse_point_name, point_name, rank_directory
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
 from runtime.store.checkpoint.memory_room import (
     SHARED_MEMORY,
@@ -23,7 +23,8 @@ from runtime.store.checkpoint.memory_room import (
 )
 from runtime.store.checkpoint.memory_slot import MemorySlot
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.pruning import disposable, prune, tellable
+from runtime.store.checkpoint.place import Found, Location, Place, is_remote, local_folder, open_place, slots_in
+from runtime.store.checkpoint.pruning import Retention, disposable, is_abandoned, prune, tellable
 from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
 from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
 from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
@@ -48,12 +49,16 @@ __all__ = [
     "Checkpoint",
     "Entry",
     "EntryState",
+    "Found",
     "FoundPoint",
+    "Location",
     "Manifest",
     "MemoryRoom",
     "MemorySlot",
     "Outcome",
+    "Place",
     "PointHeader",
+    "Retention",
     "TensorEntry",
     "TensorPart",
     "Tree",
@@ -65,11 +70,15 @@ __all__ = [
     "folders_with_points",
     "in_file_order",
     "inspect_point",
+    "is_abandoned",
     "is_being_hashed",
     "is_gone",
     "is_prefix",
+    "is_remote",
     "job_of",
+    "local_folder",
     "newest_common_point",
+    "open_place",
     "pack",
     "pack_state",
     "parse_point_name",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import xxhash
 
@@ -41,12 +41,17 @@ _ORIGIN = "a point received from another rank"
 def pack(found: FoundPoint) -> memoryview:
     """The point's bytes, verified; :class:`CheckpointError` where it is not whole."""
     manifest = found.require_manifest()
+    return pack_data(manifest, lambda buffer: read_data(found, manifest, buffer))
+
+
+def pack_data(manifest: Manifest, read_into: Callable[[memoryview], None]) -> memoryview:
+    """The bytes of a point with this manifest; ``read_into`` fills a buffer with its data file, verified."""
     manifest_data = encode_manifest(manifest)
     head = _HEAD.pack(_MAGIC, len(manifest_data), manifest.data_bytes)
     data_start = len(head) + len(manifest_data)
     packed = new_buffer(data_start + manifest.data_bytes)
     packed[:data_start] = head + manifest_data
-    read_data(found, manifest, packed[data_start:])
+    read_into(packed[data_start:])
     return packed
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.core.point import Point
@@ -22,6 +23,15 @@ MIN_KEEP = 2
 SPARE_ROOM = 2  # so many points beyond ``keep`` wait for the other ranks
 ALL = Point(2**63 - 1, 2**63 - 1)
 """As ``committed``: there are no other ranks to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What decides how long a rank's points stay: ``keep``, ``committed`` and ``told`` of :func:`disposable`."""
+
+    keep: int
+    committed: Point | None = ALL
+    told: frozenset[Point] = frozenset()
 
 
 def prune(
@@ -55,13 +65,27 @@ def prune(
         StoreError: the folder refuses.
     """
     whole = [found for found in scan(directory, job) if _is_whole(found, verified)]
-    alive = [found.point for found in whole if found.point not in abandoned]
-    newest_generation = max((point.generation for point in alive), default=0)
-    superseded = {point for point in abandoned if point.generation < newest_generation}
-    doomed_points = {*disposable(alive, keep, committed, told), *superseded}.difference(keep_points)
-    doomed = [found for found in whole if found.point in doomed_points]
+    retention = Retention(keep, committed, frozenset(told))
+    points = points_to_delete([found.point for found in whole], retention, keep_points, abandoned)
+    doomed = [found for found in whole if found.point in points]
     _delete(directory, doomed)
     return [found.point for found in doomed]
+
+
+def points_to_delete(
+    whole: Collection[Point], retention: Retention, keep_points: Collection[Point], abandoned: Collection[Point]
+) -> set[Point]:
+    """Of a rank's whole points, those that go; ``keep_points`` and ``abandoned`` are :func:`prune`'s."""
+    alive = [point for point in whole if point not in abandoned]
+    newest_generation = max((point.generation for point in alive), default=0)
+    superseded = {point for point in whole if point in abandoned and point.generation < newest_generation}
+    unneeded = disposable(alive, retention.keep, retention.committed, retention.told)
+    return (unneeded | superseded).difference(keep_points)
+
+
+def is_abandoned(point: Point, newest: Point) -> bool:
+    """Whether it lies on a line of the job's history that ``newest`` has left behind."""
+    return point.generation < newest.generation and point.step > newest.step
 
 
 def disposable(

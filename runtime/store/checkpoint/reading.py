@@ -58,7 +58,7 @@ def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
     manifest = found.require_manifest()
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
     with _opened(found, manifest) as descriptor:
-        for index, start, end in _chunks(manifest):
+        for index, start, end in chunks_of(manifest):
             _read_chunk(descriptor, [scratch[: end - start]], found, manifest, index)
             yield start, scratch[: end - start]
 
@@ -77,7 +77,7 @@ def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
         return bytes(beginning[start:end])
 
     with _opened(found, manifest) as descriptor:
-        entries = _decode_header(read_range, manifest, str(found.data_file))
+        entries = decode_tensor_header(read_range, manifest, str(found.data_file))
     return sorted(entries, key=lambda entry: (entry.start, entry.end))
 
 
@@ -150,22 +150,22 @@ def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]
 def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
     """Fill ``buffer`` with the bytes of the data file, verified."""
     with _opened(found, manifest) as descriptor:
-        for index, start, end in _chunks(manifest):
+        for index, start, end in chunks_of(manifest):
             _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
 
 
 def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
     """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
-    for index, start, end in _chunks(manifest):
+    for index, start, end in chunks_of(manifest):
         buffer[start:end] = source[start:end]
-        _require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
+        require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
-        for entry in _decode_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
+        for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
     }
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
@@ -184,12 +184,13 @@ def new_buffer(size_bytes: int) -> memoryview:
 
 def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[TensorEntry]:
     base = found.data_offset or 0
-    return _decode_header(
+    return decode_tensor_header(
         lambda start, end: os.pread(descriptor, end - start, base + start), manifest, str(found.data_file)
     )
 
 
-def _decode_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
+def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
+    """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
     first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
     try:
         length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
@@ -212,7 +213,8 @@ def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
             os.close(descriptor)
 
 
-def _chunks(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+    """The chunks of the data file: number, first byte, and the byte after the last."""
     for index in range(len(manifest.chunks)):
         start = index * manifest.chunk_bytes
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
@@ -225,7 +227,7 @@ def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, ma
         offset = _fill(descriptor, batch, offset, found)
         for piece in batch:
             digest.update(piece)
-    _require_digest(digest.digest(), sum(map(len, pieces)), str(found.data_file), manifest, index)
+    require_digest(digest.digest(), sum(map(len, pieces)), str(found.data_file), manifest, index)
 
 
 def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPoint) -> int:
@@ -244,7 +246,8 @@ def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPo
     return offset
 
 
-def _require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+def require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+    """:class:`CheckpointError` where this is not the hash of the chunk that was saved; ``origin`` names the file."""
     if digest != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(

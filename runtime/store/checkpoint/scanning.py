@@ -40,6 +40,11 @@ class FoundPoint:
         return self.path / DATA_FILE if self.data_offset is None else self.path
 
     @property
+    def where(self) -> str:
+        """The path, for people."""
+        return str(self.path)
+
+    @property
     def is_usable(self) -> bool:
         """Whether manifest and sizes are as they should be."""
         return self.manifest is not None

@@ -3,10 +3,10 @@
 Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
 messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
 
-    trainer → writer    slot name, sequence             this slot is sealed
-    writer → trainer    "hashed", sequence, ""          it will be found after a crash
-                        "durable", sequence, ""         it is on disk under its name
-                        "failed", sequence, text        it is not; the text is a StoreError's
+    trainer → writer    slot name, sequence, retention  this slot is sealed; how long points of a remote folder stay
+    writer → trainer    "hashed", sequence, "", []      it will be found after a crash
+                        "durable", sequence, "", gone   it is on disk under its name; these points are gone
+                        "failed", sequence, text, []   it is not; the text is a StoreError's
 
 The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for.
 """
@@ -21,12 +21,15 @@ import sys
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
 from runtime.store.checkpoint.memory_room import MemoryRoom
+from runtime.store.checkpoint.place import Location
+from runtime.store.checkpoint.pruning import Retention
 from runtime.store.process_identity import ProcessIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -43,26 +46,51 @@ COMMAND = (sys.executable, "-P", "-c", _PROGRAM, str(PACKAGE_FOLDER))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
+    """What became of a point that was handed over: it is durable, or ``problem`` says why not.
+
+    ``gone``: the points that the writer has let go since.
+    """
 
     point: Point
     problem: str | None = None
+    gone: tuple[Point, ...] = ()
+
+
+def as_message(retention: Retention) -> list[Any]:
+    """What :func:`retention_of` reads."""
+    committed = retention.committed
+    told = [[point.step, point.generation] for point in retention.told]
+    return [retention.keep, None if committed is None else [committed.step, committed.generation], told]
+
+
+def retention_of(message: list[Any]) -> Retention:
+    """What :func:`as_message` wrote."""
+    keep, committed, told = message
+    return Retention(keep, None if committed is None else Point(*committed), frozenset(Point(*one) for one in told))
 
 
 class Writer:
     """The writer process of one rank, started with the first slot that is handed over.
 
     Args:
-        root: the job's checkpoint folder; the caller holds the lock of the rank's folder in it.
+        root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
         room: the rank's slots.
         lock_descriptor: of that lock, which the process holds on to.
+        job_name: whose a remote folder is, which the writer claims: no step waits for a network.
         command: what is started.
     """
 
     def __init__(
-        self, root: Path, room: MemoryRoom, lock_descriptor: int, *, command: tuple[str, ...] = COMMAND
+        self,
+        root: Location,
+        room: MemoryRoom,
+        lock_descriptor: int,
+        *,
+        job_name: str = "",
+        command: tuple[str, ...] = COMMAND,
     ) -> None:
         self._root = root
+        self._job_name = job_name
         self._room = room
         self._lock_descriptor = lock_descriptor
         self._command = command
@@ -82,14 +110,19 @@ class Writer:
         """Whether a save is in hand, as far as was heard."""
         return self._in_hand is not None
 
-    def submit(self, name: str, sequence: int, point: Point) -> None:
+    def submit(self, name: str, sequence: int, point: Point, retention: Retention | None = None) -> None:
         """Hand over a sealed slot; nothing else may be in hand.
+
+        Args:
+            name, sequence: of the slot.
+            point: what is in it.
+            retention: by which points go from a remote folder once this one is there; None: none go.
 
         Raises:
             StoreError: no process can be started.
         """
         assert self._in_hand is None, "one save is in hand at a time"
-        message = msgpack.packb((name, sequence))
+        message = msgpack.packb((name, sequence, None if retention is None else as_message(retention)))
         if self._link is not None:
             try:
                 self._link.send(message)
@@ -114,14 +147,14 @@ class Writer:
             sequence, point = self._in_hand
             if not message:
                 return self._died(point)
-            what, of, text = msgpack.unpackb(message)
+            what, of, text, gone = msgpack.unpackb(message)
             if of != sequence:
                 continue
             if what == "hashed":
                 self.is_hashed = True
                 continue
             self._in_hand = None
-            return Outcome(point, str(text) if what == "failed" else None)
+            return Outcome(point, str(text) if what == "failed" else None, tuple(Point(*one) for one in gone))
         return None
 
     def close(self) -> None:
@@ -149,7 +182,7 @@ class Writer:
         descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor)
         words = [
             *("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at)),
-            *("--root", str(self._root), "--room", str(self._room.path)),
+            *("--root", str(self._root), "--job-name", self._job_name, "--room", str(self._room.path)),
             *("--room-descriptor", str(self._room.descriptor)),
         ]
         with theirs:

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
+from runtime.core.point import Point
 from runtime.errors import StoreError
-from runtime.store.checkpoint import memory_room, sealed_slot, writing
+from runtime.store.checkpoint import memory_room, sealed_slot
+from runtime.store.checkpoint.manifest import PointHeader
 from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
-from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES
+from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
+from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, retention_of
 from runtime.store.process_identity import ProcessIdentity
 
 NICENESS = 10
+
+_log = logging.getLogger(__name__)
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,14 +46,24 @@ class WriterProcess:
         root: the job's checkpoint folder.
         room: the folder of the rank's slots.
         room_descriptor: that folder, open and locked.
+        job_name: see ``Writer``.
     """
 
     def __init__(
-        self, link: socket.socket, trainer: ProcessIdentity, root: Path, room: Path, room_descriptor: int
+        self,
+        link: socket.socket,
+        trainer: ProcessIdentity,
+        root: Location,
+        room: Path,
+        room_descriptor: int,
+        *,
+        job_name: str = "",
     ) -> None:
         self._link = link
         self._trainer = trainer
         self._root = root
+        self._job_name = job_name
+        self._place: Place[Any] | None = None
         self._room = room
         self._room_descriptor = room_descriptor
         self._finished: set[int] = set()  # sequences
@@ -69,8 +87,8 @@ class WriterProcess:
                     continue  # it left without having read everything; what it sent comes after this
                 if not message:
                     break
-                name, sequence = msgpack.unpackb(message)
-                self._finish(str(name), int(sequence))
+                name, sequence, retention = msgpack.unpackb(message)
+                self._finish(str(name), int(sequence), None if retention is None else retention_of(retention))
         self._finish_what_is_sealed()
 
     def _finish_what_is_sealed(self) -> None:
@@ -80,20 +98,40 @@ class WriterProcess:
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
-    def _finish(self, name: str, sequence: int) -> None:
+    def _finish(self, name: str, sequence: int, retention: Retention | None = None) -> None:
         self._finished.add(sequence)
         try:
             with sealed_slot.hashed(self._room / name, self._room_descriptor) as point:
                 self._tell("hashed", sequence)
-                writing.write_prepared(self._root, point.manifest.header, point.manifest_data, point.data)
+                header = point.manifest.header
+                place = self._place_of(header)
+                place.write_prepared(header, point.manifest_data, [point.data])
         except StoreError as error:
             self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
         else:
-            self._tell("durable", sequence)
+            gone = []
+            if retention is not None and is_remote(self._root):
+                gone = self._prune(place, header.point, retention)
+            self._tell("durable", sequence, gone=gone)
 
-    def _tell(self, what: str, sequence: int, text: str = "") -> None:
+    def _place_of(self, header: PointHeader) -> Place[Any]:
+        if self._place is None:
+            # A local folder was claimed before its lock was taken.
+            self._place = open_place(self._root, header.slot, job=header.job, job_name=self._job_name, claims=False)
+        return self._place
+
+    @staticmethod
+    def _prune(place: Place[Any], newest: Point, retention: Retention) -> list[Point]:
+        """What a trainer does itself in a local folder: here it would wait for a network in the middle of a step."""
+        try:
+            return place.prune(newest, retention)
+        except StoreError as error:
+            _log.warning("old checkpoints stay for now: %s", error)
+            return []
+
+    def _tell(self, what: str, sequence: int, text: str = "", gone: Sequence[Point] = ()) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
-            self._link.send(msgpack.packb((what, sequence, text)))
+            self._link.send(msgpack.packb((what, sequence, text, [(point.step, point.generation) for point in gone])))
 
 
 @contextlib.contextmanager
@@ -122,7 +160,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--job-name", required=True)
     parser.add_argument("--room", type=Path, required=True)
     parser.add_argument("--room-descriptor", type=int, required=True)
     given = parser.parse_args()
@@ -130,7 +169,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     step_back()
     with socket.socket(fileno=given.link) as link:
-        WriterProcess(link, ProcessIdentity(*given.trainer), given.root, given.room, given.room_descriptor).run()
+        process = WriterProcess(
+            link,
+            ProcessIdentity(*given.trainer),
+            given.root if "://" in given.root else Path(given.root),
+            given.room,
+            given.room_descriptor,
+            job_name=given.job_name,
+        )
+        process.run()
 
 
 if __name__ == "__main__":

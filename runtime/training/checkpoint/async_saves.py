@@ -16,7 +16,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import FoundPoint, MemoryRoom, Outcome, PointHeader, Tree, Writer
+from runtime.store.checkpoint import FoundPoint, Location, MemoryRoom, Outcome, PointHeader, Retention, Tree, Writer
 from runtime.training.checkpoint.staging import Staging
 from runtime.training.snapshot import NamedTensors
 
@@ -30,12 +30,20 @@ class AsyncSaves:
 
     Args:
         root: the job's checkpoint folder.
-        job, slot: whose points.
+        slot, job, job_name: whose points.
         memory: the folder in memory; ``store.SHARED_MEMORY`` but in tests.
     """
 
-    def __init__(self, root: Path, job: str, slot: int, memory: Path = store.SHARED_MEMORY) -> None:
-        self._root, self._job, self._slot, self._memory = root, job, slot, memory
+    def __init__(
+        self,
+        root: Location,
+        slot: int,
+        *,
+        job: str,
+        job_name: str,
+        memory: Path = store.SHARED_MEMORY,
+    ) -> None:
+        self._root, self._job, self._job_name, self._slot, self._memory = root, job, job_name, slot, memory
         self._room: MemoryRoom | None = None
         self._staging: Staging | None = None
         self._writer: Writer | None = None
@@ -47,12 +55,21 @@ class AsyncSaves:
         """Whether a save is in hand."""
         return self._writer is not None and self._writer.is_busy
 
-    def begin(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree, lock_descriptor: int) -> bool:
+    def begin(
+        self,
+        header: PointHeader,
+        tensors: NamedTensors,
+        tree: Tree,
+        layout: Tree,
+        lock_descriptor: int,
+        retention: Retention,
+    ) -> bool:
         """Copy the point and hand it to the writer; False, said once with the reason, where that is not possible.
 
         Args:
             header, tensors, tree, layout: the point.
             lock_descriptor: of the rank's folder; the writer keeps it locked as long as it writes.
+            retention: by which the writer lets old points of a remote folder go.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
@@ -65,7 +82,7 @@ class AsyncSaves:
             self._refused_bytes = needed_bytes
             name, sequence = staging.stage(header, tensors, tree, layout)
             self._refused_bytes = None
-            writer.submit(name, sequence, header.point)
+            writer.submit(name, sequence, header.point, retention)
         except CheckpointError:
             self._refused_bytes = None
             raise
@@ -92,7 +109,7 @@ class AsyncSaves:
             store.sweep(self._memory, self._job)
             self._room = MemoryRoom(self._memory, self._job, self._slot)
             self._staging = Staging(self._room)
-            self._writer = Writer(self._root, self._room, lock_descriptor)
+            self._writer = Writer(self._root, self._room, lock_descriptor, job_name=self._job_name)
         return self._staging, self._writer
 
     def outcome(self, *, wait: bool) -> Outcome | None:

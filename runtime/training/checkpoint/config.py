@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from runtime.config import WrongValueError, folder_or_url, without_credentials
 from runtime.errors import UsageError
 from runtime.store.checkpoint import is_prefix
 from runtime.training.checkpoint.step_log import StepLog
@@ -68,8 +69,8 @@ class CheckpointConfig:
         async_save: training goes on as soon as the state is copied to memory of its own, and another process writes it
             to disk; False: it waits for the disk.
         when_busy: what a save that is due does while the one before it is not on disk yet: ``"wait"`` for that, or
-            ``"skip"`` this one.
-        directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
+            ``"skip"`` this one. In a remote folder it is left out in any case: no step waits for a network.
+        directory: the job's checkpoint folder, a path or a URL; CHECKPOINT_PATH where it is None.
         prefix: the name of a folder below it that takes the ranks' folders; none where empty.
         step_log: log every step before it is taken and compare steps that are done again; a :class:`StepLog` says how.
 
@@ -106,6 +107,12 @@ class CheckpointConfig:
                 f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
                 "one point is written must leave another"
             )
+        if isinstance(self.directory, str):
+            try:
+                folder_or_url(self.directory)
+            except WrongValueError as wrong:
+                shown = without_credentials(self.directory)
+                raise UsageError(f"directory={shown!r}: {wrong.why or 'expected a folder or a URL'}") from None
         if self.when_busy not in WHEN_BUSY:
             raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
         if self.prefix and not is_prefix(self.prefix):
@@ -134,9 +141,13 @@ class CheckpointConfig:
                 "save_checkpoint_seconds"
             )
 
-    def folder_below(self, checkpoint_path: Path) -> Path:
+    def folder_below(self, checkpoint_path: Path | str) -> Path | str:
         """Where the ranks' folders of this state lie, absolute; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
-        return Path(self.directory or checkpoint_path, self.prefix).resolve()
+        given = self.directory or checkpoint_path
+        location = folder_or_url(given) if isinstance(given, str) else given
+        if isinstance(location, str):
+            return f"{location}/{self.prefix}".rstrip("/")
+        return Path(location, self.prefix).resolve()
 
 
 def _require_what_happens_anyway(given: tuple[Any, ...]) -> None:

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from runtime.core.point import Point
-from runtime.errors import CheckpointError, StoreError
+from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint, FoundPoint, Outcome, PointHeader, TensorPart, Tree
+from runtime.store.checkpoint import (
+    Checkpoint,
+    Found,
+    FoundPoint,
+    Location,
+    Outcome,
+    PointHeader,
+    Retention,
+    TensorPart,
+    Tree,
+)
 from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
-from runtime.store.owner import claim_folder, make_claim_durable
 from runtime.training import snapshot
 from runtime.training.checkpoint.async_saves import AsyncSaves
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -35,7 +44,8 @@ class RankCheckpoints:
 
     Args:
         config: how often and how many.
-        root: the job's checkpoint folder.
+        root: the job's checkpoint folder, a path or a URL.
+        local_state: where this host keeps the lock of a remote folder; a local one has it itself.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
         committed: gives the newest point that every rank is known to hold.
@@ -46,7 +56,7 @@ class RankCheckpoints:
     def __init__(
         self,
         config: CheckpointConfig,
-        root: Path,
+        root: Location,
         *,
         job: str,
         job_name: str,
@@ -55,6 +65,7 @@ class RankCheckpoints:
         committed: Callable[[], Point | None] = lambda: ALL,
         report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
+        local_state: Path | None = None,
     ) -> None:
         self.config = config
         self.root = root
@@ -63,30 +74,33 @@ class RankCheckpoints:
         self._node = node
         self._committed = committed
         self._report = report
-        self._directory = store.rank_directory(root, slot)
+        self._is_remote = store.is_remote(root)
+        folder = local_state if isinstance(root, str) else root
+        assert folder is not None, "a lock needs a local folder"
+        self._directory = store.rank_directory(folder, slot)
         self._verified: set[Point] = set()
         self._told: set[Point] = set()  # of them, those that others may count on
         self._rejected: dict[Point, str] = {}
-        self._saves = AsyncSaves(root, job, slot, memory)
+        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
-        claim_folder(self._directory, job, job_name, sync=False)  # nobody waits for a disk before there is state
+        self._place = store.open_place(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self) -> list[Point]:
         """The points that were verified, in this process or just now; each one passed over is named with its reason."""
         self._look_into_memory()
         held = list(self._in_memory)
-        for found in store.scan(self._directory, self._job):
+        for found in self._place.scan():
             if found.point in self._rejected or found.point in self._in_memory:
                 continue
             try:
                 if found.point not in self._verified:
                     found.require_manifest()
-                    store.verify(found)
+                    self._place.verify(found)
                     self._verified.add(found.point)
                     self._told.add(found.point)
                 held.append(found.point)
@@ -156,22 +170,21 @@ class RankCheckpoints:
         """
         self.settle()
         if self._saves.is_busy:
-            if not durable and self.config.when_busy == "skip":
+            if not durable and (self._is_remote or self.config.when_busy == "skip"):
                 self._say_skipped(header.point)
                 return True
             self.flush()
         try:
             self._take_folder(wait_s)
             is_async = self.config.async_save and not durable
-            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
-                self._in_memory.clear()  # one of the slots has another point now
+            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor, self._retention()):
                 return True
-            store.write_point(self.root, header, snapshot.parts_of(tensors), tree, layout)
-        except CheckpointError:
+            self._place.write(header, snapshot.parts_of(tensors), tree, layout)
+        except (CheckpointError, ForeignFolderError):
             raise
         except StoreError as error:
             return self._failed(header.point, str(error))
-        return self._became_durable(header.point)
+        return self._became_durable(header.point, is_pruned=False)
 
     def settle(self) -> None:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
@@ -186,7 +199,8 @@ class RankCheckpoints:
     def _hear(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             if outcome.problem is None:
-                self._became_durable(outcome.point)
+                self._verified.difference_update(outcome.gone)
+                self._became_durable(outcome.point, is_pruned=self._is_remote)
             else:
                 self._failed(outcome.point, outcome.problem)
 
@@ -197,15 +211,17 @@ class RankCheckpoints:
             if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
                 wait_s = max(wait_s, WRITER_WAIT_S)
             self._lock.acquire(wait_s, on_wait=voice.warn)
-        if not self._claim_is_durable:
-            make_claim_durable(self._directory)
+        if not self._claim_is_durable and not self._is_remote:  # that one is claimed by whoever writes there
+            self._place.claim()
             self._claim_is_durable = True
 
-    def _became_durable(self, point: Point) -> bool:
+    def _became_durable(self, point: Point, *, is_pruned: bool) -> bool:
         self._verified.add(point)
         self._rejected.pop(point, None)
         try:
-            self._prune(point)
+            if not is_pruned:  # by the writer: no step waits for a network
+                self._verified.difference_update(self._place.prune(point, self._retention(), self._verified))
+            self._saves.forget(lambda one: store.is_abandoned(one, point))
             self._tell()
         except StoreError as error:
             return self._failed(point, str(error))
@@ -222,28 +238,16 @@ class RankCheckpoints:
 
     def _say_skipped(self, point: Point) -> None:
         if not self._skipped_before:
+            mend = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
             voice.warn(
                 f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
-                'so will others be without a word: raise save_checkpoint_steps, or set when_busy="wait"'
+                f"so will others be without a word: {mend}"
             )
         self._skipped_before = True
 
-    def _prune(self, newest: Point) -> None:
-        """Points of abandoned lines go when the new line has a durable one, and that is ``newest``."""
-        points = [found.point for found in store.scan(self._directory, self._job)]
-        abandoned = {point for point in points if _is_abandoned(point, newest)}
-        gone = store.prune(
-            self._directory,
-            self._job,
-            self.config.keep_checkpoint_max,
-            keep_points=[newest],
-            abandoned=abandoned,
-            verified=self._verified,
-            committed=self._committed(),
-            told=self._told,
-        )
-        self._verified.difference_update(gone)
-        self._saves.forget(lambda point: _is_abandoned(point, newest))
+    def _retention(self) -> Retention:
+        """How long points stay, as things stand; of abandoned lines they go when the new line has a durable one."""
+        return Retention(self.config.keep_checkpoint_max, self._committed(), frozenset(self._told))
 
     def _tell(self) -> None:
         """Let the others count on what is held; what an earlier process has left they may do already."""
@@ -257,34 +261,39 @@ class RankCheckpoints:
             point: which.
             targets: as in ``store.read``: tensors that are to be filled; after an error they may hold anything.
         """
-        return self._from_the_nearest(point, lambda found: store.read(found, targets))
+        return self._from_the_nearest(
+            point, lambda found: store.read(found, targets), lambda found: self._place.read(found, targets)
+        )
 
     def pack(self, point: Point) -> memoryview:
         """One of the held points as bytes, for another rank."""
-        return self._from_the_nearest(point, store.pack)
+        return self._from_the_nearest(point, store.pack, self._place.pack)
 
-    def _from_the_nearest(self, point: Point, take: Callable[[FoundPoint], Taken]) -> Taken:
+    def _from_the_nearest(
+        self, point: Point, from_memory: Callable[[FoundPoint], Taken], from_place: Callable[[Any], Taken]
+    ) -> Taken:
         found = self._in_memory.get(point)
         if found is not None:
             try:
-                taken = take(found)
+                taken = from_memory(found)
             except CheckpointError as error:
                 del self._in_memory[point]
                 self._pass_over(str(error))
             else:
                 voice.say(f"the restore point of {point} comes from memory: {found.path}")
                 return taken
-        return take(self._found(point))
+        return from_place(self._found(point))
 
     def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
         """A point that another rank packed, verified."""
         return store.unpack(packed, self._job)
 
-    def _found(self, point: Point) -> FoundPoint:
-        for found in store.scan(self._directory, self._job):
+    def _found(self, point: Point) -> Found:
+        points: list[Found] = self._place.scan()
+        for found in points:
             if found.point == point:
                 return found
-        raise CheckpointError(f"{self._directory}: the restore point of {point} is gone")
+        raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for its points in memory."""
@@ -297,8 +306,3 @@ class RankCheckpoints:
         self.flush()
         self._saves.close()
         self._lock.release()
-
-
-def _is_abandoned(point: Point, newest: Point) -> bool:
-    """Whether it lies on a line of the job's history that ``newest`` has left behind."""
-    return point.generation < newest.generation and point.step > newest.step

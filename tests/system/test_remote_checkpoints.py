@@ -1,0 +1,65 @@
+"""A job whose checkpoints lie in a bucket: killed whole, it goes on from there; a bucket that is away stops no step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from runtime.store.checkpoint import SHARED_MEMORY
+from runtime.store.checkpoint.memory_room import room_path
+from tests.store.checkpoint.s3_server import BUCKET, S3Server, step_of
+from tests.system.job import Job
+from tests.system.kill_list import INTERVAL, MIDDLE
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "80", "--interval", str(INTERVAL))
+URL = f"s3://{BUCKET}/job"
+
+
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+def points_in(s3: S3Server, slot: int) -> list[int]:
+    """The steps of the whole points of a slot, in order."""
+    return sorted(step_of(name) for name in s3.names() if f"/{slot}/step" in name and name.endswith(".msgpack"))
+
+
+def test_a_job_killed_whole_goes_on_from_the_bucket(
+    s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(*TRAINED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.wait_until(
+        lambda: min(max(points_in(s3, slot), default=0) for slot in job.ranks) or None, "point in the bucket"
+    )
+    job.kill_everything()
+    of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
+    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host: only the bucket knows
+    held = min(points_in(s3, slot)[-1] for slot in job.ranks)
+    job.start()
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
+    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
+    assert int(resumed[1]) >= held > 0
+    assert not job.checkpoints.exists()
+    assert [points_in(s3, slot)[-1] for slot in job.ranks] == [80, 80]
+
+
+def test_no_step_waits_for_a_bucket_that_is_away(
+    s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(*TRAINED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
+    job.start()
+    job.wait_for_step(5)
+    s3.stop()
+    for rank in job.ranks:
+        job.wait_for_step(80, rank)
+    s3.start()
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
