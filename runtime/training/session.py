@@ -2,7 +2,8 @@
 
 Here lives the way from one generation to the next: wait in the rendezvous, form the group, become the restore point,
 call the function; when a member is lost, leave whatever collective this rank is in, go back to the last commit, and
-begin again. Never here: who is in a generation, what a state is made of, bytes on disk. The one idea: a survivor's
+begin again. Never here: who is in a generation, what a state is made of, how a point is saved or obtained
+(``checkpoint.state_points``). The one idea: a survivor's
 memory holds the last commit, so a recovery moves state only to who lacks it, and disks are read where all memories
 together do not have it.
 """
@@ -12,35 +13,20 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
-import xxhash
+from collections.abc import Callable
+from typing import TypeVar
 
 from runtime.core.agent_events import EnterAgain, Entered
 from runtime.core.messages import GenerationStarted, Place
 from runtime.core.point import Point
-from runtime.errors import (
-    CheckpointError,
-    DuplicateNodeError,
-    FencedError,
-    GenerationEndedError,
-    HostsUpdatedInterrupt,
-    RefusedError,
-    StoreError,
-    UsageError,
-)
+from runtime.errors import DuplicateNodeError, FencedError, HostsUpdatedInterrupt, RefusedError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint
 from runtime.store.step_record import LogHeader
-from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
+from runtime.training import ddp, group, numerics, watchdog
 from runtime.training.base_state import State
-from runtime.training.checkpoint.due import due_by
-from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.checkpoint.replay import Replay, require_steps
+from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.checkpoint.step_log import StepLog
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
@@ -66,14 +52,10 @@ class Session:
         self._process = process
         self._agent = process.agent
         self._state = state
-        self._due = due_by(state.checkpoint_config, self._agree)
-        self._layouts: Mapping[str, Any] = {}  # of the last commit
+        self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
-        self._commits = 0  # of the line it is on
         self._at_ease_s = sys.getswitchinterval()
-        self._place: GenerationStarted | None = None
         self._coming: ComingGroup | None = None
-        self._own_folder: RankCheckpoints | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
         if self._step_log is not None:
@@ -83,7 +65,7 @@ class Session:
             warm_up(state, process.device, process.group)
             voice.say("this spare is warm: it takes the place of the next worker that is lost")
         else:
-            self._take_slot(slot)
+            self._points.take_slot(slot)
         state.bind(self, slot or 0)
 
     def run(self, call: Callable[[], Result]) -> Result | None:
@@ -96,7 +78,7 @@ class Session:
         except (FencedError, DuplicateNodeError, RefusedError):
             raise  # the folder is another process's
         except BaseException:
-            self._save_last_commit()
+            self._points.save_last_commit()
             raise
 
     def _run(self, call: Callable[[], Result]) -> Result | None:
@@ -106,7 +88,8 @@ class Session:
             try:
                 place = self._enter()
                 if isinstance(place, Point):
-                    self._load_final(place)
+                    self._process.is_over = True
+                    self._points.load_final(place)
                     return None
                 self._begin(place)
                 result = call()
@@ -125,9 +108,9 @@ class Session:
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
         sys.setswitchinterval(self._at_ease_s)
-        self._state.bind(None, 0 if self._place is None else self._place.rank)
-        if self._own_folder is not None:
-            self._own_folder.release()
+        place = self._points.place
+        self._state.bind(None, 0 if place is None else place.rank)
+        self._points.release()
         if self._replay is not None:
             self._replay.close()
 
@@ -142,28 +125,28 @@ class Session:
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
-        place, state = self._present(), self._state
+        place, points, state = self._points.present(), self._points, self._state
         step = state.completed_steps
         ddp.sync_buffers_all()  # where a forward pass came after the step
         layouts = ddp.settle_all()
-        self._commits += 1
+        points.commits += 1
         state.remember(Point(step, place.generation))
         if layouts is None:
             state.forget()
         else:
-            self._layouts = layouts
+            points.layouts = layouts
         self._agent.step = step
         if self._replay is not None:
             self._replay.committed(step)
-        if self._due.is_at(step):  # on every rank, whatever its disk does
-            with self._due.saving():
-                self._save(step)
+        if points.due.is_at(step):  # on every rank, whatever its disk does
+            with points.due.saving():
+                points.save(step)
         else:
-            self._checkpoints.settle()
+            points.folder.settle()
 
     def flush(self) -> None:
         """Return once everything saved so far is durable."""
-        self._checkpoints.flush()
+        self._points.folder.flush()
 
     def check(self) -> None:
         """Raise what ended the generation, or asks this rank to leave it, or the job."""
@@ -173,87 +156,8 @@ class Session:
 
     def sync(self) -> None:
         """Make every rank's state rank 0's."""
-        place = self._present()
-        packed = self._packed(Point(self._state.completed_steps, place.generation)) if place.rank == 0 else None
-        received = transfer.broadcast(packed, 0, self._process.device)
-        if place.rank != 0:
-            self._become(self._checkpoints.unpack(received))
-        self._state.begin(Point(self._state.completed_steps, place.generation))
-
-    def _save(self, step: int, *, durable: bool = False, wait_s: float = 0.0) -> bool:
-        self._layouts = ddp.capture_all()
-        return self._save_point(Point(step, self._present().generation), durable=durable, wait_s=wait_s)
-
-    def _save_point(self, point: Point, *, durable: bool, wait_s: float = 0.0) -> bool:
-        """The state as it stands, with the layouts of the last commit."""
-        place = self._present()
-        tree, tensors = snapshot.take_apart(self._contents(), "state")
-        header = self._checkpoints.header(point, place.rank, place.world_size)
-        return self._checkpoints.save(header, tensors, tree, dict(self._layouts), durable=durable, wait_s=wait_s)
-
-    def _save_last_commit(self) -> None:
-        """This process ends without the others: what it did last need not be done again by those who go on."""
-        if self._place is None or self._own_folder is None:
-            return
-        point = self._state.recall()
-        if point is None or self._checkpoints.has_on_disk(point):
-            return
-        try:
-            if self._save_point(point, durable=True):
-                voice.say(f"the last commit, of step {point.step}, is on disk")
-        except CheckpointError as error:
-            voice.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
-
-    def _packed(self, point: Point) -> memoryview:
-        """The live state as bytes for another rank."""
-        place = self._present()
-        tree, parts = snapshot.split(self._contents(), "state")
-        header = self._checkpoints.header(point, place.rank, place.world_size)
-        return store.pack_state(header, parts, tree, dict(self._layouts))
-
-    def _contents(self) -> dict[str, Any]:
-        return {**self._state.contents(), "commits": self._commits, "due": self._due.contents()}
-
-    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """One of this rank's points, and the live tensors that it was read into, by name.
-
-        Where it fails, the state is no longer anything.
-        """
-        _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
-        targets = snapshot.in_place(tensors)
-        found = self._checkpoints.load(point, targets)
-        filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
-        return found, {name: tensor for name, tensor in tensors if name in filled}
-
-    def _become(
-        self,
-        found: Checkpoint,
-        own: Mapping[str, Any] | None = None,
-        live: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Become what was found.
-
-        Args:
-            found: a point.
-            own: this rank's own parts, where they are not to come from there.
-            live: tensors of the state that hold their part of it already, by name.
-        """
-        contents = snapshot.join(found.tree, found.tensors, live)
-        self._commits = contents["commits"]
-        self._due.become(contents.get("due", {}))
-        is_own = found.header.slot == self._checkpoints.slot
-        if own is not None:
-            contents, is_own = {**contents, "own": own}, True
-        self._state.load(contents, own=is_own)
-
-    def _agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
-        first, second = transfer.tell(numbers, 0, self._process.device)
-        return first, second
-
-    def _present(self) -> GenerationStarted:
-        if self._place is None:
-            raise UsageError("no generation has begun in this process")
-        return self._place
+        self._points.take_from_rank_0()
+        self._state.begin(Point(self._state.completed_steps, self._points.present().generation))
 
     # ---- from one generation to the next
 
@@ -269,7 +173,7 @@ class Session:
 
     def _next_place(self) -> Place | None:
         """The one the open round offers; before there is any, the present one, or the seat's; none for a spare."""
-        offered, present = self._agent.offered_place, self._place
+        offered, present = self._agent.offered_place, self._points.place
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
             return offered
@@ -283,15 +187,8 @@ class Session:
             self._coming.group.drop()
             self._coming = None
         if place is not None and self._coming is None:
-            self._take_slot(place.slot)
+            self._points.take_slot(place.slot)
             self._coming = self._process.take_coming_group(place)
-
-    def _take_slot(self, slot: int) -> None:
-        """The folder of the slot is this process's from now on."""
-        if self._own_folder is None or self._own_folder.slot != slot:
-            if self._own_folder is not None:
-                self._own_folder.release()
-            self._own_folder = self._checkpoints_of(slot)
 
     def _enter_again(self, asked: EnterAgain) -> Entered:
         """The round wants to know what the disk holds, or has another place for this process."""
@@ -302,20 +199,20 @@ class Session:
     def _entry(self, *, look: bool) -> Entered:
         coming = self._coming
         return Entered(
-            points=tuple(self._checkpoints.held()) if look and self._own_folder is not None else (),
+            points=tuple(self._points.held()) if look else (),
             own_parts=self._state.has_own_parts,
             numerics=self._numerics,
             blob=b"" if coming is None else coming.blob(),
             place=None if coming is None else coming.place,
             live=self._live,
             looked=look,
-            commits=self._commits,
+            commits=self._points.commits,
         )
 
     def _begin(self, place: GenerationStarted) -> None:
         began = time.monotonic()
-        process, is_first = self._process, self._place is None
-        self._place = process.place = place
+        process, is_first = self._process, self._points.place is None
+        self._points.place = process.place = place
         if process.group is not None:
             process.group.drop()
         self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
@@ -363,67 +260,18 @@ class Session:
     # ---- state
 
     def _restore(self, place: GenerationStarted, formed: group.Group) -> None:
-        state, process, point = self._state, self._process, place.restore
+        state, points, point = self._state, self._points, place.restore
         state.bind(self, place.rank)
         if point is None:
-            self._start_from_rank_0(place, formed)
+            points.start_from_rank_0(formed)
             point = Point(state.completed_steps, place.generation)
         else:
-            self._obtain(place, point)
-            ddp.attach_all(formed, self._layouts)
-        self._due.begins(state.completed_steps, place)
+            points.obtain(point, self._live)
+            ddp.attach_all(formed, points.layouts)
+        points.due.begins(state.completed_steps, place)
         state.begin(point)
-        transfer.require_equal(self._digest(), "the restored state", process.device)
+        points.require_equal()
         self._log_steps(place)
-
-    def _obtain(self, place: GenerationStarted, point: Point) -> None:
-        """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others."""
-        device, holds = self._process.device, place.source == place.rank
-        is_live = holds and self._live == point
-        own = self._state.contents()["own"] if not holds and self._live == point else None  # a commit behind, no more
-        if not is_live:
-            self._state.forget()  # until it is whole again
-        try:
-            if not holds:
-                live: dict[str, torch.Tensor] = {}
-                found = self._checkpoints.unpack(transfer.receive(place.source, device))
-            else:
-                if place.serves:
-                    packed = self._packed(point) if is_live else self._checkpoints.pack(point)
-                    transfer.send(packed, place.serves, device)
-                if is_live:
-                    return
-                found, live = self._load(point)
-        except CheckpointError as error:
-            if holds and not is_live:
-                self._checkpoints.reject(point, str(error))
-            raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
-        self._become(found, own, live)
-        if found.header.world_size != place.world_size:  # saved in a world of another size
-            self._state.on_reset()
-        assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
-        self._layouts = found.layout
-
-    def _start_from_rank_0(self, place: GenerationStarted, formed: group.Group) -> None:
-        """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
-        state, process = self._state, self._process
-        ddp.attach_all(formed, None)
-        self._layouts = ddp.capture_all()
-        if place.rank == 0:
-            self._save_or_fail(0)
-        packed = self._checkpoints.pack(Point(0, place.generation)) if place.rank == 0 else None
-        received = transfer.broadcast(packed, 0, process.device)
-        if place.rank != 0:
-            found = self._checkpoints.unpack(received)
-            self._become(found, own=state.contents()["own"])
-            self._save_or_fail(0)
-
-    def _save_or_fail(self, step: int) -> None:
-        if not self._save(step, durable=True, wait_s=self._process.settings.topo_timeout_s):
-            raise StoreError(
-                f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
-                "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
-            )
 
     def _log_steps(self, place: GenerationStarted) -> None:
         """From here on every step is logged before it is taken, where the user wants that."""
@@ -433,42 +281,9 @@ class Session:
             if self._replay is not None:
                 self._replay.close()
             header = LogHeader(self._process.admitted.job, place.slot, self._agent.node)
-            self._replay = Replay(
-                self._step_log, self._state, store.rank_directory(self._local_folder(), place.slot), header
-            )
+            directory = store.rank_directory(self._points.local_folder(), place.slot)
+            self._replay = Replay(self._step_log, self._state, directory, header)
         self._replay.begin(place, self._state.completed_steps)
-
-    def _digest(self) -> int:
-        digest = xxhash.xxh3_64()
-        for tensor in self._state.weights():
-            digest.update(snapshot.bytes_of(tensor))
-        digest.update(repr((self._state.completed_steps, self._commits, ddp.capture_all())).encode())
-        return digest.intdigest() >> 1
-
-    def _local_folder(self) -> Path:
-        return store.local_folder(self._root(), self._process.settings.recovery_path.resolve())
-
-    def _root(self) -> store.Location:
-        return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
-
-    @property
-    def _checkpoints(self) -> RankCheckpoints:
-        assert self._own_folder is not None, "whoever has a place has a slot"
-        return self._own_folder
-
-    def _checkpoints_of(self, slot: int) -> RankCheckpoints:
-        process = self._process
-        return RankCheckpoints(
-            self._state.checkpoint_config,
-            self._root(),
-            local_state=self._local_folder(),
-            job=process.admitted.job,
-            job_name=process.job_name,
-            slot=slot,
-            node=self._agent.node,
-            committed=lambda: self._agent.committed_point,
-            report=self._agent.report_saved,
-        )
 
     # ---- the end
 
@@ -487,35 +302,10 @@ class Session:
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
-        self._save_or_fail(step)
+        self._points.save_or_fail(step)
         self._agent.complete(place.generation, step)
-        self._checkpoints.discard_memory()
+        self._points.folder.discard_memory()
         self._agent.on_break = _nothing_to_break
-
-    def _load_final(self, point: Point) -> None:
-        """Training is finished: become the final state, alone, from this rank's point or another rank's."""
-        self._process.is_over = True
-        if self._own_folder is not None:
-            self._own_folder.discard_memory()
-        root, own = self._root(), None if self._own_folder is None else self._own_folder.slot
-        for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
-            process = self._process
-            place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
-            for found in place.scan():
-                if found.point.step != point.step or not found.is_usable:
-                    continue
-                try:
-                    final = place.read(found)
-                except CheckpointError as error:
-                    voice.warn(f"passed over the final state in {found.where}: {error}")
-                    continue
-                self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
-                voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
-                return
-        raise StoreError(
-            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
-            "bring back the checkpoint folder of any rank"
-        )
 
 
 _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")

@@ -124,6 +124,23 @@ def test_points_that_no_disk_has_are_taken_from_memory(
     assert job.memory_rooms() == [], "a finished job gives its memory back"
 
 
+def test_a_job_that_is_told_to_stop_goes_on_from_its_very_last_commit(
+    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+) -> None:
+    never = ("--steps", "80", "--interval", "1000")
+    expected = undisturbed(*never)
+    job = script_job(*never, "--pause-ms", "30")
+    run = job.run()
+    job.wait_for_step(MIDDLE)
+    run.press_ctrl_c()
+    assert run.wait(30.0) != 0, "the job did not finish"
+    newest = newest_step(job)
+    assert newest >= max(job.steps(rank)[-1].number for rank in job.ranks) >= MIDDLE
+    assert job.finished(job.recover()) == expected
+    for rank in job.ranks:
+        job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {newest}\b")
+
+
 def killed(job: Job) -> Job:
     """The job, all of it killed in the middle of its training by what empties memory too."""
     job.start()

@@ -1,0 +1,289 @@
+"""A state as restore points: saved, sent to other ranks, become again, by one process in the slots it comes to hold.
+
+Here lives what is a point of this state besides its values (how many commits lie behind it, gradient buckets, when the
+next save is due), and the ways in which a rank obtains one. Never here: when a generation begins or ends (``session``),
+which point is resumed (the core), one rank's folder (``rank_checkpoints``). The one idea: wherever a point comes from,
+live memory, disk or another rank, it is taken in by one function, and it is whole or the state is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from runtime.core.messages import GenerationStarted
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
+from runtime.service import voice
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import Checkpoint
+from runtime.training import ddp, snapshot, transfer
+from runtime.training.base_state import State
+from runtime.training.checkpoint.due import due_by
+from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.context import Process
+from runtime.training.group import Group
+
+__all__ = ["StatePoints"]
+
+
+class StatePoints:
+    """The points of one state in one process.
+
+    Attributes:
+        place: in the present generation; None before the first.
+        commits: how many lie on the line this process is on.
+        layouts: of the gradient buckets, at the last commit, by wrapper.
+        due: when to save.
+    """
+
+    def __init__(self, process: Process, state: State) -> None:
+        self.place: GenerationStarted | None = None
+        self.commits = 0
+        self.layouts: Mapping[str, Any] = {}
+        self.due = due_by(state.checkpoint_config, self._agree)
+        self._process = process
+        self._state = state
+        self._folder: RankCheckpoints | None = None
+
+    # ---- the folder
+
+    def take_slot(self, slot: int) -> None:
+        """The folder of the slot is this process's from now on."""
+        if self._folder is None or self._folder.slot != slot:
+            if self._folder is not None:
+                self._folder.release()
+            self._folder = self._open(slot)
+
+    def release(self) -> None:
+        """Nobody saves here any more."""
+        if self._folder is not None:
+            self._folder.release()
+
+    @property
+    def folder(self) -> RankCheckpoints:
+        """Of the slot this process holds."""
+        assert self._folder is not None, "whoever has a place has a slot"
+        return self._folder
+
+    def held(self) -> Sequence[Point]:
+        """What this process's folder holds, verified; nothing where it has none yet."""
+        return () if self._folder is None else self._folder.held()
+
+    def local_folder(self) -> Path:
+        """Where what cannot lie in an object store does."""
+        return store.local_folder(self._root(), self._process.settings.recovery_path.resolve())
+
+    def _root(self) -> store.Location:
+        return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
+
+    def _open(self, slot: int) -> RankCheckpoints:
+        process, agent = self._process, self._process.agent
+        return RankCheckpoints(
+            self._state.checkpoint_config,
+            self._root(),
+            local_state=self.local_folder(),
+            job=process.admitted.job,
+            job_name=process.job_name,
+            slot=slot,
+            node=agent.node,
+            committed=lambda: agent.committed_point,
+            report=agent.report_saved,
+        )
+
+    # ---- saving
+
+    def present(self) -> GenerationStarted:
+        """This process's place."""
+        if self.place is None:
+            raise UsageError("no generation has begun in this process")
+        return self.place
+
+    def save(self, step: int) -> None:
+        """The state as it stands, on every rank at the same step."""
+        self.layouts = ddp.capture_all()
+        self._save(Point(step, self.present().generation))
+
+    def save_or_fail(self, step: int) -> None:
+        """As :meth:`save`, and it is on disk afterwards.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self.layouts = ddp.capture_all()
+        point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
+        if not self._save(point, durable=True, wait_s=wait_s):
+            raise StoreError(
+                f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
+                "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
+            )
+
+    def save_last_commit(self) -> None:
+        """This process ends without the others: what it did last need not be done again by those who go on."""
+        if self.place is None or self._folder is None:
+            return
+        point = self._state.recall()
+        if point is None or self._folder.has_on_disk(point):
+            return
+        try:
+            if self._save(point, durable=True):
+                voice.say(f"the last commit, of step {point.step}, is on disk")
+        except CheckpointError as error:
+            voice.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
+
+    def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
+        """The state as it stands, with the layouts of the last commit."""
+        place = self.present()
+        tree, tensors = snapshot.take_apart(self._contents(), "state")
+        header = self.folder.header(point, place.rank, place.world_size)
+        return self.folder.save(header, tensors, tree, dict(self.layouts), durable=durable, wait_s=wait_s)
+
+    def _packed(self, point: Point) -> memoryview:
+        """The live state as bytes for another rank."""
+        place = self.present()
+        tree, parts = snapshot.split(self._contents(), "state")
+        header = self.folder.header(point, place.rank, place.world_size)
+        return store.pack_state(header, parts, tree, dict(self.layouts))
+
+    def _contents(self) -> dict[str, Any]:
+        return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
+
+    def _agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        first, second = transfer.tell(numbers, 0, self._process.device)
+        return first, second
+
+    # ---- becoming one
+
+    def start_from_rank_0(self, formed: Group) -> None:
+        """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
+        place, device = self.present(), self._process.device
+        ddp.attach_all(formed, None)
+        self.layouts = ddp.capture_all()
+        if place.rank == 0:
+            self.save_or_fail(0)
+        packed = self.folder.pack(Point(0, place.generation)) if place.rank == 0 else None
+        received = transfer.broadcast(packed, 0, device)
+        if place.rank != 0:
+            self._become(self.folder.unpack(received), own=self._state.contents()["own"])
+            self.save_or_fail(0)
+
+    def take_from_rank_0(self) -> None:
+        """The state as it stands on rank 0 becomes everybody's. A collective."""
+        place, device = self.present(), self._process.device
+        point = Point(self._state.completed_steps, place.generation)
+        received = transfer.broadcast(self._packed(point) if place.rank == 0 else None, 0, device)
+        if place.rank != 0:
+            self._become(self.folder.unpack(received))
+
+    def obtain(self, point: Point, live: Point | None) -> None:
+        """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
+
+        Args:
+            point: where the generation begins.
+            live: the commit this process holds in memory.
+
+        Raises:
+            GenerationEndedError: it is not whole where it was said to be.
+        """
+        place, device = self.present(), self._process.device
+        holds = place.source == place.rank
+        is_live = holds and live == point
+        own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        filled: dict[str, torch.Tensor] = {}
+        if not is_live:
+            self._state.forget()  # until it is whole again
+        try:
+            if not holds:
+                found = self.folder.unpack(transfer.receive(place.source, device))
+            else:
+                if place.serves:
+                    packed = self._packed(point) if is_live else self.folder.pack(point)
+                    transfer.send(packed, place.serves, device)
+                if is_live:
+                    return
+                found, filled = self._load(point)
+        except CheckpointError as error:
+            if holds and not is_live:
+                self.folder.reject(point, str(error))
+            raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
+        self._become(found, own, filled)
+        if found.header.world_size != place.world_size:  # saved in a world of another size
+            self._state.on_reset()
+        assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
+        self.layouts = found.layout
+
+    def load_final(self, point: Point) -> None:
+        """Training is finished: become the final state, alone, from this rank's point or another rank's.
+
+        Raises:
+            StoreError: no rank's folder has it whole.
+        """
+        process, root = self._process, self._root()
+        own = None if self._folder is None else self._folder.slot
+        if self._folder is not None:
+            self._folder.discard_memory()
+        for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
+            place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
+            for found in place.scan():
+                if found.point.step != point.step or not found.is_usable:
+                    continue
+                try:
+                    final = place.read(found)
+                except CheckpointError as error:
+                    voice.warn(f"passed over the final state in {found.where}: {error}")
+                    continue
+                self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
+                voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+                return
+        raise StoreError(
+            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
+            "bring back the checkpoint folder of any rank"
+        )
+
+    def require_equal(self) -> None:
+        """Every rank's state is the same, or every rank raises. A collective.
+
+        Raises:
+            LayoutError: it differs.
+        """
+        digest = xxhash.xxh3_64()
+        for tensor in self._state.weights():
+            digest.update(snapshot.bytes_of(tensor))
+        digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
+        transfer.require_equal(digest.intdigest() >> 1, "the restored state", self._process.device)
+
+    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """One of this rank's points, and the live tensors that it was read into, by name.
+
+        Where it fails, the state is no longer anything.
+        """
+        _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
+        targets = snapshot.in_place(tensors)
+        found = self.folder.load(point, targets)
+        filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
+        return found, {name: tensor for name, tensor in tensors if name in filled}
+
+    def _become(
+        self,
+        found: Checkpoint,
+        own: Mapping[str, Any] | None = None,
+        filled: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Become what was found.
+
+        Args:
+            found: a point.
+            own: this rank's own parts, where they are not to come from there.
+            filled: tensors of the state that hold their part of it already, by name.
+        """
+        contents = snapshot.join(found.tree, found.tensors, filled)
+        self.commits = contents["commits"]
+        self.due.become(contents.get("due", {}))
+        is_own = found.header.slot == self.folder.slot
+        if own is not None:
+            contents, is_own = {**contents, "own": own}, True
+        self._state.load(contents, own=is_own)
