@@ -3,7 +3,8 @@
 Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
 messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
 
-    trainer → writer    slot name, sequence, retention  this slot is sealed; how long points of a remote folder stay
+    trainer → writer    root, job name                  once: where to, which may hold a password, so no argument does
+                        slot name, sequence, retention  this slot is sealed; how long points of a remote folder stay
     writer → trainer    "hashed", sequence, "", []      it will be found after a crash
                         "durable", sequence, "", gone   it is on disk under its name; these points are gone
                         "failed", sequence, text, []   it is not; the text is a StoreError's
@@ -182,8 +183,7 @@ class Writer:
         descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor)
         words = [
             *("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at)),
-            *("--root", str(self._root), "--job-name", self._job_name, "--room", str(self._room.path)),
-            *("--room-descriptor", str(self._room.descriptor)),
+            *("--room", str(self._room.path), "--room-descriptor", str(self._room.descriptor)),
         ]
         with theirs:
             try:
@@ -199,6 +199,8 @@ class Writer:
                 raise StoreError(
                     f"the checkpoint writer cannot be started: {error}; see `ulimit -u` and `free`"
                 ) from error
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+            ours.send(msgpack.packb((str(self._root), self._job_name)))
         self._link = ours
         return ours
 

@@ -160,8 +160,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--job-name", required=True)
     parser.add_argument("--room", type=Path, required=True)
     parser.add_argument("--room-descriptor", type=int, required=True)
     given = parser.parse_args()
@@ -169,13 +167,17 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     step_back()
     with socket.socket(fileno=given.link) as link:
+        first = link.recv(MAX_MESSAGE_BYTES)
+        if not first:
+            return  # its trainer is gone, and had not sealed anything
+        root, job_name = msgpack.unpackb(first)
         process = WriterProcess(
             link,
             ProcessIdentity(*given.trainer),
-            given.root if "://" in given.root else Path(given.root),
+            root if "://" in root else Path(root),
             given.room,
             given.room_descriptor,
-            job_name=given.job_name,
+            job_name=job_name,
         )
         process.run()
 
