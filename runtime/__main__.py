@@ -128,6 +128,12 @@ def _remove(arguments: Arguments) -> int:
     return resizing.remove(arguments)
 
 
+def _ckpt(arguments: Arguments) -> int:
+    from runtime.ops.ckpt import command
+
+    return command.main(arguments)
+
+
 def _env(arguments: Arguments) -> int:
     from runtime.ops import environment
 
@@ -155,6 +161,7 @@ SUBCOMMANDS = (
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
     Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare),

@@ -15,6 +15,7 @@ from runtime.core.agent_events import (
     AgentReady,
     Began,
     BreakGroup,
+    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
@@ -29,6 +30,7 @@ from runtime.core.agent_events import (
     MustEnd,
     Over,
     Passed,
+    Saved,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -38,10 +40,12 @@ from runtime.core.agent_events import (
     Waits,
 )
 from runtime.core.messages import (
+    MAX_SAVED_POINTS,
     PROTOCOL,
     Activity,
     AddressMap,
     Admitted,
+    CommittedPoint,
     Credential,
     EndJob,
     EndKind,
@@ -64,6 +68,7 @@ from runtime.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    SavedPoints,
     Standing,
 )
 from runtime.core.point import Point
@@ -117,6 +122,7 @@ class AgentCore:
         self._asked: tuple[RoundId, Place | None, bool] | None = None  # what it was asked last to enter again for
         self._is_asked = False  # and has not yet
         self._blob: bytes | None = None
+        self._saved: tuple[Point, ...] = ()  # what its disk holds
         self._connected = False
         self._registered = False  # on this connection
         self._away_since = now
@@ -169,6 +175,10 @@ class AgentCore:
             case Trains(generation):
                 if generation == self.generation and self.activity is Activity.FORMING:
                     self._become(Activity.TRAINING)
+                    self._report_saved()
+            case Saved(points):
+                self._saved = points
+                self._report_saved()
             case Completed(generation, step):
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
@@ -239,6 +249,10 @@ class AgentCore:
     def _publish(self) -> None:
         if self._blob is not None and self._registered:
             self._send(Publish(self._credential(), self.generation, self._blob))
+
+    def _report_saved(self) -> None:
+        if self._saved and self._registered:
+            self._send(SavedPoints(self._credential(), self._saved[-MAX_SAVED_POINTS:]))
 
     # ---- time
 
@@ -365,6 +379,9 @@ class AgentCore:
             case AddressMap():
                 if message.term >= self.term and message.generation == self.generation:
                     self._ready.notices.append(Mapped(message.generation, message.blobs))
+            case CommittedPoint(term, point):
+                if self.seated and term >= self.term:
+                    self._ready.notices.append(CommittedByAll(point))
             case Finished():
                 self._finished(message.point)
             case EndJob():
@@ -394,6 +411,7 @@ class AgentCore:
         else:
             self._heartbeat()
             self._publish()
+            self._report_saved()
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session:

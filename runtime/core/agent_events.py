@@ -75,6 +75,13 @@ class Trains:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """These points are durable on the process's disk: its newest, rising."""
+
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """The user's function returned; the commit of ``step`` is durable."""
 
@@ -98,7 +105,18 @@ class Leaving:
 
 
 AgentEvent = (
-    Connected | Disconnected | Heard | Passed | Failed | Entered | Addressed | Trains | Completed | Spoke | Leaving
+    Connected
+    | Disconnected
+    | Heard
+    | Passed
+    | Failed
+    | Entered
+    | Addressed
+    | Trains
+    | Saved
+    | Completed
+    | Spoke
+    | Leaving
 )
 
 
@@ -180,6 +198,13 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedByAll:
+    """Every rank holds this point on its disk; older ones may be deleted."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """Training is finished on every rank; ``point`` is the final one."""
 
@@ -216,6 +241,7 @@ Notice = (
     | Waits
     | Began
     | Mapped
+    | CommittedByAll
     | Over
     | MustEnd
     | SchedulerAway

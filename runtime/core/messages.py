@@ -14,6 +14,7 @@ from runtime.core.point import Point
 from runtime.core.schema import Schema
 
 PROTOCOL = 1
+MAX_SAVED_POINTS = 8
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -166,6 +167,14 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedPoints:
+    """What the sender's disk holds, verified: its newest points, all of them each time. Said again when it returns."""
+
+    sender: Credential
+    points: tuple[Point, ...]  # at most MAX_SAVED_POINTS
+
+
+@dataclass(frozen=True, slots=True)
 class LastWords:
     """Why the sender is about to die: the cause everybody else is shown."""
 
@@ -288,6 +297,14 @@ class AddressMap:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedPoint:
+    """Every member of the generation holds this point on disk: older ones may be deleted."""
+
+    term: int
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -314,9 +331,19 @@ class Status:
     json: str
 
 
-FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave
+FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints
 FromScheduler = (
-    Admitted | Pending | Refused | Fenced | RoundOpened | GenerationStarted | AddressMap | Finished | EndJob | Status
+    Admitted
+    | Pending
+    | Refused
+    | Fenced
+    | RoundOpened
+    | GenerationStarted
+    | AddressMap
+    | Finished
+    | EndJob
+    | Status
+    | CommittedPoint
 )
 
 SCHEMA = Schema(
@@ -329,6 +356,7 @@ SCHEMA = Schema(
         6: Leave,
         7: StatusQuery,
         8: StopJob,
+        9: SavedPoints,
         20: Admitted,
         21: Pending,
         22: Refused,
@@ -339,5 +367,6 @@ SCHEMA = Schema(
         27: Finished,
         28: EndJob,
         29: Status,
+        30: CommittedPoint,
     }
 )

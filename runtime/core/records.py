@@ -142,6 +142,13 @@ class TrainingFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class PointCommitted:
+    """Every member of the generation holds ``point`` on disk."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
 class JobInterrupted:
     """The job ended unfinished and can be taken up again."""
 
@@ -167,6 +174,7 @@ Record = (
     | SeatRetired
     | SpareAdmitted
     | SlotGiven
+    | PointCommitted
     | GenerationCommitted
     | TrainingFinished
     | JobInterrupted
@@ -191,5 +199,6 @@ SCHEMA = Schema(
         13: JobRebuilt,
         14: SpareAdmitted,
         15: SlotGiven,
+        16: PointCommitted,
     }
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.core.admission import MUST_LEAVE, Admission, fenced_text
+from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
@@ -26,6 +27,7 @@ from runtime.core.messages import (
     Process,
     Publish,
     Register,
+    SavedPoints,
 )
 from runtime.core.point import Point
 from runtime.core.ready import Level, Ready
@@ -95,6 +97,7 @@ class SchedulerCore:
         self._world = World(ledger)
         self._admission = Admission(ledger, self._leases, self._world)
         self._rendezvous = Rendezvous(ledger, self._world)
+        self._durable_points = DurablePoints(ledger)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
@@ -244,6 +247,8 @@ class SchedulerCore:
                 self._join(seat, message)
             case Publish():
                 self._rendezvous.publish(seat, message)
+            case SavedPoints():
+                self._durable_points.take(seat, message)
             case LastWords():
                 presence = self._ledger.presences[seat.node]
                 presence.last_words, presence.step = message.text, message.step

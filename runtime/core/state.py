@@ -17,6 +17,7 @@ from runtime.core.records import (
     JobFinished,
     JobInterrupted,
     JobRebuilt,
+    PointCommitted,
     Record,
     SeatGranted,
     SeatLeft,
@@ -82,6 +83,7 @@ class JobState:
     by_slot: dict[int, str] = field(default_factory=dict)
     spares: dict[str, None] = field(default_factory=dict)  # those neither lost nor left, in the order they came
     generation: GenerationCommitted | None = None
+    committed_point: Point | None = None  # the newest on the job's line that every member of its time held
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
@@ -142,6 +144,10 @@ class JobState:
                 self.by_slot[record.slot] = seat.node
             case GenerationCommitted():
                 self.generation = record
+                if self.committed_point is not None and not is_on_line(self.committed_point, record):
+                    self.committed_point = None  # all copies were damaged, and older points were gone back to
+            case PointCommitted():
+                self.committed_point = record.point
             case TrainingFinished():
                 self.final = record.point
             case JobInterrupted():
@@ -155,7 +161,7 @@ class JobState:
         self.seats, self.by_slot, self.spares = {}, {}, {}
         for grant in record.seats:
             self._grant(grant)
-        self.generation, self.final = record.generation, record.final
+        self.generation, self.committed_point, self.final = record.generation, None, record.final
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
@@ -191,6 +197,8 @@ class JobState:
             yield from _seat_records(seat)
         if self.generation:
             yield self.generation
+        if self.committed_point:
+            yield PointCommitted(self.committed_point)
         if self.final:
             yield TrainingFinished(self.final)
         yield from self.interruptions

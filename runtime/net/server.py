@@ -27,7 +27,7 @@ from typing import Any
 import zmq
 
 from runtime.core import messages
-from runtime.core.messages import AddressMap, EndJob, Finished, Heartbeat, RoundOpened, Status
+from runtime.core.messages import AddressMap, CommittedPoint, EndJob, Finished, Heartbeat, RoundOpened, Status
 from runtime.errors import ListenError, ProtocolError
 from runtime.net.address import endpoint, port_holder
 from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
@@ -47,7 +47,7 @@ MAX_REPEATED_BYTES = 512
 """A heartbeat has some 120; a longer one is a stranger's, and is not kept."""
 SHARED_BYTES = 1 << 12
 """From this size on, what is said to many is one piece of memory with as many readers."""
-TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status)
+TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
 """What differs from one receiver to the next by little or by nothing: it is packed when it differs."""
 
 # Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.

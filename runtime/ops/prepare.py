@@ -25,8 +25,8 @@ from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import process_names, read_pid_files, spoken
 from runtime.ops.starting import Former, Found, Plan
+from runtime.store import checkpoint as store
 from runtime.store import durable
-from runtime.store.checkpoint.folder import parse_point_name
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import host_id
@@ -167,11 +167,9 @@ def _view_of_former(started: Settings) -> JobView | None:
 def _checkpoints(path: Path) -> tuple[frozenset[str], int]:
     """The jobs that saved below ``path``, and the step of the newest point by its name."""
     with durable.disk_errors(path, "looking for checkpoints"):
-        try:
-            folders = [entry for entry in path.iterdir() if entry.name.isdigit() and entry.is_dir()]
-        except FileNotFoundError:
-            return frozenset(), 0
-        points = [parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
+        roots = store.folders_with_points(path)
+        folders = [store.rank_directory(root, slot) for root in roots for slot in store.slots_in(root)]
+        points = [store.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
     owners = [read_owner(folder) for folder in (path, *folders)]
     jobs = frozenset(owner.job for owner in owners if owner is not None)
     return jobs, max((point.step for point in points if point is not None), default=0)

@@ -25,6 +25,7 @@ from runtime.core.agent_events import (
     AgentReady,
     Began,
     BreakGroup,
+    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
@@ -40,6 +41,7 @@ from runtime.core.agent_events import (
     Notice,
     Over,
     Passed,
+    Saved,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -103,6 +105,7 @@ class Agent:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
+        committed_point: the newest restore point that every rank is known to hold on its disk.
         is_addressed: the present generation was entered with the part of its address map that belongs there.
     """
 
@@ -133,6 +136,7 @@ class Agent:
         self._again: EnterAgain | None = None
         self._generation = 0  # the last that the main thread was told
         self.is_addressed = True
+        self.committed_point: Point | None = None
         self._over: Point | None = None
         self._left = False
         self._is_dying = False
@@ -225,6 +229,10 @@ class Agent:
     def trains(self, generation: int) -> None:
         """The group stands and the state is restored."""
         self._post(Trains(generation))
+
+    def report_saved(self, points: Sequence[Point]) -> None:
+        """Tell the scheduler which points this process's disk holds, rising."""
+        self._post(Saved(tuple(points)))
 
     def complete(self, generation: int, step: int) -> Point:
         """The user's function returned and its last commit is durable: wait until that is so on every rank.
@@ -365,11 +373,15 @@ class Agent:
                 self.is_addressed = is_addressed
                 with self._changed:
                     self._began, self.interrupted, self._members_change = started, False, ""
+                    if self.committed_point is not None and not _reaches(started.restore, self.committed_point):
+                        self.committed_point = None
                     self._changed.notify_all()
             case Mapped():
                 with self._changed:
                     self._map = notice
                     self._changed.notify_all()
+            case CommittedByAll(point):
+                self.committed_point = point
             case Over(point):
                 with self._changed:
                     self._over = point
@@ -441,3 +453,8 @@ class Agent:
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
         os._exit(error.exit_code)
+
+
+def _reaches(restore: Point | None, committed: Point) -> bool:
+    """Whether a generation that starts there still has the committed point behind it."""
+    return restore is not None and restore >= committed

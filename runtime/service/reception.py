@@ -18,6 +18,7 @@ from runtime.core.messages import (
     Refusal,
     Refused,
     Register,
+    SavedPoints,
     StatusQuery,
     StopJob,
 )
@@ -95,7 +96,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
             return StopRequested(by)
         case Register():
             session = message.session
-        case Heartbeat() | Join() | Publish() | LastWords() | Leave():
+        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints():
             session = message.sender.session
         case _:
             return f"{type(message).__name__} is not a worker's message"

@@ -102,7 +102,7 @@ def snapshot_in(message: object) -> str | None:
 
 def _durable_steps(state: JobState) -> list[int]:
     """Steps the job has come to for all that its journal says; its workers may be further."""
-    points = [state.final, state.generation.restore if state.generation else None]
+    points = [state.final, state.committed_point, state.generation.restore if state.generation else None]
     return [point.step for point in points if point is not None]
 
 
@@ -114,6 +114,7 @@ def _durable(state: JobState) -> dict[str, Any]:
         "term": state.term,
         "generation": state.generation_number,
         "restore_step": restore.step if restore else None,
+        "committed_step": state.committed_point.step if state.committed_point else None,
         "training_finished": state.final is not None,
         "job_finished": state.finished,
         "interruptions": [_interruption(record) for record in state.interruptions],

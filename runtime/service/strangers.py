@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Credential, Pairs, Register, StopJob
+from runtime.core.messages import MAX_SAVED_POINTS, Credential, Pairs, Register, SavedPoints, StopJob
 from runtime.core.ready import Level, Note
 from runtime.net.server import Rejection
 
@@ -156,6 +156,9 @@ def implausible(message: object) -> str | None:
     match message:
         case Register():
             return _implausible_register(message)
+        case SavedPoints(_, points):
+            few = len(points) <= MAX_SAVED_POINTS
+            return None if few else f"SavedPoints has {len(points)} points, at most {MAX_SAVED_POINTS} are accepted"
         case StopJob(by):
             return None if _is_text(by, MAX_NAME_CHARS) else "StopJob.by is too long or not printable"
         case _:

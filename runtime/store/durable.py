@@ -30,6 +30,7 @@ _MENDS = {
     errno.EACCES: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
     errno.EPERM: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
     errno.EFBIG: "a file may not be as large as that (see `ulimit -f`): raise the limit or choose another folder",
+    errno.EEXIST: "something has that name already: choose another one, or remove it",
     errno.EIO: "the device reports a fault (see `dmesg`): copy the folder to another disk and use that",
     errno.EMFILE: "this process has too many files open: raise the limit with `ulimit -n`",
 }
@@ -159,6 +160,31 @@ def create_file_atomically(path: Path, data: BytesLike, *, sync: bool = True) ->
     if sync and is_new:
         fsync_dir(path.parent)
     return is_new
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, replace: bool) -> Iterator[int]:
+    """The descriptor of a file that gets its name, durably, when the block ends well, and is gone where it does not.
+
+    Args:
+        path: its name.
+        replace: what has that name already goes; else that is a :class:`StoreError`, and it stays.
+    """
+    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{next(_temporary_numbers)}")
+    with disk_errors(path, "writing the file"), removed_on_failure(temporary):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if replace:
+            temporary.rename(path)
+        elif _link_or_rename(temporary, path):
+            temporary.unlink(missing_ok=True)
+        else:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    fsync_dir(path.parent)
 
 
 def _link_or_rename(temporary: Path, path: Path) -> bool:

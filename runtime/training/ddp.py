@@ -307,6 +307,7 @@ class _Riders:
         self._group: Group | None = None
         self._layouts: dict[str, Layout] = {}
         self._settled: dict[str, Any] | None = None  # all layouts as plain values, once they are final
+        self._has_buffers = True  # once they are: whether there may be buffers to be made rank 0's
         self._waiting: dict[str, RemovableHandle] = {}
 
     def install(self) -> None:
@@ -345,6 +346,8 @@ class _Riders:
             attach(ddp, group, self._layouts.get(key))
 
     def sync_buffers_all(self) -> None:
+        if self._settled is not None and not self._has_buffers:
+            return
         for ddp, _ in self._present():
             if ddp.will_sync_module_buffers():
                 ddp._sync_buffers()
@@ -362,6 +365,7 @@ class _Riders:
         plain = {key: layout.to_plain() for key, layout in sorted(captured.items())}
         if all(layout.rebuilt for layout in captured.values()) and not self._waiting:
             self._settled = plain
+            self._has_buffers = any(ddp.broadcast_buffers and ddp.modules_buffers for ddp, _ in self._present())
         return plain
 
     def _present(self) -> Iterator[tuple[DistributedDataParallel, str]]:

@@ -21,7 +21,7 @@ from runtime.training.sampler import ElasticSampler
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
-_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class StateHandler:
@@ -168,7 +168,11 @@ class OptimizerHandler(StateHandler):
 
     def remember(self) -> None:
         self._remembered = [
-            {name: copied(value) for name, value in group.items() if name != "params"}
+            {
+                name: value if type(value) in _ATOMS else copied(value)  # a call each would be most of the cost
+                for name, value in group.items()
+                if name != "params"
+            }
             for group in self.value.param_groups
         ]
 

@@ -52,7 +52,8 @@ class OpenSteps:
     @property
     def count(self) -> int:
         """Steps since the last commit; where there are several optimizers, those of the busiest."""
-        return max(self._counts, default=0)
+        counts = self._counts
+        return counts[0] if len(counts) == 1 else max(counts, default=0)
 
     def close(self) -> None:
         """What stands is a commit: nothing lies after it."""
@@ -61,7 +62,7 @@ class OpenSteps:
 
     def gradients_wait(self) -> bool:
         """Whether gradients have come since the last commit and their optimizer has not stepped since."""
-        if all(self._counts):
+        if 0 not in self._counts:
             return False
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))

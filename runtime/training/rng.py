@@ -29,12 +29,13 @@ def seed_for(seed: int, rank: int, step: int) -> None:
     """Seed Python's, NumPy's (where it is loaded) and torch's generators for one step of one rank."""
     derived = _derived(seed, rank, step // _BLOCK)[step % _BLOCK]
     random.seed(derived)
-    if (numpy_random := _numpy_random()) is not None:
-        numpy_random.seed(derived & 0xFFFFFFFF)
+    if "numpy" in _modules:
+        _modules["numpy"].random.seed(derived & 0xFFFFFFFF)
     _seed_torch()(derived)
 
 
 _BLOCK = 64  # steps
+_modules: dict[str, Any] = sys.modules
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,6 +28,7 @@ from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
+from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
@@ -53,7 +54,7 @@ class Session:
         self._process = process
         self._agent = process.agent
         self._state = state
-        self._due_step = 0  # the last step at which a checkpoint was due
+        self._due = due_by(state.checkpoint_config, self._agree)
         self._layouts: Mapping[str, Any] = {}  # of the last commit
         self._live: Point | None = None  # the commit this process holds while it waits
         self._commits = 0  # of the line it is on
@@ -120,11 +121,9 @@ class Session:
         else:
             self._layouts = layouts
         self._agent.step = step
-        interval = state.checkpoint_config.save_checkpoint_steps
-        if step // interval > self._due_step // interval:
-            # Decided by the step alone, whatever a rank's disk does: all ranks are here at the same time.
-            self._due_step = step
-            self._save(step)
+        if self._due.is_at(step):  # on every rank, whatever its disk does
+            with self._due.saving():
+                self._save(step)
         else:
             self._checkpoints.settle()
 
@@ -161,7 +160,7 @@ class Session:
         return store.pack_state(header, parts, tree, dict(self._layouts))
 
     def _contents(self) -> dict[str, Any]:
-        return {**self._state.contents(), "commits": self._commits}
+        return {**self._state.contents(), "commits": self._commits, "due": self._due.contents()}
 
     def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
         """One of this rank's points, and the live tensors that it was read into, by name.
@@ -189,10 +188,15 @@ class Session:
         """
         contents = snapshot.join(found.tree, found.tensors, live)
         self._commits = contents["commits"]
+        self._due.become(contents.get("due", {}))
         is_own = found.header.slot == self._checkpoints.slot
         if own is not None:
             contents, is_own = {**contents, "own": own}, True
         self._state.load(contents, own=is_own)
+
+    def _agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        first, second = transfer.tell(numbers, 0, self._process.device)
+        return first, second
 
     def _present(self) -> GenerationStarted:
         if self._place is None:
@@ -315,7 +319,7 @@ class Session:
         else:
             self._obtain(place, point)
             ddp.attach_all(formed, self._layouts)
-        self._due_step = state.completed_steps
+        self._due.begins(state.completed_steps, place)
         state.begin(point)
         transfer.require_equal(self._digest(), "the restored state", process.device)
 
@@ -364,9 +368,8 @@ class Session:
     def _save_or_fail(self, step: int) -> None:
         if not self._save(step, durable=True, wait_s=self._process.settings.topo_timeout_s):
             raise StoreError(
-                f"the state of step {step} could not be saved in {self._state.checkpoint_config.directory or ''}"
-                f"{self._process.settings.checkpoint_path}: make room or set CHECKPOINT_PATH to a folder that can be "
-                "written; `bash scripts/recover.sh` then goes on from the newest point"
+                f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
+                "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
             )
 
     def _digest(self) -> int:
@@ -377,8 +380,7 @@ class Session:
         return digest.intdigest() >> 1
 
     def _root(self) -> Path:
-        directory = self._state.checkpoint_config.directory or self._process.settings.checkpoint_path
-        return Path(directory).resolve()
+        return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
 
     @property
     def _checkpoints(self) -> RankCheckpoints:
@@ -394,6 +396,8 @@ class Session:
             job_name=process.job_name,
             slot=slot,
             node=self._agent.node,
+            committed=lambda: self._agent.committed_point,
+            report=self._agent.report_saved,
         )
 
     # ---- the end

@@ -86,7 +86,7 @@ class TorchState(ObjectState):
 
     def remember(self, point: Point) -> None:
         """The state as it stands is the commit ``point``."""
-        if self.uncommitted_steps > 1:
+        if self._open.count > 1:
             self._last_commit.copy_from_now_on()
         super().remember(point)
         self._close()

@@ -43,6 +43,13 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
     return memoryview(content.cpu().numpy().data)
 
 
+def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
+    """The 64-bit numbers of ``source`` on every rank; the others give as many, of any value."""
+    told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+    dist.broadcast(told, source)
+    return [int(one) for one in told.tolist()]
+
+
 def gather(number: int, device: torch.device) -> list[int]:
     """The 64-bit number of every rank, in their order."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)

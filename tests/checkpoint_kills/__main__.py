@@ -46,7 +46,7 @@ def main() -> int:
     print(
         f"{found.kills} kills, seed {arguments.seed}: {len(found.unloadable)} unloadable, {len(found.wrong)} silently "
         f"wrong, {len(found.lost)} lost, {len(found.failures)} other failures, never fewer than {found.least_verified} "
-        "verified points once one was durable"
+        "verified global points once there was one"
     )
     return 1 if found.problems else 0
 

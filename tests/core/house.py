@@ -30,6 +30,7 @@ from runtime.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    SavedPoints,
 )
 from runtime.core.point import Point
 from runtime.core.ready import Ended, Ready
@@ -174,6 +175,11 @@ class House:
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
         credential = self.credential(node)
         return self.receive(credential.session, Publish(credential, generation, blob))
+
+    def saved(self, node: str, *points: tuple[int, int]) -> Ready:
+        """The node's holder says that its disk holds these (step, generation)."""
+        credential = self.credential(node)
+        return self.receive(credential.session, SavedPoints(credential, tuple(Point(*point) for point in points)))
 
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0") -> Ready:
         credential = self.credential(node)

@@ -37,6 +37,8 @@ def eventful_house() -> tuple[House, list[JobState]]:
     house.tick()
     house.register("b", session="b again")
     house.train(na=[(20, 2)])
+    for node in "abc":
+        house.saved(node, (20, 2))
     house.stop("Ctrl-C")
     house.crash(after_s=1.0)
     for node in "abc":

@@ -256,6 +256,17 @@ def test_a_move_that_was_cut_short_is_completed(scheduler_role: Path, capsys: py
     assert not (scheduler_role / "ckpt_of_rank").exists()
 
 
+def test_points_below_a_prefix_are_the_jobs_as_well(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claim_folder(scheduler_role / "ckpt_of_rank" / "big" / "0", JOB, "train.py")
+    (scheduler_role / "ckpt_of_rank" / "big" / "0" / "step_0000000070_gen_000001").mkdir()
+    status, text = prepare_here(capsys)
+    assert status == 72
+    assert JOB in text
+    write_journal(scheduler_role / "recovery.1a2b3c4d.aside", records.JobFinished())
+    assert prepare_here(capsys)[0] == 0
+    assert (scheduler_role / "ckpt_of_rank.1a2b3c4d.aside" / "big" / "0" / "owner.json").exists()
+
+
 def test_aside_names_that_are_taken_are_numbered(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (scheduler_role / "recovery.1a2b3c4d.aside").mkdir()
     write_journal(scheduler_role / "recovery", records.JobFinished())

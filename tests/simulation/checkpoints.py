@@ -1,8 +1,12 @@
-"""Every node's restore points, as its disk holds them; damaged bytes belong to the tests of ``store``."""
+"""Every node's restore points, as its disk holds them; damaged bytes belong to the tests of ``store``.
+
+Which of them go is decided by the product's own rule; that nothing goes that others count on is S20's to check.
+"""
 
 from __future__ import annotations
 
 from runtime.core.point import Point
+from runtime.store.checkpoint import disposable, tellable
 
 
 class Checkpoints:
@@ -12,21 +16,28 @@ class Checkpoints:
         self._keep = keep
         self._points: list[Point] = []
         self._ever: set[Point] = set()
+        self._told: set[Point] = set()
+        self.was_lost = False
 
-    def save(self, point: Point) -> None:
-        """The point is durable; older ones beyond ``keep`` go, those of an older line first."""
-        if point in self._ever and point in self._points:
-            return
+    def save(self, point: Point, committed: Point | None) -> None:
+        """The point is durable; then those go that the product would delete, knowing what is committed."""
         self._ever.add(point)
-        points = self._points
-        points.append(point)
-        if len(points) > 1 and (points[-2].generation, points[-2].step) > (point.generation, point.step):
-            points.sort(key=lambda held: (held.generation, held.step))
-        del points[: -self._keep]
+        if point not in self._points:
+            self._points.append(point)
+        left = {held for held in self._points if held.generation < point.generation and held.step > point.step}
+        alive = [held for held in self._points if held not in left]
+        gone = {*disposable(alive, self._keep, committed, self._told), *left} - {point}
+        self._points = sorted(held for held in self._points if held not in gone)
+
+    def tellable(self, committed: Point | None) -> tuple[Point, ...]:
+        """What the scheduler is told of."""
+        self._told = tellable(self._points, self._keep, committed, self._told)
+        return tuple(sorted(self._told))
 
     def lose(self) -> None:
         """The directory is gone."""
         self._points.clear()
+        self.was_lost = True
 
     def was_saved(self, point: Point) -> bool:
         """Whether the point was durable once."""

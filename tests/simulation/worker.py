@@ -18,6 +18,7 @@ from runtime.core.agent_events import (
     AgentEvent,
     Began,
     BreakGroup,
+    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
@@ -33,6 +34,7 @@ from runtime.core.agent_events import (
     Notice,
     Over,
     Passed,
+    Saved,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -101,6 +103,7 @@ class Worker:
         self.step = 0
         self.restored: Point | None = None
         self.memory: Point | None = None  # its last commit
+        self.committed: Point | None = None  # what it was told that every member's disk holds
         self._is_dirty = False  # between a step and its commit: that memory is not whole
         self._leaves_at_commit = False
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
@@ -326,11 +329,15 @@ class Worker:
                 self.slot, self.world_size, self._leaves_at_commit = started.slot, started.world_size, False
                 self._ranks[started.generation] = started.rank
                 self.step, self.restored = started.restore.step if started.restore else 0, started.restore
+                if self.committed is not None and (self.restored is None or self.restored < self.committed):
+                    self.committed = None
                 if not self.agent._blob:
                     self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
             case Mapped(generation, blobs):
                 if self.stage is Stage.FORMING and generation == self.generation:
                     self.world.groups.arrive(self, blobs)
+            case CommittedByAll(point):
+                self.committed = point
             case Over():
                 self.stage = Stage.OVER
                 self.world.after(self.world.rng.uniform(0.01, 1.0), self._return)
@@ -373,7 +380,10 @@ class Worker:
         place = place if self._knows_place else None
         made_for = place or full
         blob = blob_of(self.session, made_for) if self._addresses_early and made_for is not None else b""
-        points = self.world.checkpoints_of(self.agent.job, self.node).held() if look else ()
+        disk = self.world.checkpoints_of(self.agent.job, self.node)
+        points = disk.held() if look else ()
+        if look:
+            self._agent_step(Saved(disk.tellable(self.committed)))
         live = self.memory if mix.has_memory else None
         self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look))
 
@@ -429,8 +439,12 @@ class Worker:
     def _saved(self, point: Point) -> None:
         if self._held(self._saved, point):
             return
-        self.world.checkpoints_of(self.agent.job, self.node).save(point)
+        disk = self.world.checkpoints_of(self.agent.job, self.node)
+        disk.save(point, self.committed)
         self.world.note("saved", self, point)
+        self._agent_step(Saved(disk.tellable(self.committed)))
+        for watch in self.world.watch_saved:
+            watch(self.node)
         if self.stage is Stage.SAVING and point == Point(self.step, self.generation):
             self.stage = Stage.DONE
             self._agent_step(Completed(self.generation, self.step))

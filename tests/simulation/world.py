@@ -113,6 +113,7 @@ class World:
         self.watch_durable: list[Callable[[list[Record]], None]] = []
         self.watch_agent: list[Callable[[Worker], None]] = []
         self.watch_trained: list[Callable[[Group], None]] = []
+        self.watch_saved: list[Callable[[str], None]] = []
         self.watch_calm: list[Callable[[], None]] = []
         # What happens seldom is watched by its type: a record or an answer is decided, said, or told to a process.
         self.when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = defaultdict(list)

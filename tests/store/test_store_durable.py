@@ -126,3 +126,38 @@ def test_a_killed_writers_temporary_file_is_found_by_its_owner_only(tmp_path: Pa
     left = durable.write_temporary(tmp_path / "file", b"half")
     durable.write_temporary(tmp_path / "file2", b"other")
     assert list(durable.temporaries_of(tmp_path / "file")) == [left]
+
+
+def test_a_new_file_has_its_name_only_when_it_is_whole_and_durable(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with interposed(Disk(), tmp_path) as disk, durable.new_file(target, replace=True) as descriptor:
+        durable.write_all(descriptor, b"one ")
+        assert not target.exists()
+        durable.write_all(descriptor, b"two")
+    temporary = disk.calls[0].target
+    assert disk.names()[-3:] == [f"fsync {temporary}", f"rename {temporary}", f"fsync {tmp_path.name}"]
+    assert target.read_bytes() == b"one two"
+    assert mode_of(target) == 0o600
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_a_new_file_that_fails_leaves_nothing_and_no_other_is_harmed(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    for replace in (True, False):
+        with pytest.raises(ValueError), durable.new_file(target, replace=replace) as descriptor:
+            durable.write_all(descriptor, b"half")
+            raise ValueError
+        assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"old")
+    with (
+        pytest.raises(StoreError, match="has that name already"),
+        durable.new_file(target, replace=False) as descriptor,
+    ):
+        durable.write_all(descriptor, b"new")
+    assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"old")
+    with durable.new_file(target, replace=True) as descriptor:
+        durable.write_all(descriptor, b"new")
+    assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"new")
+    with durable.new_file(tmp_path / "other", replace=False) as descriptor:
+        durable.write_all(descriptor, b"other")
+    assert names_in(tmp_path) == ["file", "other"]

@@ -80,7 +80,7 @@ class Probe:
             epoch=0,
             step=0,
             rng=args.rng,
-            checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+            checkpoint=rhythm(args),
         )
         self.state.register_reset_callbacks([lambda: points.here("reset", self.state.step)])
         self.bare.third.weight.register_hook(lambda _: points.here("backward", self.state.step + 1))
@@ -155,6 +155,13 @@ def main() -> None:
     print(f"final step={probe.state.step} sha256={sha256_of(probe.bare)}", flush=True)
 
 
+def rhythm(args: argparse.Namespace) -> runtime.CheckpointConfig:
+    """By the clock where seconds are given, else by steps."""
+    if args.save_seconds:
+        return runtime.CheckpointConfig(save_checkpoint_seconds=args.save_seconds, keep_checkpoint_max=3)
+    return runtime.CheckpointConfig(save_checkpoint_steps="auto" if args.auto else args.interval, keep_checkpoint_max=3)
+
+
 def leave_a_child() -> None:
     """A process that is forked and outlives this one, as a DataLoader's may."""
     pid = os.fork()
@@ -183,6 +190,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rng", choices=["per_step", "saved"], default="per_step")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--interval", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--save-seconds", type=float, default=0.0, help="seconds between checkpoints, instead")
+    parser.add_argument("--auto", action="store_true", help="checkpoints as often as pays, instead")
     parser.add_argument("--pause-ms", type=float, default=10.0, help="slept in every step")
     parser.add_argument("--say-queued", action="store_true", help="say with each step how long CPUs were waited for")
     parser.add_argument("--fail-at", type=int, default=0, help="raise ValueError in this step, on every rank")

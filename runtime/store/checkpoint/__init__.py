@@ -8,7 +8,8 @@ it is whole, and it is never handed out without its hashes having been compared.
 
 from __future__ import annotations
 
-from runtime.store.checkpoint.folder import point_name, rank_directory, slots_in
+from runtime.store.checkpoint.exporting import export_tensors
+from runtime.store.checkpoint.folder import is_prefix, parse_point_name, point_name, rank_directory, slots_in
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
 from runtime.store.checkpoint.memory_room import (
     SHARED_MEMORY,
@@ -20,10 +21,19 @@ from runtime.store.checkpoint.memory_room import (
 )
 from runtime.store.checkpoint.memory_slot import MemorySlot
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.pruning import prune
-from runtime.store.checkpoint.reading import Checkpoint, read, verify
-from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
-from runtime.store.checkpoint.scanning import FoundPoint, scan
+from runtime.store.checkpoint.pruning import disposable, prune, tellable
+from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
+from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
+from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
+from runtime.store.checkpoint.surveying import (
+    Entry,
+    EntryState,
+    folders_with_points,
+    is_gone,
+    job_of,
+    newest_common_point,
+    survey,
+)
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
 from runtime.store.checkpoint.writer import Outcome, Writer
@@ -34,21 +44,34 @@ __all__ = [
     "CHUNK_BYTES",
     "SHARED_MEMORY",
     "Checkpoint",
+    "Entry",
+    "EntryState",
     "FoundPoint",
     "Manifest",
     "MemoryRoom",
     "MemorySlot",
     "Outcome",
     "PointHeader",
+    "TensorEntry",
     "TensorPart",
     "Tree",
     "Writer",
+    "disposable",
     "encode_header",
     "encode_manifest",
+    "export_tensors",
+    "folders_with_points",
     "in_file_order",
+    "inspect_point",
     "is_being_hashed",
+    "is_gone",
+    "is_prefix",
+    "job_of",
+    "newest_common_point",
     "pack",
     "pack_state",
+    "parse_point_name",
+    "point_in",
     "point_name",
     "points_in_memory",
     "prune",
@@ -57,7 +80,10 @@ __all__ = [
     "remove_room",
     "scan",
     "slots_in",
+    "survey",
     "sweep",
+    "tellable",
+    "tensor_entries",
     "unpack",
     "verify",
     "write_point",

@@ -5,6 +5,7 @@
     <root>/<rank>/step_0000000120_gen_000003/{data.safetensors,manifest.msgpack}    a point
     <root>/<rank>/.tmp-<pid>-<start time>-<n>-step_…                                being written or being removed
     <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
+    <root>/<prefix>/<rank>/…                                                        the same, for who wants a prefix
 
 Only names, and the moves between them, live here; whether a point is whole does not. The one idea: a directory has a
 point's name only while both its files are complete, because it gets and loses that name by one rename.
@@ -27,7 +28,9 @@ DATA_FILE = "data.safetensors"
 MANIFEST_FILE = "manifest.msgpack"
 
 _POINT_NAME = re.compile(r"step_(\d{10,19})_gen_(\d{6,19})", re.ASCII)
-_TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)-(\d+)-\d+-.*", re.ASCII)
+_TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)-(\d+)-\d+-(.*)", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z_][\w-]{0,127}", re.ASCII)
+_ASIDE_NAME = re.compile(r"damaged-\d+-(.*)", re.ASCII)
 
 _log = logging.getLogger(__name__)
 _temporary_numbers = itertools.count()
@@ -50,6 +53,11 @@ def point_name(point: Point) -> str:
     return f"step_{point.step:010d}_gen_{point.generation:06d}"
 
 
+def is_prefix(name: str) -> bool:
+    """Whether a folder below the job's may take the ranks' folders under this name: never what has another meaning."""
+    return _PREFIX.fullmatch(name) is not None and parse_point_name(name) is None
+
+
 def parse_point_name(name: str) -> Point | None:
     """The point a directory's name stands for; none for any other name."""
     match = _POINT_NAME.fullmatch(name)
@@ -57,6 +65,18 @@ def parse_point_name(name: str) -> Point | None:
         return None
     point = Point(int(match[1]), int(match[2]))
     return point if point_name(point) == name and point.generation > 0 else None
+
+
+def parse_temporary_name(name: str) -> tuple[ProcessIdentity, Point | None] | None:
+    """Who writes or removes a directory of this name, and which point; none for any other name."""
+    match = _TEMPORARY_NAME.fullmatch(name)
+    return None if match is None else (ProcessIdentity(int(match[1]), int(match[2])), parse_point_name(match[3]))
+
+
+def parse_aside_name(name: str) -> Point | None:
+    """The damaged point that was moved aside under this name; none for any other name."""
+    match = _ASIDE_NAME.fullmatch(name)
+    return None if match is None else parse_point_name(match[1])
 
 
 def temporary_directory(directory: Path, name: str) -> Path:
@@ -71,8 +91,8 @@ def sweep_temporaries(directory: Path) -> None:
     It frees space, no more: temporary names are never reused, so what cannot be removed is in nobody's way.
     """
     for entry in list(directory.iterdir()):
-        match = _TEMPORARY_NAME.fullmatch(entry.name)
-        if match is None or ProcessIdentity(int(match[1]), int(match[2])).is_alive():
+        temporary = parse_temporary_name(entry.name)
+        if temporary is None or temporary[0].is_alive():
             continue
         try:
             shutil.rmtree(entry)

@@ -1,8 +1,8 @@
-"""Which points may go: only whole ones, only the oldest, never below two.
+"""Which points may go: only whole ones, only those older than one that every rank holds, never below two.
 
-No policy about *when* to prune or which line of the job's history is alive lives here; the caller says both. The one
-idea: a point loses its name by one rename before anything of it is removed, so a kill in between never leaves a half
-point that looks whole.
+No policy about *when* to prune, which line of the job's history is alive or what others hold lives here; the caller
+says all three. The one idea: a point loses its name by one rename before anything of it is removed, so a kill in
+between never leaves a half point that looks whole.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from runtime.store.checkpoint.reading import verify
 from runtime.store.checkpoint.scanning import FoundPoint, scan
 
 MIN_KEEP = 2
+SPARE_ROOM = 2  # so many points beyond ``keep`` wait for the other ranks
+ALL = Point(2**63 - 1, 2**63 - 1)
+"""As ``committed``: there are no other ranks to wait for."""
 
 
 def prune(
@@ -29,8 +32,10 @@ def prune(
     keep_points: Collection[Point] = (),
     abandoned: Collection[Point] = (),
     verified: Collection[Point] = (),
+    committed: Point | None = ALL,
+    told: Collection[Point] = (),
 ) -> list[Point]:
-    """Delete the oldest whole points of a rank's folder beyond ``keep``; the caller holds the folder's lock.
+    """Delete what :func:`disposable` says of a rank's whole points; the caller holds the folder's lock.
 
     Args:
         directory: the rank's folder.
@@ -39,6 +44,8 @@ def prune(
         keep_points: never deleted, and counted only if they are among the newest.
         abandoned: points that lie on no line the job can resume. They are not counted, and are deleted only when a
             later generation has a whole point here.
+        committed: the newest point that every rank is known to hold; None where none is.
+        told: the points that others may count on.
         verified: points whose data this process has itself written or verified and need not be read again.
 
     Returns:
@@ -49,15 +56,45 @@ def prune(
     """
     whole = [found for found in scan(directory, job) if _is_whole(found, verified)]
     alive = [found.point for found in whole if found.point not in abandoned]
-    kept = {*alive[: max(keep, MIN_KEEP)], *keep_points}
     newest_generation = max((point.generation for point in alive), default=0)
-    doomed = [
-        found
-        for found in whole
-        if found.point not in kept and (found.point not in abandoned or found.point.generation < newest_generation)
-    ]
+    superseded = {point for point in abandoned if point.generation < newest_generation}
+    doomed_points = {*disposable(alive, keep, committed, told), *superseded}.difference(keep_points)
+    doomed = [found for found in whole if found.point in doomed_points]
     _delete(directory, doomed)
     return [found.point for found in doomed]
+
+
+def disposable(
+    points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
+) -> set[Point]:
+    """Of the points of one line, those a rank may delete.
+
+    Beyond the ``keep`` newest only what is older than ``committed`` goes. What is newer piles up while other ranks'
+    disks fail, or nobody tells what they hold. Of those whom nobody was told of the newest alone stays, so that each
+    save replaces the one before it, and no point goes that others count on.
+
+    Args:
+        points: whole, of the line that is alive.
+        keep: how many stay at the least.
+        committed: the newest that every rank is known to hold; None where none is.
+        told: those that others may count on (:func:`tellable`).
+    """
+    newest_first = sorted(points, reverse=True)
+    unconfirmed = [point for point in newest_first if committed is None or point > committed]
+    replaced = {point for point in unconfirmed[1:] if committed is not ALL and point not in told}
+    return replaced | {
+        point for point in newest_first[max(keep, MIN_KEEP) :] if committed is not None and point < committed
+    }
+
+
+def tellable(points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point]) -> set[Point]:
+    """Of the points a rank holds, those that others may count on from now on: what they do already, and the oldest of
+    the others, until ``SPARE_ROOM`` more than ``keep`` wait to be committed.
+    """
+    known = {point for point in points if point in told or (committed is not None and point <= committed)}
+    waiting = sum(committed is None or point > committed for point in known)
+    room = max(0, max(keep, MIN_KEEP) + SPARE_ROOM - waiting)
+    return known | set(sorted(set(points) - known)[:room])
 
 
 def _is_whole(found: FoundPoint, verified: Collection[Point]) -> bool:

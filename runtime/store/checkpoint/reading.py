@@ -40,14 +40,45 @@ class Checkpoint:
     layout: Tree
 
 
-def verify(found: FoundPoint) -> None:
-    """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk."""
+def verify(found: FoundPoint, on_bytes: Callable[[int], object] | None = None) -> None:
+    """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk.
+
+    Args:
+        found: the point.
+        on_bytes: is told how many bytes were read and compared, chunk by chunk.
+    """
+    for _, chunk in verified_chunks(found):
+        if on_bytes is not None:
+            on_bytes(len(chunk))
+    tensor_entries(found)
+
+
+def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
+    """The data file chunk by chunk, compared: where each begins, and its bytes, which the next one overwrites."""
     manifest = found.require_manifest()
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
     with _opened(found, manifest) as descriptor:
         for index, start, end in _chunks(manifest):
             _read_chunk(descriptor, [scratch[: end - start]], found, manifest, index)
-        _entries_in(descriptor, found, manifest)
+            yield start, scratch[: end - start]
+
+
+def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
+    """Where the tensors lie, in the order of the file; of the data only the chunks with the header are read."""
+    manifest = found.require_manifest()
+    beginning = bytearray()
+
+    def read_range(start: int, end: int) -> bytes:
+        while len(beginning) < min(end, manifest.data_bytes):
+            offset = len(beginning)
+            chunk = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes - offset)))
+            _read_chunk(descriptor, [chunk], found, manifest, offset // manifest.chunk_bytes)
+            beginning.extend(chunk)
+        return bytes(beginning[start:end])
+
+    with _opened(found, manifest) as descriptor:
+        entries = _decode_header(read_range, manifest, str(found.data_file))
+    return sorted(entries, key=lambda entry: (entry.start, entry.end))
 
 
 def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:

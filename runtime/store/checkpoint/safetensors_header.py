@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,8 @@ def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
     return sorted(parts, key=key)
 
 
-def encode_header(parts: list[TensorPart]) -> bytes:
-    """The file's beginning, up to the first tensor's bytes, for tensors in file order."""
+def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The file's beginning, up to the first tensor's bytes, for tensors in file order; ``metadata`` is for readers."""
     entries: dict[str, Any] = {}
     offset = 0
     for part in parts:
@@ -58,13 +58,15 @@ def encode_header(parts: list[TensorPart]) -> bytes:
         end = offset + nbytes_of(part.name, part.dtype, part.shape)
         entries[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [offset, end]}
         offset = end
+    if metadata:
+        entries = {_METADATA_KEY: dict(metadata), **entries}
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise CheckpointError(f"a tensor's name is no valid text: {error}; rename it") from None
     text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{len(parts)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER_BYTES}")
+        raise CheckpointError(f"{len(entries)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER_BYTES}")
     return _LENGTH.pack(len(text)) + text
 
 

@@ -51,10 +51,11 @@ class FoundPoint:
         return self.manifest
 
 
-def scan(directory: Path, job: str) -> list[FoundPoint]:
+def scan(directory: Path, job: str | None) -> list[FoundPoint]:
     """The points in a rank's folder (``rank_directory``), the newest first; names of other kinds are ignored.
 
-    A point that another job, another rank or another step saved is listed as unusable, like a damaged one.
+    A point that another job, another rank or another step saved is listed as unusable, like a damaged one. ``job`` is
+    None for who only looks at points of whatever job.
 
     Raises:
         StoreError: the folder itself cannot be read. A missing one has no points.
@@ -68,19 +69,41 @@ def scan(directory: Path, job: str) -> list[FoundPoint]:
     return [inspect_point(directory / name, point, job) for point, name in points]
 
 
-def inspect_point(path: Path, point: Point, job: str) -> FoundPoint:
+def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
     """One point of a rank's folder, as :func:`scan` lists it."""
     try:
-        manifest = decode_manifest(_read_manifest(path / MANIFEST_FILE))
+        manifest = _manifest_in(path)
         _require_identity(path, point, job, manifest.header)
-        with durable.disk_errors(path / DATA_FILE, "looking at the data", CheckpointError):
-            size_bytes = (path / DATA_FILE).stat().st_size
-        if size_bytes != manifest.data_bytes:
-            raise CheckpointError(f"{DATA_FILE} has {size_bytes} bytes, {manifest.data_bytes} were saved")
     except CheckpointError as error:
-        text = str(error)
-        return FoundPoint(path, point, None, text if text.startswith(str(path)) else f"{path}: {text}")
+        return FoundPoint(path, point, None, _with_place(path, error))
     return FoundPoint(path, point, manifest, None)
+
+
+def point_in(path: Path) -> FoundPoint:
+    """The point in a directory of any name and place, by what its manifest says it is.
+
+    Raises:
+        CheckpointError: there is no manifest that can be read, or its data file has another size.
+    """
+    try:
+        manifest = _manifest_in(path)
+    except CheckpointError as error:
+        raise CheckpointError(_with_place(path, error)) from None
+    return FoundPoint(path, manifest.header.point, manifest, None)
+
+
+def _manifest_in(path: Path) -> Manifest:
+    manifest = decode_manifest(_read_manifest(path / MANIFEST_FILE))
+    with durable.disk_errors(path / DATA_FILE, "looking at the data", CheckpointError):
+        size_bytes = (path / DATA_FILE).stat().st_size
+    if size_bytes != manifest.data_bytes:
+        raise CheckpointError(f"{DATA_FILE} has {size_bytes} bytes, {manifest.data_bytes} were saved")
+    return manifest
+
+
+def _with_place(path: Path, error: CheckpointError) -> str:
+    text = str(error)
+    return text if text.startswith(str(path)) else f"{path}: {text}"
 
 
 def _read_manifest(path: Path) -> bytes:
@@ -91,8 +114,8 @@ def _read_manifest(path: Path) -> bytes:
         return file.read(size_bytes)
 
 
-def _require_identity(path: Path, point: Point, job: str, header: PointHeader) -> None:
-    if header.job != job:
+def _require_identity(path: Path, point: Point, job: str | None, header: PointHeader) -> None:
+    if job is not None and header.job != job:
         raise CheckpointError(f"was saved by job {header.job}, this is job {job}")
     if header.point != point:
         raise CheckpointError(f"its manifest is that of {header.point}")

@@ -7,7 +7,7 @@ points this process has already verified. A point is the same in memory and on d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +37,8 @@ class RankCheckpoints:
         root: the job's checkpoint folder.
         job, job_name: whose folder it is; another job's is refused.
         slot, node: written into every manifest.
+        committed: gives the newest point that every rank is known to hold.
+        report: told which points are held, rising, whenever one more is.
         memory: the folder of the slots that outlive this process, in memory.
     """
 
@@ -49,6 +51,8 @@ class RankCheckpoints:
         job_name: str,
         slot: int,
         node: str,
+        committed: Callable[[], Point | None],
+        report: Callable[[Sequence[Point]], object],
         memory: Path = store.SHARED_MEMORY,
     ) -> None:
         self.config = config
@@ -56,8 +60,11 @@ class RankCheckpoints:
         self.slot = slot
         self._job = job
         self._node = node
+        self._committed = committed
+        self._report = report
         self._directory = store.rank_directory(root, slot)
         self._verified: set[Point] = set()
+        self._told: set[Point] = set()  # those that others may count on
         self._rejected: dict[Point, str] = {}
         self._saves = AsyncSaves(root, job, slot, memory)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
@@ -83,6 +90,7 @@ class RankCheckpoints:
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
+        self._tell()
         return sorted(held, reverse=True)
 
     def _look_into_memory(self) -> None:
@@ -109,6 +117,7 @@ class RankCheckpoints:
     def reject(self, point: Point, reason: str) -> None:
         """Never offer this point again; it stays on disk."""
         self._verified.discard(point)
+        self._told.discard(point)
         self._in_memory.pop(point, None)
         if point not in self._rejected:
             self._rejected[point] = reason
@@ -181,6 +190,8 @@ class RankCheckpoints:
             if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
                 wait_s = max(wait_s, WRITER_WAIT_S)
             self._lock.acquire(wait_s, on_wait=voice.warn)
+            # On what an earlier process has left others may count already; which point all hold is heard only later.
+            self._told.update(found.point for found in store.scan(self._directory, self._job))
         if not self._claim_is_durable:
             make_claim_durable(self._directory)
             self._claim_is_durable = True
@@ -190,6 +201,7 @@ class RankCheckpoints:
         self._rejected.pop(point, None)
         try:
             self._prune(point)
+            self._tell()
         except StoreError as error:
             return self._failed(point, str(error))
         if self._failed_before:
@@ -215,15 +227,25 @@ class RankCheckpoints:
         """Points of abandoned lines go when the new line has a durable one, and that is ``newest``."""
         points = [found.point for found in store.scan(self._directory, self._job)]
         abandoned = {point for point in points if _is_abandoned(point, newest)}
-        store.prune(
+        gone = store.prune(
             self._directory,
             self._job,
             self.config.keep_checkpoint_max,
             keep_points=[newest],
             abandoned=abandoned,
             verified=self._verified,
+            committed=self._committed(),
+            told=self._told,
         )
+        self._verified.difference_update(gone)
+        self._told.difference_update(gone)
         self._saves.forget(lambda point: _is_abandoned(point, newest))
+
+    def _tell(self) -> None:
+        """Let the others count on what is held."""
+        points = self._verified | self._told
+        self._told = store.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
+        self._report(sorted(self._told & self._verified))
 
     def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.

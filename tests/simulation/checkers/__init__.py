@@ -32,6 +32,7 @@ from tests.simulation.checkers.s16_bounds import Bounds
 from tests.simulation.checkers.s17_no_extra_transition import NoExtraTransition
 from tests.simulation.checkers.s18_own_pauses import OwnPauses
 from tests.simulation.checkers.s19_finish import Finish
+from tests.simulation.checkers.s20_committed_points import CommittedPoints
 
 ALL: tuple[type[Checker], ...] = (
     OneHolder,
@@ -53,6 +54,7 @@ ALL: tuple[type[Checker], ...] = (
     NoExtraTransition,
     OwnPauses,
     Finish,
+    CommittedPoints,
     Together,
     LetIn,
     Progress,

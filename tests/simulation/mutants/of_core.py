@@ -372,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ranks move", frozenset({"S1", "S2"}), 50, MovesRanks),
     Mutant("round ids reused after a restart", frozenset({"S12"}), 50, CountsRoundsAnew),
     Mutant("a round's invitation is said once", frozenset({"L1"}), 200, InvitesOnce),
-    Mutant("joins of lost members kept", frozenset({"S8", "L1", "crash"}), 100, KeepsJoinsOfTheLost),
+    Mutant("joins of lost members kept", frozenset({"S8", "S16", "L1", "crash"}), 100, KeepsJoinsOfTheLost),
     Mutant("old news believed", frozenset({"S17"}), 300, BelievesOldNews, changes=LATE_NEWS),
     Mutant("lease not renewed by a join", frozenset({"S18", "S3"}), 200, DeafToJoins),
     Mutant("stalls ignored", frozenset({"S18"}), 100, IgnoresStalls),
@@ -402,6 +402,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a restart begins every wait anew", frozenset({"S3", "S4"}), 100, RestartsEveryWait),
     Mutant("term not raised", frozenset({"S4"}), 50, _write_with(_same_term)),
     Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
-    Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6"}), 300, NeverJudgesAgain),
+    Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6", "S3", "S18"}), 300, NeverJudgesAgain),
     Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),
 )

@@ -147,6 +147,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "checkpoints: nothing is kept",
         frozenset({"L3", "S19"}),
         20,
-        patches={f"{Checkpoints.__module__}.Checkpoints.save": lambda self, point: None},
+        patches={f"{Checkpoints.__module__}.Checkpoints.save": lambda self, point, committed: None},
     ),
 )

@@ -1,0 +1,81 @@
+"""``ckpt export``: one point as a file for other programs.
+
+What may be written where lives here, and what a safetensors file says of its origin; the copying is the store's, and
+torch's own format the training room's, imported when it is asked for. The one idea: an export is a new file, whole or
+not there, and never in the checkpoint folder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from runtime.errors import UsageError
+from runtime.ops.ckpt.addressing import Folder
+from runtime.ops.ckpt.verifying import Progress
+from runtime.ops.ckpt.wording import jsonable, size_text
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import FoundPoint
+
+SAFETENSORS, TORCH = "safetensors", "torch"
+FORMATS = (SAFETENSORS, TORCH)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def run(folder: Folder, name: str, file: Path, *, form: str | None, force: bool) -> int:
+    """Write the point of that name to the file.
+
+    Raises:
+        UsageError: there is no such point, or the file may not be written.
+        CheckpointError: the point is damaged, or holds what the format cannot.
+        StoreError: the disk refuses.
+    """
+    found = folder.the_one_named(name)
+    path = file.absolute()
+    _require_place(folder, found, path, force=force)
+    form = form or (TORCH if path.suffix in TORCH_SUFFIXES else SAFETENSORS)
+    if form == TORCH:
+        from runtime.training.checkpoint.export import export_for_torch
+
+        export_for_torch(store.read(found), path, replace=force)
+    else:
+        progress = Progress(found.require_manifest().data_bytes, "exporting")
+        store.export_tensors(found, path, metadata_of(found), replace=force, on_bytes=progress.add)
+        progress.clear()
+    print(f"{path}: {size_text(path.stat().st_size)}, {form}, {found.point} of slot {_slot(found)}, verified")
+    return 0
+
+
+def metadata_of(found: FoundPoint) -> dict[str, str]:
+    """What an exported safetensors file says of its origin, and the state's other values, as texts."""
+    manifest = found.require_manifest()
+    header = manifest.header
+    return {
+        "format": "pt",
+        "job": header.job,
+        "step": str(header.point.step),
+        "generation": str(header.point.generation),
+        "rank": str(header.rank),
+        "world_size": str(header.world_size),
+        "tree": json.dumps(jsonable(manifest.tree), allow_nan=False),
+        "layout": json.dumps(jsonable(manifest.layout), allow_nan=False),
+    }
+
+
+def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}: make it, or choose another one")
+    place = path.resolve()
+    for ours in (folder.path, found.path):
+        if place.is_relative_to(ours):
+            raise UsageError(
+                f"{path}: lies in the checkpoint folder {ours}, which is the job's alone: choose another one"
+            )
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; give a file's name")
+    if path.exists() and not force:
+        raise UsageError(f"{path}: exists already; --force replaces it")
+
+
+def _slot(found: FoundPoint) -> int:
+    return found.require_manifest().header.slot

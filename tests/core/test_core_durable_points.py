@@ -1,0 +1,159 @@
+"""Which restore point is committed: the newest that every member says it holds; and who is told of it, and when."""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import CommittedByAll, Disconnected, Saved
+from runtime.core.agent_events import Connected as Reconnected
+from runtime.core.messages import MAX_SAVED_POINTS, CommittedPoint, SavedPoints
+from runtime.core.point import Point
+from runtime.core.records import PointCommitted
+from runtime.core.state import JobState
+from tests.core.desk import CREDENTIAL, seated, training
+from tests.core.house import House, policy, training_house
+
+
+def told(house: House, node: str) -> list[Point]:
+    """What the last step told the node of committed points."""
+    session = house.seat(node).session
+    return [
+        send.message.point
+        for send in house.ready.sends
+        if send.session == session and isinstance(send.message, CommittedPoint)
+    ]
+
+
+def test_a_point_is_committed_when_the_last_member_holds_it() -> None:
+    house = training_house(3)
+    house.saved("0", (10, 1))
+    house.saved("2", (10, 1))
+    assert not house.records(PointCommitted) and house.core.state.committed_point is None
+    house.saved("1", (10, 1))
+    assert house.records(PointCommitted) == [PointCommitted(Point(10, 1))]
+    assert [told(house, node) for node in "012"] == [[Point(10, 1)]] * 3
+
+
+def test_the_newest_that_all_hold_counts_whatever_each_has_besides() -> None:
+    """A rank whose disk refused the save of step 20 holds 10 and 30."""
+    house = training_house(2)
+    house.saved("0", (10, 1), (20, 1))
+    house.saved("1", (10, 1))
+    assert house.records(PointCommitted) == [PointCommitted(Point(10, 1))]
+    house.saved("1", (10, 1), (30, 1))
+    assert not house.records(PointCommitted)
+    house.saved("0", (10, 1), (20, 1), (30, 1))
+    assert house.records(PointCommitted) == [PointCommitted(Point(30, 1))]
+
+
+def test_what_is_said_again_commits_nothing() -> None:
+    house = training_house(2)
+    for _ in range(2):
+        house.saved("0", (10, 1))
+    assert house.core.state.committed_point is None
+    house.saved("1", (10, 1))
+    house.saved("1", (10, 1))
+    assert not house.records(PointCommitted) and not told(house, "1") and not told(house, "0")
+
+
+def test_a_point_that_a_member_has_deleted_is_held_no_longer() -> None:
+    house = training_house(2)
+    house.saved("0", (10, 1))
+    house.saved("0", (20, 1))
+    house.saved("1", (10, 1))
+    assert house.core.state.committed_point is None
+
+
+def test_only_members_of_the_generation_count() -> None:
+    house = House(policy(2, spare_num=1)).fill()
+    house.register("7")
+    house.train()
+    house.saved("0", (10, 1))
+    house.saved("7", (10, 1))
+    assert house.core.state.committed_point is None
+    house.close("s1", gone=True)  # the spare takes its slot
+    house.train(n0=[(10, 1)])
+    house.saved("7", (10, 1))
+    assert house.core.state.committed_point == Point(10, 1), "what the survivor said before is still true"
+
+
+def test_what_a_dead_process_said_is_asked_again_of_the_one_that_follows_it() -> None:
+    house = training_house(2, cool_down_s=0.0)
+    house.saved("1", (10, 1))
+    house.close("s1", gone=True)
+    house.register("1", session="1 again")
+    house.train(n0=[(10, 1)])
+    house.saved("0", (10, 1))
+    assert house.core.state.committed_point is None
+    house.saved("1", (10, 1))
+    assert house.core.state.committed_point == Point(10, 1)
+
+
+def test_a_point_of_an_abandoned_line_is_nobodys() -> None:
+    house = training_house(2, cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("1", session="1 again")
+    house.train(n0=[(10, 1)])  # generation 2 goes on from (10, 1): (20, 1) is off the line
+    for node in "01":
+        house.saved(node, (10, 1), (20, 1))
+    assert house.core.state.committed_point == Point(10, 1)
+
+
+def test_a_committed_point_outlives_the_scheduler_and_is_told_again() -> None:
+    house = training_house(2)
+    for node in "01":
+        house.saved(node, (10, 1))
+    house.crash(after_s=1.0)
+    assert house.core.state.committed_point == Point(10, 1)
+    assert JobState.replay(house.core.state.snapshot()).committed_point == Point(10, 1)
+    house.saved("0", (10, 1))
+    assert not house.records(PointCommitted) and told(house, "0") == [Point(10, 1)]
+    house.saved("0", (10, 1), (20, 1))
+    house.saved("1", (20, 1))
+    assert house.core.state.committed_point == Point(20, 1), "counted anew in this term"
+
+
+def test_where_every_copy_was_damaged_the_committed_point_goes_with_its_line() -> None:
+    house = training_house(2, cool_down_s=0.0)
+    for node in "01":
+        house.saved(node, (10, 1), (20, 1))
+    house.close("s1", gone=True)
+    house.register("1", session="1 again")
+    house.train(n0=[(10, 1)])
+    assert house.core.state.committed_point is None
+    for node in "01":
+        house.saved(node, (10, 1))
+    assert house.core.state.committed_point == Point(10, 1)
+
+
+# ---- the worker's side
+
+
+def test_an_agent_reports_what_is_saved_and_again_when_it_returns() -> None:
+    desk = training()
+    points = tuple(Point(step, 1) for step in range(1, MAX_SAVED_POINTS + 3))
+    desk.step(Saved(points))
+    assert desk.said(SavedPoints) == [SavedPoints(CREDENTIAL, points[-MAX_SAVED_POINTS:])]
+    desk.step(Disconnected())
+    desk.step(Saved(points[:1]))
+    assert not desk.said(SavedPoints)
+    desk.step(Reconnected())
+    desk.admitted(term=2)
+    assert desk.said(SavedPoints) == [SavedPoints(CREDENTIAL, points[:1])]
+
+
+def test_an_agent_without_points_says_nothing_of_them() -> None:
+    desk = seated()
+    desk.step(Disconnected())
+    desk.step(Reconnected())
+    desk.admitted(term=2)
+    assert not desk.said(SavedPoints)
+
+
+def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -> None:
+    desk = training()
+    desk.hear(CommittedPoint(1, Point(10, 1)))
+    assert desk.told(CommittedByAll) == [CommittedByAll(Point(10, 1))]
+    desk.step(Disconnected())
+    desk.step(Reconnected())
+    desk.admitted(term=3)
+    desk.hear(CommittedPoint(2, Point(20, 1)))
+    assert not desk.told(CommittedByAll)

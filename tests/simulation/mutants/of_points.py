@@ -1,0 +1,79 @@
+"""Builds that break what is promised of committed restore points; one decision each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from runtime.core.durable_points import DurablePoints
+from runtime.core.messages import CommittedPoint, SavedPoints
+from runtime.core.point import Point
+from runtime.core.records import PointCommitted
+from runtime.core.scheduler import SchedulerCore
+from runtime.core.state import Seat
+from tests.simulation.mutants.mutant import Mutant
+
+
+def _with_points(kind: type[DurablePoints]) -> type[SchedulerCore]:
+    class Changed(SchedulerCore):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self._durable_points = kind(self._ledger)
+
+    return Changed
+
+
+class _OneIsEnough(DurablePoints):
+    """A point is committed when the first member holds it."""
+
+    def take(self, seat: Seat, message: SavedPoints) -> None:
+        newest = max(message.points, default=None)
+        known = self._ledger.state.committed_point
+        if newest is not None and self._ledger.state.generation and (known is None or newest > known):
+            self._ledger.write(PointCommitted(newest))
+
+
+class _SpeaksFirst(DurablePoints):
+    """Who reports is told of what it reports, before anybody else does."""
+
+    def take(self, seat: Seat, message: SavedPoints) -> None:
+        super().take(seat, message)
+        for point in message.points[-1:]:
+            self._ledger.tell(seat.node, CommittedPoint(self._ledger.state.term, point))
+
+
+def _newest_stay(
+    points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
+) -> set[Point]:
+    """What others hold is not asked."""
+    return set(sorted(points, reverse=True)[keep:])
+
+
+def _replaces_told_ones(
+    points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
+) -> set[Point]:
+    """The newest that waits replaces the one before it, whoever counts on that."""
+    waiting = sorted((point for point in points if committed is None or point > committed), reverse=True)
+    return set(waiting[1:2])
+
+
+AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0.2, "scheduler killed": 0.1}}
+
+MUTANTS = (
+    Mutant("a point is committed when one holds it", frozenset({"S20"}), 50, _with_points(_OneIsEnough)),
+    Mutant("a point is said to be committed before it is", frozenset({"S20", "S7"}), 50, _with_points(_SpeaksFirst)),
+    Mutant(
+        "points go though others may lack the newer ones",
+        frozenset({"S20"}),
+        300,
+        patches={"tests.simulation.checkpoints.disposable": _newest_stay},
+        changes=AWAY,
+    ),
+    Mutant(
+        "a point goes that others count on",
+        frozenset({"S20"}),
+        300,
+        patches={"tests.simulation.checkpoints.disposable": _replaces_told_ones},
+        changes=AWAY,
+    ),
+)

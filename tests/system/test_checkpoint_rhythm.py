@@ -1,0 +1,63 @@
+"""Points by the clock: every rank saves at the same steps, through kills of rank 0 and others, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+STEPS = 120
+INTERVAL_S = 0.1
+KEPT = 3  # the probe's keep_checkpoint_max
+
+
+def points_of(job: Job) -> dict[int, set[str]]:
+    """The names of every rank's points."""
+    return {rank: {path.name for path in Path(job.checkpoints, str(rank)).glob("step_*")} for rank in job.ranks}
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_points_by_the_clock_lie_on_common_steps_through_a_kill(
+    killed: int, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S))
+    job.start()
+    job.wait_for_step(40, rank=1)
+    job.kill(killed)
+    job.start_worker(killed)
+    assert job.wait_finished() == undisturbed("--steps", str(STEPS))
+    points = points_of(job)
+    assert {frozenset(names) for names in points.values()} == {frozenset(points[0])}, points
+    assert len(points[0]) == KEPT
+    steps = sorted(int(name.split("_")[1]) for name in points[0])
+    assert steps[-1] == STEPS
+    assert steps[0] > 40, "nothing was saved after the kill but the end"
+    job.wait_for(0, r"saves every (\d+ )?steps? \(100 ms, save_checkpoint_seconds\): a step takes")
+
+
+def test_everything_killed_goes_on_from_a_point_by_the_clock(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S))
+    job.start()
+    job.wait_for_step(60, rank=1)
+    job.kill_everything()
+    newest = max(int(name.split("_")[1]) for names in points_of(job).values() for name in names)
+    job.start()
+    assert job.wait_finished() == undisturbed("--steps", str(STEPS))
+    assert newest > 0
+    for rank in job.ranks:
+        job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {newest}\b")
+
+
+def test_auto_says_what_it_goes_by(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+    """It saves after five seconds to learn the cost; then this short job is over before another point pays."""
+    job = new_job("--steps", str(STEPS), "--auto", "--pause-ms", "60")
+    job.start()
+    assert job.wait_finished() == undisturbed("--steps", str(STEPS))
+    assert all(len(names) == KEPT for names in points_of(job).values()), "step 0, the one to learn from, the last"

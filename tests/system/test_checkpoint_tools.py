@@ -1,0 +1,36 @@
+"""``samebits ckpt`` beside a job that trains: nothing is called damaged that is only being written or let go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from runtime.__main__ import main
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+STEPS = 80
+
+
+def test_ls_and_verify_beside_a_training_that_saves_every_step(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = new_job("--steps", str(STEPS), "--interval", "1")
+    folder = ["--folder", str(job.checkpoints)]
+    job.start()
+    job.wait_for_step(3)
+    looks = 0
+    while job.worker(0).is_alive() and looks < 200:
+        assert main(["ckpt", "verify", *folder]) == 0, capsys.readouterr().out
+        capsys.readouterr()
+        assert main(["ckpt", "ls", "--json", *folder]) == 0
+        listed = json.loads(capsys.readouterr().out)["points"]
+        assert {one["state"] for one in listed} <= {"whole", "being written"}, listed
+        looks += 1
+    assert looks > 3
+    assert job.wait_finished() == undisturbed("--steps", str(STEPS))
+    assert main(["ckpt", "ls", "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out)["newest_common"] == {"step": STEPS, "generation": 1, "world_size": 4}

@@ -1,0 +1,90 @@
+"""A point as torch's own file: read back with weights_only, it is the state by its names in the training script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.__main__ import main
+from runtime.core.point import Point
+from runtime.errors import CheckpointError
+from runtime.store import checkpoint as store
+from runtime.store.checkpoint import PointHeader
+from runtime.training import snapshot
+from runtime.training.state import TorchState
+from tests.training.commits import Net, bits_of, small_state, train_one_step
+
+LAYOUT = {"outside/0": [[["a", "b"]], True]}
+
+
+def save(root: Path, contents: Any) -> None:
+    """The contents as the point 0/7."""
+    tree, parts = snapshot.split(contents, "state")
+    store.write_point(root, PointHeader("job", Point(7, 2), 4, 0, 0, "0"), parts, tree, LAYOUT)
+
+
+def exported(tmp_path: Path, contents: Any, *words: str) -> Any:
+    """What ``ckpt export`` makes of the contents, read as anybody would."""
+    save(tmp_path / "ckpt", contents)
+    file = tmp_path / "out.pt"
+    assert main(["ckpt", "export", "0/7", str(file), "--folder", str(tmp_path / "ckpt"), *words]) == 0
+    return torch.load(file, weights_only=True)
+
+
+def test_model_and_optimizer_go_straight_into_a_program_that_knows_nothing_of_us(tmp_path: Path) -> None:
+    state = small_state(epoch=3, rng="saved")
+    train_one_step(state)
+    found = exported(tmp_path, {**state.contents(), "commits": 9})
+    assert set(found) == {"model", "optimizer", "sampler", "epoch", "samebits"}
+    model = Net()
+    model.load_state_dict(found["model"])
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.load_state_dict(found["optimizer"])
+    assert bits_of(TorchState(model, optimizer)) == bits_of(state)
+    assert found["epoch"] == 3
+    origin = found["samebits"]
+    assert (origin["job"], origin["step"], origin["generation"]) == ("job", 7, 2)
+    assert (origin["rank"], origin["world_size"], origin["commits"]) == (0, 4, 9)
+    assert (origin["steps"], origin["layout"]) == (state.completed_steps, LAYOUT)
+    assert "rng" in origin["own"]
+
+
+def shared(**values: Any) -> dict[str, Any]:
+    return {"shared": {"steps": 7, "values": values}, "own": {}}
+
+
+def test_every_kind_of_value_comes_back_the_same(tmp_path: Path) -> None:
+    values = {
+        "tensors": [torch.arange(6).reshape(2, 3), torch.tensor(1.5, dtype=torch.bfloat16), torch.empty(0, 3)],
+        "plain": (1, -(2**127), 2**2000, None, True, 0.1, "text", b"bytes", {3: ("x",), "y": []}),
+    }
+    found = exported(tmp_path, shared(**values), "--format", "torch")
+    assert found["plain"] == values["plain"]
+    for one, expected in zip(found["tensors"], values["tensors"], strict=True):
+        torch.testing.assert_close(one, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* no empty bytes"),
+        (shared(a=-(2**2040)), r"state\.a: .* no integer of 2041 bits"),
+        (shared(samebits=1), "a value called 'samebits'"),
+        ({"weights": torch.ones(2)}, "holds no state as runtime.elastic saves it"),
+    ],
+)
+def test_what_torch_would_write_and_not_read_is_refused_before(
+    tmp_path: Path, contents: Any, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "ckpt", contents)
+    words = ["ckpt", "export", "0/7", "--folder", str(tmp_path / "ckpt")]
+    assert main([*words, str(tmp_path / "out.pt")]) == CheckpointError.exit_code
+    told = capsys.readouterr().err
+    assert re.search(reason, told), told
+    assert "safetensors" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt"]
+    assert main([*words, str(tmp_path / "out.safetensors")]) == 0
