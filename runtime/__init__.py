@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.training import elastic as elastic
     from runtime.training.checkpoint.config import CheckpointConfig as CheckpointConfig
+    from runtime.training.checkpoint.step_log import StepLog as StepLog
     from runtime.training.context import get_local_rank as get_local_rank
     from runtime.training.context import get_rank as get_rank
     from runtime.training.context import get_world_size as get_world_size
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CheckpointConfig": "runtime.training.checkpoint.config",
     "ElasticSampler": "runtime.training.sampler",
+    "StepLog": "runtime.training.checkpoint.step_log",
     "elastic": "runtime.training.elastic",
     "get_local_rank": "runtime.training.context",
     "get_rank": "runtime.training.context",
@@ -39,6 +41,7 @@ _HOME = {
 __all__ = [
     "CheckpointConfig",
     "ElasticSampler",
+    "StepLog",
     "elastic",
     "get_local_rank",
     "get_rank",

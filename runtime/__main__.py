@@ -146,6 +146,12 @@ def _doctor(arguments: Arguments) -> int:
     return doctor.main(arguments)
 
 
+def _steps(arguments: Arguments) -> int:
+    from runtime.ops import steps
+
+    return steps.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -162,6 +168,7 @@ SUBCOMMANDS = (
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
+    Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
     Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare),

@@ -25,6 +25,7 @@
     ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
     ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
+    ├── DivergenceError              86   a step that was done again was another one than its record in the step log
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -39,6 +40,7 @@ from typing import ClassVar
 __all__ = [
     "CheckpointError",
     "CommunicationError",
+    "DivergenceError",
     "DuplicateNodeError",
     "FencedError",
     "ForeignFolderError",
@@ -204,6 +206,12 @@ class LayoutError(SameBitsError):
     """Gradient buckets differ between ranks or from the restore point: training on would diverge silently."""
 
     exit_code = 82
+
+
+class DivergenceError(SameBitsError):
+    """A step that was done again after a recovery is not the one in the step log; the message says which and how."""
+
+    exit_code = 86
 
 
 class CommunicationError(SameBitsError):

@@ -43,6 +43,7 @@ class OpenSteps:
         self._tell_stepped = stepped
         self._needs_copies = needs_copies
         self._counts = [0] * len(optimizers)
+        self.beginning = 0  # number, since the last commit, of the step that an optimizer is about to take
         self._at_commit: Marks = {}
         self._at_first_step: Marks = {}
         for index, optimizer in enumerate(self._optimizers):
@@ -92,6 +93,9 @@ class OpenSteps:
                 self._at_first_step = self.marks()
             elif any(_has_changed(key, one, self._at_first_step) for key, one in _gradients([optimizer])):
                 self._needs_copies()
+        self.beginning = 1 + next(
+            count for one, count in zip(self._optimizers, self._counts, strict=True) if one is optimizer
+        )
         self._about_to_step()
 
     def _after(self, index: int) -> Callable[..., None]:

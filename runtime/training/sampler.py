@@ -7,7 +7,7 @@ where the world size changes what is left is split anew: no sample is repeated a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -38,10 +38,12 @@ class ElasticSampler(Sampler[int]):
         self.epoch = 0
         self.consumed = 0
         self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
+        self.on_record: Callable[[Sequence[int]], None] | None = None  # told what this rank has gone through
         self._empty_epoch: int | None = None  # the last one that was iterated at its end
         self._began_at = 0
         self._taken = 0  # by this rank since the iteration began
         self._batch_size = 0  # the largest recorded since then
+        self._share: Sequence[int] = ()  # this rank's samples of the iteration
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Where it is the present one already, as after a recovery, the position stays."""
@@ -55,13 +57,16 @@ class ElasticSampler(Sampler[int]):
         ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
         """
         self._batch_size = max(self._batch_size, batch_size)
-        self._record(batch_idx * self._batch_size + batch_size)
+        taken = batch_idx * self._batch_size + batch_size
+        self._record(taken, self._share[self._taken : taken])
 
     def record_indices(self, indices: Collection[int]) -> None:
         """This rank has gone through these samples as well, and every other rank through as many of its own."""
-        self._record(self._taken + len(indices))
+        self._record(self._taken + len(indices), [int(index) for index in indices])
 
-    def _record(self, taken: int) -> None:
+    def _record(self, taken: int, indices: Sequence[int]) -> None:
+        if self.on_record is not None:
+            self.on_record(indices)
         self._taken = taken
         self.consumed = min(self._began_at + taken * context.get_world_size(), len(self.dataset))
 
@@ -78,7 +83,8 @@ class ElasticSampler(Sampler[int]):
         while rest and missing:  # more than once only where fewer samples than ranks exist
             rest += order[:missing]
             missing = -len(rest) % world_size
-        return iter(rest[rank::world_size])
+        self._share = rest[rank::world_size]
+        return iter(self._share)
 
     def __len__(self) -> int:
         """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
@@ -87,6 +93,7 @@ class ElasticSampler(Sampler[int]):
     def _go_to(self, consumed: int) -> None:
         self.consumed = self._began_at = consumed
         self._taken = self._batch_size = 0
+        self._share = ()
 
     def _warn_of_a_second_time(self) -> None:
         """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""

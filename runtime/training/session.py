@@ -26,10 +26,13 @@ from runtime.errors import CheckpointError, GenerationEndedError, HostsUpdatedIn
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint
+from runtime.store.step_record import LogHeader
 from runtime.training import ddp, group, numerics, snapshot, transfer, watchdog
 from runtime.training.base_state import State
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.checkpoint.replay import Replay, require_steps
+from runtime.training.checkpoint.step_log import StepLog
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.departing import Stage
@@ -62,6 +65,10 @@ class Session:
         self._place: GenerationStarted | None = None
         self._coming: ComingGroup | None = None
         self._own_folder: RankCheckpoints | None = None
+        self._step_log = StepLog.of(state.checkpoint_config.step_log)
+        self._replay: Replay | None = None
+        if self._step_log is not None:
+            require_steps(state)
         slot = process.admitted.slot
         if slot is None:
             warm_up(state, process.device, process.group)
@@ -100,6 +107,8 @@ class Session:
         self._state.bind(None, 0 if self._place is None else self._place.rank)
         if self._own_folder is not None:
             self._own_folder.release()
+        if self._replay is not None:
+            self._replay.close()
 
     # ---- the state's commits
 
@@ -107,6 +116,8 @@ class Session:
         """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit."""
         ddp.sync_buffers_all()
         ddp.settle_all()
+        if self._replay is not None:
+            self._replay.before_step()
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
@@ -121,6 +132,8 @@ class Session:
         else:
             self._layouts = layouts
         self._agent.step = step
+        if self._replay is not None:
+            self._replay.committed(step)
         if self._due.is_at(step):  # on every rank, whatever its disk does
             with self._due.saving():
                 self._save(step)
@@ -322,6 +335,7 @@ class Session:
         self._due.begins(state.completed_steps, place)
         state.begin(point)
         transfer.require_equal(self._digest(), "the restored state", process.device)
+        self._log_steps(place)
 
     def _obtain(self, place: GenerationStarted, point: Point) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others."""
@@ -372,6 +386,17 @@ class Session:
                 "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
             )
 
+    def _log_steps(self, place: GenerationStarted) -> None:
+        """From here on every step is logged before it is taken, where the user wants that."""
+        if self._step_log is None:
+            return
+        if self._replay is None or self._replay.slot != place.slot:
+            if self._replay is not None:
+                self._replay.close()
+            header = LogHeader(self._process.admitted.job, place.slot, self._agent.node)
+            self._replay = Replay(self._step_log, self._state, store.rank_directory(self._root(), place.slot), header)
+        self._replay.begin(place, self._state.completed_steps)
+
     def _digest(self) -> int:
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
@@ -414,6 +439,9 @@ class Session:
         self._agent.step = step
         ddp.sync_buffers_all()
         state.remember(Point(step, place.generation))
+        if self._replay is not None:
+            self._replay.committed(step)
+            self._replay.finished()
         self._save_or_fail(step)
         self._agent.complete(place.generation, step)
         self._checkpoints.discard_memory()

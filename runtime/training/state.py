@@ -8,7 +8,7 @@ gradient does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +104,31 @@ class TorchState(ObjectState):
             if isinstance(handler, ModuleHandler)
             for _, parameter in sorted(handler.value.named_parameters())
         ]
+
+    @property
+    def counts_optimizer_steps(self) -> bool:
+        """Whether there is an optimizer; else a commit is a step."""
+        return bool(self._optimizers)
+
+    @property
+    def beginning_step(self) -> int:
+        """The number of the step that an optimizer is about to take."""
+        return self._committed_steps + self._open.beginning
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Of every parameter group of every optimizer, in their order."""
+        return tuple(float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group)
+
+    @property
+    def step_seed(self) -> int:
+        """The seed that ``rng="per_step"`` derives a step's from."""
+        return self._seed()
+
+    def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
+        """From now on tell ``took`` the samples that this rank's loop records with its samplers."""
+        for sampler in self._samplers:
+            sampler.on_record = took
 
     def drop_gradients(self) -> None:
         """No gradient is left."""

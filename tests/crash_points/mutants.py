@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from runtime.store import durable, journal, owner
+from runtime.store import durable, journal, owner, step_log
 from runtime.store.checkpoint import folder
 from runtime.store.lock import HOLDER_FILE, DirectoryLock
 
@@ -89,6 +89,7 @@ MUTANTS = {
     "reports an append that is not synced": Mutant(
         journal, "os", _OsThatNeverSyncs(), "journal appended", "killed after"
     ),
+    "takes a step that is not synced": Mutant(step_log, "os", _OsThatNeverSyncs(), "steps logged", "killed after"),
     "never syncs a folder": Mutant(durable, "fsync_dir", lambda directory: None, "claim", "killed after"),
     "renames before the bytes are synced": Mutant(
         durable, "write_temporary", _unsynced(durable.write_temporary), "pid file", "killed after"

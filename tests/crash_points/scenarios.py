@@ -7,7 +7,7 @@ once state n has been promised to somebody. What is read back later is then stat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.core.point import Point
@@ -19,6 +19,8 @@ from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
 from runtime.store.lock import HOLDER_FILE, LOCK_FILE, DirectoryLock
 from runtime.store.owner import claim_folder, make_claim_durable, read_owner
 from runtime.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from runtime.store.step_log import STEPS_FOLDER, StepLogWriter, read_step_log
+from runtime.store.step_record import LogHeader, StepRecord
 from tests.store import killed_writer
 from tests.store.killed_writer import BATCHES, SNAPSHOT
 from tests.store.points import JOB, change_byte
@@ -271,6 +273,66 @@ def _lost_a_newest(before: Files, after: Files) -> str | None:
     return _changed_beyond()(kept, after)
 
 
+# ---- the step log --------------------------------------------------------------------------------------------------
+
+
+def _record(step: int) -> StepRecord:
+    return StepRecord(step, 1, 4, 0, 7, (0.01,), (3 * step, 3 * step + 1), f"{step:032x}")
+
+
+def _log_steps(*steps: int) -> Callable[[Path], None]:
+    def log(folder: Path) -> None:
+        writer = _open_log(folder)
+        for step in steps:
+            writer.append([_record(step)])
+        writer.close()
+
+    return log
+
+
+def _open_log(folder: Path) -> StepLogWriter:
+    return StepLogWriter.open(rank_directory(folder, 0), LogHeader(JOB, 0, "worker-0"))
+
+
+def _log_three(folder: Path, promise: Promise) -> None:
+    """As a rank does: whoever comes after a kill logs the step anew that may not have been durable."""
+    writer = _open_log(folder)
+    try:
+        for step in (1, 2, 3):
+            if writer.last_step <= step:
+                writer.append([_record(step)])
+            promise(step)
+    finally:
+        writer.close()
+
+
+def _tear_the_log(folder: Path) -> None:
+    _log_steps(1, 2)(folder)
+    (segment,) = (rank_directory(folder, 0) / STEPS_FOLDER).iterdir()
+    segment.write_bytes(segment.read_bytes()[:-9])
+
+
+def _log_behind_a_torn_end(folder: Path, promise: Promise) -> None:
+    writer = _open_log(folder)
+    try:
+        if writer.last_step <= 2:
+            writer.append([_record(2)])
+        promise(1)
+    finally:
+        writer.close()
+
+
+def _logged_steps(folder: Path) -> object:
+    """The steps in the log, each of which is as it was written, or this raises."""
+    found = read_step_log(rank_directory(folder, 0))
+    if found is None:
+        return []
+    assert found.problems == [], found.problems
+    for step, record in found.history.line.items():
+        assert replace(record, is_complete=False) == _record(step), f"step {step} is not what was logged"
+    return sorted(found.history.line)
+
+
 SCENARIOS = {
     "journal created": Scenario(
         _nothing,
@@ -304,6 +366,10 @@ SCENARIOS = {
     ),
     "start kept": Scenario(
         _start("old.py"), _keep_start, _kept_script, ("old.py", "new.py"), _changed_beyond("logs/start.json")
+    ),
+    "steps logged": Scenario(_nothing, _log_three, _logged_steps, ([], [1], [1, 2], [1, 2, 3]), _changed_beyond()),
+    "step log with a torn end": Scenario(
+        _tear_the_log, _log_behind_a_torn_end, _logged_steps, ([1], [1, 2]), lambda before, after: None
     ),
     "points saved": Scenario(_nothing, _save_two, _whole_points, ([], [1], [2, 1]), _changed_beyond()),
     "point saved anew": Scenario(_damage_the_second, _save_anew, _verified_points, ([1], [2, 1]), _lost_a_point),

@@ -41,4 +41,4 @@ def test_a_broken_build_is_caught(nursery: Nursery, tmp_path: Path, mutant: str)
 def test_the_calls_are_those_of_a_durable_store(nursery: Nursery, tmp_path: Path) -> None:
     """A layer that sees nothing would find nothing: each kind of call is there to be failed."""
     seen = {call.split()[0] for name in SCENARIOS for call, _ in Runner(nursery, tmp_path / "point", name).points()}
-    assert seen == {"open", "write", "fsync", "mkdir", "rename", "link", "unlink", "rmdir"}
+    assert seen == {"open", "write", "fsync", "ftruncate", "mkdir", "rename", "link", "unlink", "rmdir"}

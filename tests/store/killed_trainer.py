@@ -1,7 +1,7 @@
 """A program that saves as a rank does and is killed: ``python -m tests.store.killed_trainer MEMORY ROOT HOW N``.
 
-``save``: say "ready", then save step N + 1, N + 2, … and say each that is durable, until somebody kills it. ``seal``:
-save step 1, stop the writer, seal step 2 without telling it, say the writer's pid, and kill itself.
+``save``: save step N + 1, say the writer's pid, then save on and say each step that is durable, until it is killed.
+``seal``: save step 1, stop the writer, seal step 2 without telling it, say the writer's pid, and kill itself.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def main(base: Path, root: Path, how: str, newest: int) -> None:
         fill_numbered(room, 2, count=COUNT, chunk_bytes=64 * 1024)
         print(writer.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    print("ready", flush=True)
-    for step in itertools.count(newest + 1):
+    save(newest + 1)
+    print(writer.pid, flush=True)
+    for step in itertools.count(newest + 2):
         save(step)
         print(step, flush=True)
 

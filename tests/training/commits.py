@@ -31,6 +31,9 @@ class Commits:
         self.count += 1
         self._state.remember(Point(self._state.completed_steps, 1))
 
+    def flush(self) -> None:
+        """Nothing is written."""
+
     def check(self) -> None:
         if self.lost:
             raise GenerationEndedError("a member was lost")

@@ -220,3 +220,24 @@ def test_a_changing_world_neither_repeats_nor_leaves_out_a_sample(
     filled_up = sum(ranks.seen.values()) - samples
     assert 0 <= filled_up < max([last, *(size for size, *_ in stays)]), "more than one round was filled up"
     assert ranks.position["consumed"] == samples
+
+
+def test_what_a_loop_records_is_told_as_this_ranks_samples(world: dict[str, int]) -> None:
+    sampler = ElasticSampler(range(50), seed=5)
+    told: list[list[int]] = []
+    sampler.on_record = lambda indices: told.append(list(indices))
+    world["rank"] = 2
+    share = list(sampler)
+    assert len(share) == 13
+    sampler.record_batch(0, 5)
+    sampler.record_batch(1, 5)
+    sampler.record_batch(2, 3)
+    sampler.record_indices((7, 8))
+    assert told == [share[:5], share[5:10], share[10:], [7, 8]]
+    told.clear()
+    sampler.load_state_dict({"seed": 5, "epoch": 0, "consumed": 20})  # the loader is not iterated anew yet
+    sampler.record_batch(0, 5)
+    assert told == [[]]
+    rest = list(sampler)
+    sampler.record_batch(0, 2)
+    assert told[1:] == [rest[:2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class Commits:
     def save(self) -> None:
         self.count += 1
         self._state.remember(Point(self._state.completed_steps, 1))
+
+    def flush(self) -> None:
+        """Nothing is written."""
 
     def check(self) -> None:
         """The members stay."""
@@ -132,9 +136,10 @@ def test_steps_are_counted_by_the_optimizer_and_commits_name_what_is_left() -> N
     assert (state.uncommitted_steps, commits.count) == (0, 1)
 
 
-def test_a_commit_outside_elastic_run_says_where_it_belongs() -> None:
-    with pytest.raises(UsageError, match=r"elastic\.run"):
-        small_state().commit()
+@pytest.mark.parametrize("call", [TorchState.commit, TorchState.flush])
+def test_a_call_outside_elastic_run_says_where_it_belongs(call: Callable[[TorchState], None]) -> None:
+    with pytest.raises(UsageError, match=rf"state\.{call.__name__}\(\) belongs into .*elastic\.run"):
+        call(small_state())
 
 
 def test_a_point_of_another_program_is_refused_with_both_lists() -> None:

@@ -1,9 +1,11 @@
 """The checkpoint of one rank: what a point is on disk, and how it is saved, found, verified, read, sent and removed.
 
 A point is a directory with a safetensors file of the tensors and a manifest that holds everything else together with a
-hash of every chunk of the data. Never here: torch, and any decision about which point is resumed. Callers use the names
-below; the modules behind them are one step each. The one idea: a point is written once, under a name it gets only when
-it is whole, and it is never handed out without its hashes having been compared.
+hash of every chunk of the data. The same two files may lie in a slot of shared memory first, from which a process of
+their own writes them out, and where they outlive the death of whoever filled it. Never here: torch, and any decision
+about which point is resumed. Callers use the names below; the modules behind them are one step each. The one idea: a
+point is written once, under a name it gets only when it is whole, and it is never handed out without its hashes having
+been compared.
 """
 
 from __future__ import annotations

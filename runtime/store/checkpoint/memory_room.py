@@ -55,7 +55,11 @@ class MemoryRoom:
         self._base, self._job, self._rank_slot = base, job, slot
         self.descriptor = _lock(base, job, slot)
         self._slots = [MemorySlot(self.path / name, self.descriptor) for name in NAMES]
-        headers = [slot.header() for slot in self._slots]
+        try:
+            headers = [slot.header() for slot in self._slots]
+        except StoreError:
+            self.let_go()
+            raise
         self.sequence = max((header.sequence for header in headers if header is not None), default=0)
         _open_rooms.add(self)
 

@@ -27,6 +27,7 @@ import xxhash
 
 from runtime.errors import CheckpointError, StoreError
 from runtime.store import durable
+from runtime.store.checkpoint.available_memory import available_bytes
 from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES
 
 HEADER_BYTES = mmap.PAGESIZE
@@ -37,6 +38,7 @@ _DIGEST_BYTES = 16
 _SPOKEN_BYTES = _FIELDS.size + _DIGEST_BYTES
 _SILENT = bytes(_SPOKEN_BYTES)
 _MANIFEST_SLACK_BYTES = 64 * 1024
+_SHARE_OF_AVAILABLE = 0.8
 
 
 class Stage(enum.IntEnum):
@@ -137,6 +139,12 @@ class MemorySlot:
         data_offset = HEADER_BYTES + _in_pages(manifest_bytes * 2 + _MANIFEST_SLACK_BYTES)
         size_bytes = data_offset + _in_pages(data_bytes)
         self.discard()
+        available = available_bytes()
+        if available is not None and size_bytes > available * _SHARE_OF_AVAILABLE:
+            raise StoreError(
+                f"{self.path}: {size_bytes} bytes of memory are needed and {available} are available (see `free` and "
+                "the container's limit): the rest is left to the training"
+            )
         with durable.disk_errors(self.path, f"reserving {size_bytes} bytes of memory"):
             try:
                 self._reserve(size_bytes)

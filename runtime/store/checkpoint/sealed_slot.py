@@ -34,7 +34,7 @@ class HashedPoint:
 
 @contextlib.contextmanager
 def hashed(path: Path, directory: int) -> Iterator[HashedPoint]:
-    """Hash a sealed slot, unless that was done, and keep its bytes mapped inside the block.
+    """Hash a sealed slot, unless that was done, and use its bytes inside the block.
 
     Args:
         path: of the slot, for messages.
@@ -55,14 +55,12 @@ def hashed(path: Path, directory: int) -> Iterator[HashedPoint]:
         if manifest.data_bytes != header.data_bytes:
             raise CheckpointError(f"{path}: its header and its manifest are of two points")
         end = header.data_offset + header.data_bytes
-        with (
-            mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ) as memory,
-            memoryview(memory) as everything,
-            everything[header.data_offset : end] as data,
-        ):
-            if header.stage is not Stage.HASHED:
-                manifest, manifest_data = _hash(descriptor, path, header, manifest, data)
-            yield HashedPoint(manifest, manifest_data, data)
+        # Not closed here: an error on its way up may still hold a view, and the mapping goes with the last of them.
+        memory = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ)
+        data = memoryview(memory)[header.data_offset :]
+        if header.stage is not Stage.HASHED:
+            manifest, manifest_data = _hash(descriptor, path, header, manifest, data)
+        yield HashedPoint(manifest, manifest_data, data)
     finally:
         os.close(descriptor)
 

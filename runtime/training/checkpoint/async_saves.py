@@ -109,9 +109,11 @@ class AsyncSaves:
         return store.points_in_memory(self._memory, self._job, self._slot)
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
-        """Empty the slots that hold such a point; no save is in hand."""
+        """Empty the slots that hold such a point, a predecessor's too; no save is in hand."""
         if self._room is not None:
             self._room.forget(is_unwanted)
+        elif any(is_unwanted(found.point) for found in store.points_in_memory(self._memory, self._job, self._slot)[0]):
+            store.remove_room(self._memory, self._job, self._slot)
 
     def close(self) -> None:
         """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""

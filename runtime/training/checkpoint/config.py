@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from runtime.errors import UsageError
 from runtime.store.checkpoint import is_prefix
+from runtime.training.checkpoint.step_log import StepLog
 
 __all__ = ["AUTO", "CheckpointConfig"]
 
@@ -70,6 +71,7 @@ class CheckpointConfig:
             ``"skip"`` this one.
         directory: the job's checkpoint folder; CHECKPOINT_PATH where it is None.
         prefix: the name of a folder below it that takes the ranks' folders; none where empty.
+        step_log: log every step before it is taken and compare steps that are done again; a :class:`StepLog` says how.
 
     Raises:
         UsageError: a value that cannot be, or a name of MindSpore's that means something else than what happens here.
@@ -83,6 +85,7 @@ class CheckpointConfig:
     async_save: bool = True
     when_busy: str = "wait"
     prefix: str = ""
+    step_log: bool | StepLog = False
     keep_checkpoint_per_n_minutes: InitVar[int | None] = None
     integrated_save: InitVar[bool] = True
     saved_network: InitVar[Any] = None
@@ -96,6 +99,7 @@ class CheckpointConfig:
 
     def __post_init__(self, *mindspores: Any) -> None:
         _require_what_happens_anyway(mindspores)
+        StepLog.of(self.step_log)
         self._require_one_rhythm()
         if type(self.keep_checkpoint_max) is not int or self.keep_checkpoint_max < MIN_KEPT:
             raise UsageError(

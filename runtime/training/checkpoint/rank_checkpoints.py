@@ -16,6 +16,7 @@ from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint, FoundPoint, Outcome, PointHeader, TensorPart, Tree
+from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import claim_folder, make_claim_durable
 from runtime.training import snapshot
@@ -51,8 +52,8 @@ class RankCheckpoints:
         job_name: str,
         slot: int,
         node: str,
-        committed: Callable[[], Point | None],
-        report: Callable[[Sequence[Point]], object],
+        committed: Callable[[], Point | None] = lambda: ALL,
+        report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
     ) -> None:
         self.config = config
@@ -158,6 +159,7 @@ class RankCheckpoints:
             self._take_folder(wait_s)
             is_async = self.config.async_save and not durable
             if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
+                self._in_memory.clear()  # one of the slots has another point now
                 return True
             store.write_point(self.root, header, snapshot.parts_of(tensors), tree, layout)
         except CheckpointError:

@@ -10,6 +10,7 @@ import pytest
 
 from runtime.errors import CheckpointError
 from runtime.store.checkpoint import safetensors_header as header_format
+from runtime.store.checkpoint.tensor_part import TensorPart
 
 
 def decode(data: bytes) -> list[header_format.TensorEntry]:
@@ -70,3 +71,24 @@ def test_a_header_that_does_not_fit_its_file_is_refused(header: Any, data_bytes:
 def test_a_length_that_does_not_fit_its_file_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError):
         decode(data)
+
+
+def test_every_tensor_is_aligned_to_its_element_and_those_of_whole_cache_lines_to_a_line() -> None:
+    shapes = {"F32": ((), (16, 3), (5,), (32,)), "F64": ((), (8,)), "BF16": ((3,), (32,)), "U8": ((1,), (64,))}
+    parts = [
+        TensorPart(f"{dtype} {shape} {number}", dtype, shape, b"")
+        for number in range(3)
+        for dtype, of_dtype in shapes.items()
+        for shape in of_dtype
+    ]
+    data = header_format.encode_header(header_format.in_file_order(parts))
+    file_bytes = len(data) + sum(header_format.nbytes_of(part.name, part.dtype, part.shape) for part in parts)
+    entries = header_format.decode_header(data[8:], file_bytes)
+    assert {entry.name for entry in entries} == {part.name for part in parts}
+    for entry in entries:
+        assert entry.start % (header_format.BITS_BY_DTYPE[entry.dtype] // 8) == 0, entry
+        if entry.dtype == "F64" and (entry.end - entry.start) % 64 == 0:
+            assert entry.start % 64 == 0, entry
+    first = min(entry.start for entry in entries if entry.dtype == "F32")
+    filling = [entry for entry in entries if entry.dtype == "F32" and (entry.end - entry.start) % 64 == 0]
+    assert {(entry.start - first) % 64 for entry in filling} == {0}

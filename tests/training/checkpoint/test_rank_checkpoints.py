@@ -15,8 +15,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
-from runtime.store.checkpoint import MemoryRoom, point_name, points_in_memory
-from runtime.store.checkpoint.pruning import ALL
+        others = {name: options.pop(name) for name in ("committed", "report") if name in options}
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -41,11 +40,12 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
 
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
-        alone = {"committed": lambda: ALL, "report": lambda points: None}
-        alone |= {name: options.pop(name) for name in alone.keys() & options.keys()}
+        others = {name: options.pop(name) for name in ("committed", "report") if name in options}
         config = CheckpointConfig(**options)
         made.append(
-            RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory, **alone)
+            RankCheckpoints(
+                config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory, **others
+            )
         )
         return made[-1]
 
@@ -226,7 +226,7 @@ def test_a_disk_that_refuses_is_said_once_and_when_it_is_over(
     assert "from step 4 on" in again
 
 
-@pytest.mark.parametrize("kind", ["absent", "too small", "somebody else's"])
+@pytest.mark.parametrize("kind", ["absent", "too small", "no memory left", "somebody else's"])
 def test_without_memory_training_waits_for_the_disk_and_is_told_once(
     rank: Callable[..., RankCheckpoints],
     tmp_path: Path,
@@ -243,6 +243,8 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
+    elif kind == "no memory left":
+        monkeypatch.setattr(memory_slot, "available_bytes", lambda: 100)
     else:
         other = MemoryRoom(memory, JOB, 0)
     mine = rank(memory=memory)
@@ -250,12 +252,40 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
         assert save(mine, step)
         assert step in on_disk(mine)
     (said,) = [record.message for record in caplog.records if "waits for the disk" in record.message]
-    assert {"absent": "ENOENT", "too small": "ENOSPC", "somebody else's": "another live process"}[kind] in said
+    reasons = {"absent": "ENOENT", "too small": "ENOSPC", "no memory left": "100 are available"}
+    assert reasons.get(kind, "another live process") in said
+    assert not list(memory.rglob("[ab]"))
     assert "async_save=False" in said
     if kind == "somebody else's":
         other.close()
         save(mine, 4)
         assert [record for record in caplog.records if "copied aside again" in record.message]
+
+
+def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_state_as_large(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    reserve = os.posix_fallocate
+
+    def refuse_the_second(descriptor: int, offset: int, size: int) -> None:
+        asked.append(size)
+        if len(asked) == 2:
+            raise OSError(28, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse_the_second)
+    mine = rank()
+    for step in (201, 202, 203, 204):
+        save(mine, step)
+        mine.flush()
+    assert on_disk(mine) == {201, 202, 203, 204}
+    assert len(asked) == 2
+    assert not list((tmp_path / "memory").rglob("[ab]"))
+    save(mine, 5)
+    assert len(asked) == 3, "a smaller one may find room"
+    mine.flush()
+    assert_is_step(mine, 5)
 
 
 # ---- what memory gives back
@@ -320,6 +350,19 @@ def test_an_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCh
     mine.flush()
     assert on_disk(mine) == {10, 15}
     assert {one.point for one in points_in_memory(tmp_path / "memory", JOB, 0)[0]} == {Point(15, 2)}
+
+
+def test_a_predecessors_abandoned_points_are_forgotten_without_slots_of_ones_own(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path
+) -> None:
+    mine = rank()
+    for step in (10, 20):
+        save(mine, step)
+    mine.release()
+    again = rank(async_save=False)
+    assert again.held() == [Point(20, 1), Point(10, 1)]
+    save(again, 15, generation=2)
+    assert again.held() == [Point(15, 2), Point(10, 1)]
 
 
 def test_a_job_that_ended_well_gives_its_memory_back(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Staging: what it remembers from one save to the next, and that a slot holds a data file as it will lie on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import MemoryRoom, PointHeader, points_in_memory, sealed_slot
+from runtime.training.checkpoint import staging as staging_module
+from runtime.training.checkpoint.staging import Staging
+from runtime.training.snapshot import NamedTensors
+
+JOB = "a-job"
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[MemoryRoom]:
+    room = MemoryRoom(tmp_path, JOB, 0)
+    yield room
+    room.close()
+
+
+def tensors_of(step: int, count: int = 30) -> NamedTensors:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        named
+        for number in range(count)
+        for named in (
+            (f"step.{number}", torch.tensor(float(step))),
+            (f"weight.{number}", torch.randn(16, 4, generator=generator)),
+            (f"half.{number}", torch.randn(5, generator=generator).bfloat16()),
+        )
+    ]
+
+
+def stage(staging: Staging, room: MemoryRoom, step: int, tensors: NamedTensors) -> bytes:
+    """The data file that the slot holds then."""
+    header = PointHeader(JOB, Point(step, 1), 1, 0, 0, "0")
+    name, _ = staging.stage(header, tensors, {"step": step}, {})
+    with sealed_slot.hashed(room.path / name, room.descriptor) as point:
+        assert point.manifest.tree == {"step": step}
+        return bytes(point.data)
+
+
+def test_the_slot_holds_a_file_of_the_safetensors_library(room: MemoryRoom) -> None:
+    staging = Staging(room)
+    for step in (1, 2, 3, 4):
+        tensors = tensors_of(step)
+        loaded = load(stage(staging, room, step, tensors))
+        assert loaded.keys() == {name for name, _ in tensors}
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors)
+
+
+def test_as_long_as_the_kinds_stay_nothing_is_made_anew(room: MemoryRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = Staging(room)
+    for step in (1, 2):
+        stage(staging, room, step, tensors_of(step))
+    monkeypatch.setattr(staging_module, "encode_header", lambda parts: pytest.fail("a plan was made again"))
+    monkeypatch.setattr(staging_module, "_views", lambda data, plan: pytest.fail("views were made again"))
+    for step in (3, 4, 5):
+        stage(staging, room, step, tensors_of(step))
+    assert [found.point.step for found in points_in_memory(room.path.parents[2], JOB, 0)[0]] == [5, 4]
+
+
+@pytest.mark.parametrize("change", ["name", "dtype", "shape", "fewer", "more"])
+def test_any_other_kind_is_noticed(room: MemoryRoom, change: str) -> None:
+    staging = Staging(room)
+    for step in (1, 2):
+        stage(staging, room, step, tensors_of(step))
+    tensors = tensors_of(3, {"fewer": 29, "more": 2000}.get(change, 30))
+    name, tensor = tensors[1]
+    if change == "name":
+        tensors[1] = ("renamed", tensor)
+    elif change == "dtype":
+        tensors[1] = (name, tensor.to(torch.int32))
+    elif change == "shape":
+        tensors[1] = (name, tensor.reshape(4, 16))
+    loaded = load(stage(staging, room, 3, tensors))
+    assert loaded.keys() == {name for name, _ in tensors}
+    for name, tensor in tensors:
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+
+
+def test_a_name_that_appears_twice_is_refused_and_the_older_point_stays(room: MemoryRoom) -> None:
+    staging = Staging(room)
+    stage(staging, room, 1, tensors_of(1))
+    with pytest.raises(CheckpointError, match="the name is taken"):
+        stage(staging, room, 2, [*tensors_of(2), ("step.0", torch.zeros(3))])
+    assert [found.point.step for found in points_in_memory(room.path.parents[2], JOB, 0)[0]] == [1]
+
+
+def test_the_order_of_the_state_does_not_matter(room: MemoryRoom) -> None:
+    staging = Staging(room)
+    for order in (1, -1, 1):
+        tensors = tensors_of(1)[::order]
+        loaded = load(stage(staging, room, 1, tensors))
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors)
