@@ -15,7 +15,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
-        others = {name: options.pop(name) for name in ("committed", "report") if name in options}
+from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -43,9 +43,7 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
         others = {name: options.pop(name) for name in ("committed", "report") if name in options}
         config = CheckpointConfig(**options)
         made.append(
-            RankCheckpoints(
-                config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory, **others
-            )
+            RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory, **others)
         )
         return made[-1]
 
