@@ -43,10 +43,11 @@ def main() -> int:
     for problem in found.problems:
         print(problem)
     print(f"killed: {dict(found.killed)}; last said before: {dict(found.doing)}")
+    print(f"{found.unproven} points in memory passed over, and said, because their writers were killed before hashing")
     print(
         f"{found.kills} kills, seed {arguments.seed}: {len(found.unloadable)} unloadable, {len(found.wrong)} silently "
         f"wrong, {len(found.lost)} lost, {len(found.failures)} other failures, never fewer than {found.least_verified} "
-        "verified points once one was durable"
+        "verified global points once there was one"
     )
     return 1 if found.problems else 0
 

@@ -37,7 +37,7 @@ def test_every_moment_and_every_victim_is_drawn() -> None:
     draws = [Draw.of(chance) for _ in range(200)]
     assert {draw.moment for draw in draws} == set(MOMENTS)
     assert {draw.whom for draw in draws} == set(VICTIMS)
-    assert {draw.is_async for draw in draws} == {True, False}
+    assert {draw.life.is_async for draw in draws} == {True, False}
 
 
 def saved(place: Place, steps: int, *, content_of: int | None = None) -> None:
@@ -71,6 +71,17 @@ def test_the_judge_finds_that_a_durable_point_is_gone(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     saved(place, 2)
     campaign._durable = 3
+    campaign._global = {1}
     campaign._judge()
     (problem,) = campaign.found.lost
     assert "step 3 was durable" in problem
+
+
+def test_the_judge_finds_that_no_global_point_is_left(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    saved(place, 2)
+    campaign._global = {3}
+    campaign._judge()
+    (problem,) = campaign.found.lost
+    assert "none is left" in problem
+    assert campaign.found.least_verified == 0

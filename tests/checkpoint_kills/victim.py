@@ -1,14 +1,14 @@
 """The process that is killed: a rank without a job, which loads its newest point and then saves one after another.
 
-Here lives what it does and what it says of it, a line each, through a pipe: ``load``, ``save N``, ``delete``, and
-``durable N`` once the point of step N is on disk. What a point must contain follows from its step alone, so whoever
-loads it knows whether it is right.
+Here lives what it does and what it says of it, a line each, through a pipe: ``load``, ``save N``, ``delete``, ``durable
+N`` once the point of step N is on disk, and ``global N`` once every rank of its job, which is this one, has reported
+it. What a point must contain follows from its step alone, so whoever loads it knows whether it is right.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,25 @@ LOOK_EVERY = 4
 WAIT_S = 60.0
 
 
+class Committed:
+    """The scheduler of a world of one: what the rank reports is what every rank holds, while the scheduler is there.
+
+    Args:
+        is_there: whether it answers.
+        say: takes a line.
+    """
+
+    def __init__(self, *, is_there: bool = True, say: Callable[[str], None] = str) -> None:
+        self.point: Point | None = None
+        self._is_there = is_there
+        self._say = say
+
+    def report(self, points: Sequence[Point]) -> None:
+        if self._is_there and points:
+            self._say(f"global {max(points).step}")
+            self.point = max(points)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the points of the one rank are.
@@ -43,9 +62,19 @@ class Place:
     def rank_folder(self) -> Path:
         return store.rank_directory(self.root, 0)
 
-    def open(self, *, is_async: bool = True) -> RankCheckpoints:
-        config = CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async)
-        return RankCheckpoints(config, self.root, job=JOB, job_name="kills", slot=0, node="0", memory=self.memory)
+    def open(self, committed: Committed | None = None, *, is_async: bool = True) -> RankCheckpoints:
+        committed = committed or Committed()
+        return RankCheckpoints(
+            CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async),
+            self.root,
+            job=JOB,
+            job_name="kills",
+            slot=0,
+            node="0",
+            committed=lambda: committed.point,
+            report=committed.report,
+            memory=self.memory,
+        )
 
     def newest_on_disk(self) -> int:
         """The step of the newest directory with a point's name; 0 where there is none."""
@@ -73,13 +102,27 @@ def is_right(checkpoint: store.Checkpoint) -> bool:
     )
 
 
-def live(place: Place, elements: int, is_async: bool, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How one victim lives.
+
+    Attributes:
+        elements: of its largest tensor.
+        is_async: whether a writer process writes.
+        is_heard: whether its scheduler is there; nothing is to be deleted while it is not.
+    """
+
+    elements: int
+    is_async: bool
+    is_heard: bool
+
+
+def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
     """Load, then save until killed.
 
     Args:
         place: where.
-        elements: of the largest tensor.
-        is_async: whether a writer process writes.
+        life: how.
         say: takes a line.
     """
     prune = pruning.prune
@@ -89,12 +132,12 @@ def live(place: Place, elements: int, is_async: bool, say: Callable[[str], None]
         return prune(*arguments, **options)  # type: ignore[arg-type]
 
     pruning.prune = told_prune
-    checkpoints = place.open(is_async=is_async)
+    checkpoints = place.open(Committed(is_there=life.is_heard, say=say), is_async=life.is_async)
     step = load(checkpoints, say)
     while True:
         step += 1
         say(f"save {step}")
-        tree, tensors = snapshot.take_apart(state_of(step, elements), "state")
+        tree, tensors = snapshot.take_apart(state_of(step, life.elements), "state")
         checkpoints.save(checkpoints.header(Point(step, 1), 0, 1), tensors, tree, {}, wait_s=WAIT_S)
         say(f"durable {place.newest_on_disk()}")
         if step % LOOK_EVERY == 0:
@@ -112,7 +155,7 @@ def load(checkpoints: RankCheckpoints, say: Callable[[str], None]) -> int:
     return held[0].step
 
 
-def start(place: Place, elements: int, is_async: bool) -> tuple[int, int]:
+def start(place: Place, life: Life) -> tuple[int, int]:
     """Begin to live in a process of its own; its pid, and the end of the pipe to read what it says from."""
     listen, speak = os.pipe()
     pid = os.fork()
@@ -121,7 +164,7 @@ def start(place: Place, elements: int, is_async: bool) -> tuple[int, int]:
         return pid, listen
     try:
         os.close(listen)
-        live(place, elements, is_async, lambda line: _write(speak, line))
+        live(place, life, lambda line: _write(speak, line))
     except BaseException as error:
         _write(speak, f"error {error!r}")
     os._exit(1)

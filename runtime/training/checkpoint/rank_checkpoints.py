@@ -79,7 +79,8 @@ class RankCheckpoints:
         assert folder is not None, "a lock needs a local folder"
         self._directory = store.rank_directory(folder, slot)
         self._verified: set[Point] = set()
-        self._told: set[Point] = set()  # of them, those that others may count on
+        self._told: set[Point] = set()  # those that others may count on
+        self._has_counted = False  # what an earlier process has left among them
         self._rejected: dict[Point, str] = {}
         self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
@@ -102,7 +103,6 @@ class RankCheckpoints:
                     found.require_manifest()
                     self._place.verify(found)
                     self._verified.add(found.point)
-                    self._told.add(found.point)
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
@@ -138,6 +138,7 @@ class RankCheckpoints:
     def reject(self, point: Point, reason: str) -> None:
         """Never offer this point again; it stays on disk."""
         self._verified.discard(point)
+        self._told.discard(point)
         self._in_memory.pop(point, None)
         if point not in self._rejected:
             self._rejected[point] = reason
@@ -211,15 +212,24 @@ class RankCheckpoints:
             if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
                 wait_s = max(wait_s, WRITER_WAIT_S)
             self._lock.acquire(wait_s, on_wait=voice.warn)
+            if not self._is_remote:  # there its writer asks: no step waits for a network
+                self._count_on_what_is_there()
         if not self._claim_is_durable and not self._is_remote:  # that one is claimed by whoever writes there
             self._place.claim()
             self._claim_is_durable = True
+
+    def _count_on_what_is_there(self) -> None:
+        """On what an earlier process has left others may count already; which point all hold is heard only later."""
+        self._told.update(found.point for found in self._place.scan())
+        self._has_counted = True
 
     def _became_durable(self, point: Point, *, is_pruned: bool) -> bool:
         self._verified.add(point)
         self._rejected.pop(point, None)
         try:
             if not is_pruned:  # by the writer: no step waits for a network
+                if not self._has_counted:
+                    self._count_on_what_is_there()
                 self._verified.difference_update(self._place.prune(point, self._retention(), self._verified))
             self._saves.forget(lambda one: store.is_abandoned(one, point))
             self._tell()
@@ -250,9 +260,10 @@ class RankCheckpoints:
         return Retention(self.config.keep_checkpoint_max, self._committed(), frozenset(self._told))
 
     def _tell(self) -> None:
-        """Let the others count on what is held; what an earlier process has left they may do already."""
-        self._told = store.tellable(self._verified, self.config.keep_checkpoint_max, self._committed(), self._told)
-        self._report(sorted(self._told))
+        """Let the others count on what is held."""
+        points = self._verified | self._told
+        self._told = store.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
+        self._report(sorted(self._told & self._verified))
 
     def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.

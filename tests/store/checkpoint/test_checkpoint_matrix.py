@@ -94,7 +94,15 @@ def rank_checkpoints(root: Path, slot: int) -> RankCheckpoints:
     """As a process that has just been started, with nothing in memory."""
     memory = root.with_name("memory")
     return RankCheckpoints(
-        CheckpointConfig(), root, job=JOB, job_name="matrix", slot=slot, node=str(slot), memory=memory
+        CheckpointConfig(),
+        root,
+        job=JOB,
+        job_name="matrix",
+        slot=slot,
+        node=str(slot),
+        committed=lambda: None,
+        report=lambda points: None,
+        memory=memory,
     )
 
 

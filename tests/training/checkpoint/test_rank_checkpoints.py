@@ -40,8 +40,11 @@ def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
 
     def make(**options: Any) -> RankCheckpoints:
         memory = options.pop("memory", tmp_path / "memory")
+        others = {name: options.pop(name) for name in ("committed", "report") if name in options}
         config = CheckpointConfig(**options)
-        made.append(RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory))
+        made.append(
+            RankCheckpoints(config, tmp_path / "root", job=JOB, job_name="j", slot=0, node="0", memory=memory, **others)
+        )
         return made[-1]
 
     yield make
@@ -380,3 +383,23 @@ def test_letting_go_finishes_what_is_in_hand(rank: Callable[..., RankCheckpoints
     save(again, 2)
     again.release()
     assert on_disk(again) == {1, 2}
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by_all(
+    rank: Callable[..., RankCheckpoints], looks: bool
+) -> None:
+    """A process that was started again saves before it hears which point all hold, and its slots hold what disk has."""
+    before = rank()
+    for step in (1, 2):
+        assert save(before, step)
+    before.release()
+    reported: list[Point] = []
+    after = rank(committed=lambda: None, report=reported.extend)
+    if looks:
+        assert after.held() == [Point(2, 1), Point(1, 1)]
+    for step in (3, 4, 5, 6, 7, 8, 9):
+        assert save(after, step)
+        after.flush()
+        assert on_disk(after) >= {1, 2}
+    assert len(on_disk(after)) <= 2 + after.config.keep_checkpoint_max + 1
