@@ -40,6 +40,8 @@ class Uploader:
         def hook(_request: str) -> None:
             if len(changes(s3)) == kill_at:
                 os.kill(pids.get(timeout=30), signal.SIGKILL)
+                if not after:
+                    raise ConnectionAbortedError("killed before the server acts")
 
         s3.before, s3.after = (s3.before, hook) if after else (hook, s3.after)
         try:
