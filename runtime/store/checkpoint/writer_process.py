@@ -68,7 +68,7 @@ class WriterProcess:
         self._room = room
         self._room_descriptor = room_descriptor
         self._finished: set[int] = set()  # sequences
-        self._was_there: frozenset[Point] = frozenset()  # in an object store, before this process saved anything
+        self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
 
     def run(self) -> None:
         """Until the trainer is gone and all that it sealed is written."""
@@ -107,15 +107,16 @@ class WriterProcess:
                 self._tell("hashed", sequence)
                 header = point.manifest.header
                 place = self._place_of(header)
-                if not self._was_there and is_remote(self._root):
-                    self._was_there = frozenset(found.point for found in place.scan()) - {header.point}
+                if self._was_there is None:
+                    is_asked = is_remote(self._root)  # of a local folder the trainer knows itself
+                    self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
                 place.write_prepared(header, point.manifest_data, [point.data])
         except StoreError as error:
             self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
         else:
             gone = []
             if retention is not None and is_remote(self._root):
-                told = retention.told | self._was_there  # others may count on that, too
+                told = retention.told | (self._was_there or frozenset())  # others may count on that, too
                 gone = self._prune(place, header.point, dataclasses.replace(retention, told=told))
             self._tell("durable", sequence, gone=gone)
 
