@@ -353,6 +353,7 @@ class SchedulerCore:
         elif seat.node not in round_.came:
             number = self._ledger.state.generation_number
             self._rendezvous.harden(f"a collective of generation {number} failed at worker {seat.node}")
+            self._corroborate()
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         """A member of the last generation says where it is; mend what it missed."""

@@ -22,7 +22,9 @@ class Line:
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
 
     def brought(self, join: Join) -> None:
-        """A member has joined."""
+        """A member has joined; what is said of a round that has made a generation comes too late to count."""
+        if self.committed and join.round <= self.committed[-1].round:
+            return
         self._brought[join.round, join.sender.node, join.sender.incarnation] = join
 
     def join_of(self, round_: RoundId, node: str, incarnation: int) -> Join | None:
