@@ -62,8 +62,9 @@ class Ours:
 
     def load(self) -> None:
         """As a generation that begins with this rank's own point on disk; nothing of it is called by a user."""
-        found, live = self._session._load(Point(self._state.completed_steps, generation=1))
-        self._session._become(found, live=live)
+        points = self._session._points
+        found, filled = points._load(Point(self._state.completed_steps, generation=1))
+        points._become(found, filled=filled)
 
     def _step_and_commit(self) -> None:
         self._state.optimizer.step()

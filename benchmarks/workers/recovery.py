@@ -23,6 +23,7 @@ from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.paced import Pace
 from runtime.service.agent import Agent
 from runtime.training import ddp
+from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group import Group
 from runtime.training.session import Session
 
@@ -123,7 +124,7 @@ def _probe(notebook: Notebook) -> None:
     before_and_after(Group, "drop", _nothing, noting_of_generation("dropped"))
     before_and_after(Group, "form", _nothing, noting_of_generation("formed"))
     before_and_after(Session, "_enter_again", _nothing, noting("joins"))
-    before_and_after(Session, "_obtain", _nothing, noting("obtained"))
+    before_and_after(StatePoints, "obtain", _nothing, noting("obtained"))
     before_and_after(ddp, "attach_all", _nothing, noting("attached"))
 
 

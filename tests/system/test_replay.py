@@ -50,7 +50,7 @@ def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("args", [(), ("--record-after",), ("--digest-every", "5")], ids=["before", "after", "every 5"])
+@pytest.mark.parametrize("args", [(), ("--record-after", "--digest-every", "5")], ids=["before", "after, every 5"])
 def test_steps_that_are_done_again_are_the_logged_ones(
     new_job: Callable[..., Job], undisturbed: Callable[..., str], args: tuple[str, ...]
 ) -> None:
