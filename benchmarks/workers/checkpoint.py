@@ -245,10 +245,14 @@ def helpers_cpu_s() -> dict[int, float]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            yield int(child)
-            yield from _below(int(child))
+    children: list[int] = []
+    with contextlib.suppress(FileNotFoundError):  # the process has just ended
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or that thread of it
+                children += map(int, (thread / "children").read_text().split())
+    for child in children:
+        yield child
+        yield from _below(child)
 
 
 @contextlib.contextmanager
