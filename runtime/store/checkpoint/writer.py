@@ -192,7 +192,7 @@ class Writer:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=descriptors,
-                    start_new_session=True,
+                    process_group=0,  # no Ctrl-C of the terminal's reaches it; the session stays the trainer's: nice(2)
                 )
             except OSError as error:
                 ours.close()

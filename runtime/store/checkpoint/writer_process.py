@@ -1,7 +1,7 @@
 """The process that hashes a rank's sealed slots and writes them to disk, one at a time, beside its trainer.
 
 ``writer`` starts it and describes the messages; the order of a save is ``writing``'s. The one idea: whatever has been
-sealed gets finished. The process has a session of its own, so no Ctrl-C reaches it, it ignores being asked to end, and
+sealed gets finished. The process has a group of its own, so no Ctrl-C reaches it, it ignores being asked to end, and
 when its trainer is gone it writes what is sealed and only then ends, the folder's lock still its own till then.
 """
 
@@ -155,10 +155,13 @@ def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
 
 
 def step_back() -> None:
-    """Leave the processors to the training: also where the kernel counts by session (sched(7), autogroup)."""
+    """Leave the processors to the training, a tenth of a busy one excepted.
+
+    Where the kernel shares processors out by session (sched(7), autogroup) a nice value counts within a session only,
+    which is why this process shares its trainer's. The other way, a session of its own that is made nice as a whole,
+    was measured to get no time at all beside a trainer that spins on the same core (Linux 6.18): its saves never ended.
+    """
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def main() -> None:

@@ -111,10 +111,11 @@ def test_a_sealed_slot_becomes_a_point_like_any_other(trainer: Trainer, base: Pa
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
 
 
-def test_the_process_has_a_session_of_its_own_and_ends_with_the_trainers_side(trainer: Trainer) -> None:
+def test_the_process_has_a_group_of_its_own_and_ends_with_the_trainers_side(trainer: Trainer) -> None:
     trainer.save(1)
     assert trainer.writer.pid is not None
-    assert os.getsid(trainer.writer.pid) == trainer.writer.pid != os.getsid(0)
+    assert os.getpgid(trainer.writer.pid) == trainer.writer.pid != os.getpgid(0), "the terminal's Ctrl-C is not for it"
+    assert os.getsid(trainer.writer.pid) == os.getsid(0), "its nice value is to count"
     assert os.getpriority(os.PRIO_PROCESS, trainer.writer.pid) > os.getpriority(os.PRIO_PROCESS, 0)
     identity = ProcessIdentity.of(trainer.writer.pid)
     assert identity is not None
