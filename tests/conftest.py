@@ -11,3 +11,27 @@ import pytest
 def repository() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parents[1]
+
+
+class FailuresAtOnce:
+    """Names each failure when it happens: a run that is stopped half-way has said what was wrong so far."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message if crash is not None else report.longreprtext.strip()
+            first_line = why.splitlines()[0] if why else "no reason was given"
+            self._reporter.ensure_newline()
+            self._reporter.write_line(
+                f"failed ({report.when}, {report.duration:.0f} s): {report.nodeid}: {first_line}"[:400]
+            )
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):  # with several processes: in the one that prints
+        config.pluginmanager.register(FailuresAtOnce(reporter), "failures_at_once")
