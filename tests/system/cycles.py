@@ -90,7 +90,7 @@ class Cycles:
             nodes[rank], spare = spare, killed
             self._wait_at_gate(nodes, gate + STEPS_PER_CYCLE, lost=killed)
             job.worker(killed).wait(10.0)
-            held.append(self._settled(job.worker(PROTECTED).pid))
+            held.append(self._settled(job.worker(PROTECTED).pid, held[1] if cycle else None))
             self._warm(spare)
             say(f"cycle {cycle + 1} of {cycles}: rank {rank} killed; node {PROTECTED} holds {held[-1]}")
         gate_of(job.folder, cycles * STEPS_PER_CYCLE).touch()
@@ -108,13 +108,20 @@ class Cycles:
         self.job.start_worker(node)
         self.job.wait_for(node, "this spare is warm", since=since)
 
-    def _settled(self, pid: int) -> Holding:
-        """What it holds once that no longer changes: what is left of the last generation is freed aside."""
+    def _settled(self, pid: int, earlier: Holding | None = None) -> Holding:
+        """What it holds once that no longer changes: what is left of the last generation is freed aside.
+
+        On a busy machine that stands still now and then, so more than ``earlier`` is given all the time there is.
+        """
         deadline, before = time.monotonic() + _SETTLES_WITHIN_S, holding_of(pid)
         while time.monotonic() < deadline:
             time.sleep(0.1)
             now = holding_of(pid)
-            if (now.descriptors, now.threads) == (before.descriptors, before.threads):
+            is_still = (now.descriptors, now.threads) == (before.descriptors, before.threads)
+            has_grown = earlier is not None and (
+                now.descriptors > earlier.descriptors + 1 or now.threads > earlier.threads + 1
+            )
+            if is_still and not has_grown:
                 return now
             before = now
         return before
