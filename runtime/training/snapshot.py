@@ -98,13 +98,20 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes; a view of its memory where it is a contiguous CPU tensor."""
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
+    return _view_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
 
 
 def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
     """Those tensors, by name, whose bytes lie in their own memory as the store has them."""
-    return {part.name: part for part in parts_of([(name, one) for name, one in tensors if _lies_plainly(one)])}
+    return {
+        name: TensorPart(name, _NAME_OF_DTYPE[one.dtype], tuple(one.shape), _view_of(one.detach()))
+        for name, one in tensors
+        if _lies_plainly(one)
+    }
+
+
+def _view_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:

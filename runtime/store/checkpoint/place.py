@@ -64,6 +64,9 @@ class Place(Protocol[FoundHere]):
     def scan(self) -> list[FoundHere]:
         """The points, the newest first."""
 
+    def find(self, point: Point) -> FoundHere | None:
+        """What :meth:`scan` lists of that point."""
+
     def verify(self, found: FoundHere) -> None:
         """Compare every hash."""
 
@@ -108,6 +111,11 @@ class LocalPlace:
     def scan(self) -> list[FoundPoint]:
         """See ``scanning.scan``."""
         return scanning.scan(self._directory, self._job)
+
+    def find(self, point: Point) -> FoundPoint | None:
+        """As :meth:`scan`, without a look at the others."""
+        path = self._directory / folder.point_name(point)
+        return scanning.inspect_point(path, point, self._job) if path.is_dir() else None
 
     def verify(self, found: FoundPoint) -> None:
         """See ``reading.verify``."""

@@ -123,6 +123,10 @@ class RemotePlace:
                 points[attempt.point] = found if known is None or found.is_usable else known
         return list(points.values())
 
+    def find(self, point: Point) -> RemotePoint | None:
+        """What :meth:`scan` lists of that point."""
+        return next((found for found in self.scan() if found.point == point), None)
+
     def verify(self, found: RemotePoint) -> None:
         """Read the whole point and compare every hash; :class:`CheckpointError` names the object and the chunk."""
         manifest = found.require_manifest()

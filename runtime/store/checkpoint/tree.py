@@ -64,7 +64,8 @@ def _check(value: Tree, place: str, depth_left: int) -> None:
         for key, item in value.items():
             if type(key) not in _SCALARS:
                 raise CheckpointError(f"{place}: a key of type {type(key).__qualname__}; expected a plain value")
-            _check(item, f"{place}[{key!r}]", depth_left - 1)
+            if type(item) not in _SCALARS:
+                _check(item, f"{place}[{key!r}]", depth_left - 1)
     else:
         for index, item in enumerate(value):
             if type(item) not in _SCALARS:

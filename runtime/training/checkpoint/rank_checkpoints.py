@@ -300,11 +300,10 @@ class RankCheckpoints:
         return store.unpack(packed, self._job)
 
     def _found(self, point: Point) -> Found:
-        points: list[Found] = self._place.scan()
-        for found in points:
-            if found.point == point:
-                return found
-        raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
+        found: Found | None = self._place.find(point)
+        if found is None:
+            raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
+        return found
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for its points in memory."""
