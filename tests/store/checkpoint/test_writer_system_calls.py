@@ -1,0 +1,79 @@
+"""The writer process killed as it enters each system call of one save, by strace(1)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.store.checkpoint import Outcome
+from runtime.store.checkpoint.writer import COMMAND
+from tests.crash_points.strace import refusal
+from tests.store.checkpoint.test_checkpoint_writer import Trainer, names_in, steps_in_memory, whole_steps
+
+_CALL = re.compile(r"(\w+)\((.*)")
+_TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names the slot: an array of three
+_SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
+
+
+def save_under_strace(place: Path, *options: str) -> Outcome:
+    """Save step 1 and then, under strace, step 2: what was heard of that."""
+    (place / "memory").mkdir(parents=True)
+    first = Trainer(place / "memory", place / "points")
+    try:
+        assert first.save(1).problem is None
+    finally:
+        first.close()
+    command = ("strace", "-qq", "-o", str(place / "log"), *options, *COMMAND)
+    trainer = Trainer(place / "memory", place / "points", command=command)
+    try:
+        return trainer.save(2)
+    finally:
+        trainer.close()
+
+
+def calls_of_a_save(log: Path) -> list[tuple[str, int]]:
+    """From the message that names the slot to the answer that it is durable: each call, and the how-manieth it is."""
+    counts: Counter[str] = Counter()
+    found: list[tuple[str, int]] = []
+    is_saving = False
+    for line in log.read_text(errors="replace").splitlines():
+        if (match := _CALL.match(line)) is None:
+            continue
+        counts[match[1]] += 1
+        is_saving = is_saving or _TAKES_IT_UP.match(line) is not None
+        if is_saving:
+            found.append((match[1], counts[match[1]]))
+        if _SAYS_IT_IS_DURABLE.match(line):
+            return found
+    raise AssertionError("the save has no end in the log")
+
+
+@pytest.mark.system
+def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path) -> None:
+    if (why := refusal()) is not None:
+        pytest.skip(f"{why}; test_an_error_at_any_call_leaves_no_trace_of_the_attempt fails the calls without it")
+    assert save_under_strace(tmp_path / "whole") == Outcome(Point(2, 1))
+    calls = calls_of_a_save(tmp_path / "whole" / "log")
+    assert {"openat", "pwrite64", "mkdir", "write", "fsync", "rename", "sendto"} <= {name for name, _ in calls}
+    left: Counter[str] = Counter()
+    for index, (name, number) in enumerate(calls):
+        place, at = tmp_path / str(index), f"call {index} of {len(calls)}, {name}"
+        outcome = save_under_strace(place, f"--inject={name}:signal=KILL:when={number}")
+        assert outcome.problem is not None, f"{at}: was not killed"
+        whole = whole_steps(place / "points")
+        assert whole in ([1], [2, 1]), at
+        in_memory = steps_in_memory(place / "memory")
+        assert in_memory in ([1], [2, 1]), at
+        left[f"disk {whole}, memory {in_memory}"] += 1
+        successor = Trainer(place / "memory", place / "points")
+        try:
+            assert successor.save(3).problem is None, at
+        finally:
+            successor.close()
+        assert whole_steps(place / "points") == [3, *whole], at
+        assert [one for one in names_in(place / "points" / "0") if one.startswith(".tmp")] == [], at
+    assert len(left) == 3, f"before it is hashed, before it is durable, after that: {left}"
