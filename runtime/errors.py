@@ -89,6 +89,10 @@ class FencedError(SameBitsError):
 
     exit_code = 65
 
+    def __init__(self, text: str, *, may_return: bool = False) -> None:
+        super().__init__(text)
+        self.may_return = may_return  # its slot is another node's, its node id nobody's: it may come back as a spare
+
 
 class DuplicateNodeError(SameBitsError):
     """A live process holds this node id and did not go away within TOPO_TIMEOUT."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.core.leases import Leases
 from runtime.core.ledger import NAMED, Ledger
-from runtime.core.messages import PROTOCOL, Admitted, Fenced, Pending, Refusal, Refused, Register
+from runtime.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Refused, Register
 from runtime.core.ready import Level
 from runtime.core.rebuild import is_placeholder
 from runtime.core.records import SeatGranted, SeatRetired, SpareAdmitted
@@ -21,6 +21,7 @@ from runtime.core.world import World
 
 MIN_RETRY_S = 0.05
 MUST_LEAVE = ": this process must not touch the job again"
+MAY_RETURN = ": it must leave its generation, and may come back as a spare"
 MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
 MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
 
@@ -169,9 +170,17 @@ class Admission:
         return seat
 
     def _fence(self, message: Register, seat: Seat | None) -> None:
-        text = fenced_text(message.node, seat)
-        self._ledger.ready.send(message.session, Fenced(message.session, message.incarnation, f"{text}{MUST_LEAVE}"))
-        self._ledger.ready.say(f"fenced {message.process}: {text}", Level.WARNING)
+        fenced = self.fenced(message, seat)
+        self._ledger.ready.send(message.session, fenced)
+        self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Level.WARNING)
+
+    def fenced(self, sender: Register | Credential, seat: Seat | None) -> Fenced:
+        """What a process is told that believes it holds this seat of its node."""
+        policy = self._ledger.policy
+        is_own = seat is not None and seat.is_retired and seat.session == sender.session
+        may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
+        text = fenced_text(sender.node, seat) + (MAY_RETURN if may_return else MUST_LEAVE)
+        return Fenced(sender.session, sender.incarnation, text, may_return)
 
     # ---- rules 3, 4, 5 and 7
 

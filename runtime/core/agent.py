@@ -369,7 +369,7 @@ class AgentCore:
                 self._refused(message)
             case Fenced():
                 if message.session == self._policy.session:
-                    self._end(EndReason.FENCED, message.text)
+                    self._end(EndReason.FENCED, message.text, may_return=message.may_return)
             case RoundOpened():
                 if self._is_for_me(message.term, message.incarnation):
                     self._round_opened(message)
@@ -493,9 +493,9 @@ class AgentCore:
         else:
             self._end(_END_REASONS[message.kind], message.text)
 
-    def _end(self, reason: EndReason, text: str) -> None:
+    def _end(self, reason: EndReason, text: str, *, may_return: bool = False) -> None:
         if not self._told_to_end:
             self._told_to_end = True
-            self._ready.notices.append(MustEnd(reason, text))
+            self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process really leaves; whoever holds none must not say another word.
             self._ended = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)

@@ -217,6 +217,7 @@ class MustEnd:
 
     reason: EndReason
     text: str
+    may_return: bool = False  # with a new session, once it is out of its generation
 
 
 @dataclass(frozen=True, slots=True)

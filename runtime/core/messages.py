@@ -247,11 +247,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The seat belongs to a later incarnation; the receiver must leave."""
+    """The seat belongs to a later incarnation, or to another node; the receiver must leave."""
 
     session: str
     incarnation: int  # the receiver's
     text: str
+    may_return: bool = False  # under a new session: nobody else has its node id, and the job has use for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.core.admission import MUST_LEAVE, Admission, fenced_text
+from runtime.core.admission import Admission
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.leases import Leases
@@ -17,7 +17,6 @@ from runtime.core.messages import (
     Activity,
     Credential,
     EndKind,
-    Fenced,
     Finished,
     FromWorker,
     Heartbeat,
@@ -307,11 +306,11 @@ class SchedulerCore:
         ):
             return None if seat.left else seat
         if sender.job == self._ledger.state.job:
-            text = fenced_text(sender.node, seat)
-            self._ledger.ready.send(session, Fenced(sender.session, sender.incarnation, f"{text}{MUST_LEAVE}"))
+            fenced = self._admission.fenced(sender, seat)
+            self._ledger.ready.send(session, fenced)
             if session not in self._fenced and len(self._fenced) < MAX_FENCED:
                 self._fenced.add(session)
-                self._ledger.ready.say(f"fenced: {text}", Level.WARNING)
+                self._ledger.ready.say(f"fenced: {fenced.text}", Level.WARNING)
         return None
 
     def _join(self, seat: Seat, message: Join) -> None:

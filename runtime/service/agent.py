@@ -81,7 +81,6 @@ COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 _Found = TypeVar("_Found")
 
 _ERRORS: dict[EndReason, type[SameBitsError]] = {
-    EndReason.FENCED: FencedError,
     EndReason.DUPLICATE: DuplicateNodeError,
     EndReason.REFUSED: RefusedError,
     EndReason.NUMERICS: NumericsError,
@@ -386,6 +385,8 @@ class Agent:
                 with self._changed:
                     self._over = point
                     self._changed.notify_all()
+            case MustEnd(EndReason.FENCED, text, may_return):
+                self._must_end(FencedError(text, may_return=may_return))
             case MustEnd(reason, text):
                 self._must_end(_ERRORS[reason](text))
             case SchedulerAway():

@@ -77,6 +77,18 @@ class Process:
             endpoints.peers |= self.group.endpoints.peers
         gloo.close_copies(endpoints)
 
+    def take_seat_again(self) -> None:
+        """Under a new session: another node has the slot of the old one. Waits as a process does that is started.
+
+        Raises:
+            SameBitsError: the one that says why there is no seat.
+        """
+        self.agent.leave(on_purpose=True, text="fenced")
+        self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
+        self.place = None
+        self.admitted = self.agent.register()
+        _say_seated(self.agent, self.admitted)
+
     def take_coming_group(self, place: Place) -> ComingGroup:
         """The group in which this process will have this place, begun now if it is not yet."""
         coming, self.coming = self.coming, None
@@ -134,9 +146,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     chosen = device.choose(settings.device, _index(admitted.slot, agent.node))
-    voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
-    seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-    voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+    _say_seated(agent, admitted)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
     process = Process(settings, job_name, chosen, agent, admitted, addresses, coming=coming, ending=ending)
@@ -148,6 +158,12 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
         process.place = launch.join_plain_group(agent, settings)
     os.register_at_fork(after_in_child=lambda: process.let_go_in_child())
     return process
+
+
+def _say_seated(agent: Agent, admitted: Admitted) -> None:
+    voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
+    seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
+    voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
 
 
 def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup | None]:

@@ -54,32 +54,35 @@ class Session:
         self._state = state
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
+        self._is_new = True  # no generation has begun in this process
         self._at_ease_s = sys.getswitchinterval()
         self._coming: ComingGroup | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
         if self._step_log is not None:
             require_steps(state)
-        slot = process.admitted.slot
-        if slot is None:
+        if process.admitted.slot is None:
             warm_up(state, process.device, process.group)
-            voice.say("this spare is warm: it takes the place of the next worker that is lost")
-        else:
-            self._points.take_slot(slot)
-        state.bind(self, slot or 0)
+        self._take_seat()
 
     def run(self, call: Callable[[], Result]) -> Result | None:
         """Call the function until it returns in a generation that ends well.
 
         Where that comes to nothing, this process's last commit is on its disk before the error goes on.
         """
-        try:
-            return self._run(call)
-        except (FencedError, DuplicateNodeError, RefusedError):
-            raise  # the folder is another process's
-        except BaseException:
-            self._points.save_last_commit()
-            raise
+        while True:
+            try:
+                return self._run(call)
+            except FencedError as error:
+                if not error.may_return:
+                    raise
+                reason = str(error)
+            except (DuplicateNodeError, RefusedError):
+                raise  # the folder is another process's
+            except BaseException:
+                self._points.save_last_commit()
+                raise
+            self._come_back(reason)
 
     def _run(self, call: Callable[[], Result]) -> Result | None:
         self._process.departure.stage = Stage.TRAINING
@@ -161,6 +164,39 @@ class Session:
 
     # ---- from one generation to the next
 
+    def _take_seat(self) -> None:
+        """The process was admitted: as a spare, or for a slot."""
+        slot = self._process.admitted.slot
+        if slot is None:
+            voice.say("this spare is warm: it takes the place of the next worker that is lost")
+        else:
+            self._points.take_slot(slot)
+        self._state.bind(self, slot or 0)
+
+    def _come_back(self, reason: str) -> None:
+        """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
+        voice.warn(f"{reason}: it asks for a seat again, and takes nothing along")
+        self._agent.on_break = _nothing_to_break
+        watchdog.left()
+        if self._process.group is not None:
+            self._process.group.drop()
+            self._process.group = None
+        self._begin_to_connect(None)
+        self._state.forget()
+        self._live = None
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+        self._points.release()
+        self._points = StatePoints(self._process, self._state)
+        try:
+            with self._process.departure.waits():
+                self._process.take_seat_again()
+        except RefusedError as error:
+            raise FencedError(f"{reason}; there is no other seat for it: {error}") from error
+        self._agent = self._process.agent
+        self._take_seat()
+
     def _enter(self) -> GenerationStarted | Point:
         sys.setswitchinterval(HURRY_S)
         self._numerics = numerics.describe(self._process.device)
@@ -211,7 +247,8 @@ class Session:
 
     def _begin(self, place: GenerationStarted) -> None:
         began = time.monotonic()
-        process, is_first = self._process, self._points.place is None
+        process, is_first = self._process, self._is_new
+        self._is_new = False
         self._points.place = process.place = place
         if process.group is not None:
             process.group.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,12 @@ LEFT_BY_SIGTERM = 143
 
 @pytest.fixture
 def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
-    def make(*args: str, spares: int = 1, cool_down_s: float = 3600, **options: object) -> ElasticJob:
+    def make(
+        *args: str, spares: int = 1, cool_down_s: float = 3600, lease_s: float | None = None, **options: object
+    ) -> ElasticJob:
         settings = {"REGISTER_COOLDOWN": str(cool_down_s)}
+        if lease_s is not None:
+            settings |= {"NODE_TIMEOUT": str(lease_s), "HEARTBEAT_INTERVAL": "0.5"}
         job = ElasticJob(tmp_path, warm, args=(*TRAINED, *args), spares=spares, settings=settings, **options)
         watched(job)
         return job
@@ -81,6 +86,29 @@ def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
     job.kill(4)
     job.wait_for("scheduler", r"spare 1 .* takes slot 1 of worker 4")
     assert job.finish() == undisturbed(*TRAINED)
+    assert job.seated_once(0, 2, 3)
+    assert steps(job, 0) == list(range(1, STEPS + 1))
+
+
+def test_a_worker_that_was_stopped_too_long_comes_back_as_a_spare_in_its_own_process(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--pause-ms", "60", cool_down_s=0.5, lease_s=2)
+    job.start()
+    job.wait_warm(4)
+    job.wait_for_step(10)
+    stopped = job.worker(1)
+    stopped.signal(signal.SIGSTOP)
+    job.wait_generation(2, [0, 4, 2, 3])
+    since = job.count(1)
+    stopped.signal(signal.SIGCONT)
+    job.wait_for(1, "another node has its slot.*it asks for a seat again", since=since)
+    job.wait_for(1, "seated: a spare, incarnation 2", since=since)
+    job.wait_for(1, "this spare is warm", since=since)
+    job.kill(4)
+    job.wait_for("scheduler", r"spare 1 .* takes slot 1 of worker 4")
+    assert job.finish() == undisturbed(*TRAINED)
+    assert job.worker(1) is stopped
     assert job.seated_once(0, 2, 3)
     assert steps(job, 0) == list(range(1, STEPS + 1))
 
