@@ -9,11 +9,13 @@ the bottom of its stack, as in any script.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -34,7 +36,10 @@ IMPORTED = (filelock, msgpack, safetensors, sklearn.datasets, torch, xxhash, zmq
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork for every order; returns the order in the child, None in the parent when the other end is closed."""
+    """Fork for every order; returns the order in the child, None in the parent when the other end is closed.
+
+    Then the tests are over, or were killed: children that are left would wait for their job for half an hour.
+    """
     children: dict[int, int] = {}  # pidfd → pid
     rest = b""
     poll = select.poll()
@@ -50,8 +55,11 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
             try:
                 received = link.recv(1 << 20)
             except ConnectionResetError:  # closed with something unread
-                return None
+                received = b""
             if not received:
+                for child in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(child, signal.SIGKILL)
                 return None
             rest += received
             while b"\n" in rest:
