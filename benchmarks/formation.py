@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from benchmarks.processes import Job, Stage, free_port, wait_until_listening, worker_module, worker_name
 from benchmarks.report import Progress, Report, median, rounded, spread, table
 
-WORLD_SIZES = (2, 4, 8)
+WORLD_SIZES = (2, 4, 8, 16)
 WORLD_SIZES_QUICK = (2, 4)
 TRIALS = 7
 TRIALS_QUICK = 5
