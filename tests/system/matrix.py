@@ -30,7 +30,7 @@ STATUSES = {
     Way.EXCEPTION: {1},
     Way.EXIT: {1},
     Way.TERM: {departing.STATUS},  # it has finished its step, and left
-    Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it has become a spare
+    Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it has come back, as a spare or as one rank more
 }
 """How a process ends that is lost in that way."""
 
@@ -282,18 +282,19 @@ class Run:
         self._job.start_worker(node)
 
     def _let_go_on(self) -> None:
-        """Wake who was stopped, when the others have long gone on, and let these end when it has left or is a spare."""
+        """Wake who was stopped, when the others have long gone on, and let these end when it has left or come back."""
         job = self._job
         if self._stopped:
             survivor = next(rank for rank in range(WORKERS) if rank not in self._cell.who.ranks)
             job.wait_for(survivor, f"waits at the gate of step {LAST_GATE}$")
         for node in self._stopped:
             job.worker(node).signal(signal.SIGCONT)
-            job.wait_until(lambda node=node: self._is_out_or_spare(node) or None, f"word of the woken worker {node}")
+            job.wait_until(lambda node=node: self._is_out_or_back(node) or None, f"word of the woken worker {node}")
         gate_of(job.folder, LAST_GATE).touch()
 
-    def _is_out_or_spare(self, node: int) -> bool:
-        return not self._job.worker(node).is_alive() or bool(self._job.matches(node, "this spare is warm"))
+    def _is_out_or_back(self, node: int) -> bool:
+        came_back = "this spare is warm|it asks for a seat again"
+        return not self._job.worker(node).is_alive() or bool(self._job.matches(node, came_back))
 
     def _require_ends(self) -> None:
         """Everybody has ended as they must, and nobody was replaced who was not lost."""
