@@ -28,7 +28,7 @@ class Fencing(Checker):
         if isinstance(message, Register):
             holder = self.world.witness.holders.get(message.node)
             return message.incarnation > 0 and (holder is None or holder.session != message.session)
-        return self.world.witness.accepts(event) is None
+        return self.world.witness.speaker is None
 
     def _snapshot(self) -> tuple[dict[str, Presence | None], str]:
         core = self.world.host.core

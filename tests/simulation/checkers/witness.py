@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import Join, Leave, Register
+from runtime.core.messages import FromWorker, Join, Leave, Register
 from runtime.core.ready import Ready
 from runtime.core.records import (
     GenerationCommitted,
@@ -77,7 +77,9 @@ class Witness:
         self.world = world
         self.terms = self.generations = 0  # of all jobs of the run
         self.line = Line()
+        self.speaker: Holder | None = None  # whose live word the event is that is being decided
         self.begin_job()
+        world.watch_event.append(self._happens)
         world.watch_loaded.append(self._loaded)
         world.watch_durable.append(self._durable)
 
@@ -97,11 +99,11 @@ class Witness:
         self._unsynced = 0
         self.line.begin_job()
 
-    def accepts(self, event: Event) -> Holder | None:
-        """The holder whose live word this event is; None where it is nobody's, or a dead or replaced process's."""
-        if not isinstance(event, Received):
-            return None
-        message = event.message
+    def _happens(self, event: Event) -> None:
+        self.speaker = self._speaker_of(event.message) if isinstance(event, Received) else None
+
+    def _speaker_of(self, message: FromWorker) -> Holder | None:
+        """The holder whose live word this is; None where it is nobody's, or a dead or replaced process's."""
         if isinstance(message, Register):
             holder = self.by_session.get(message.session)
             is_its = holder is not None and holder.node == message.node and not self.is_ending
@@ -109,7 +111,7 @@ class Witness:
         else:
             sender = message.sender
             holder = self.by_session.get(sender.session)
-            is_its = holder is not None and (sender.node, sender.incarnation) == (holder.node, holder.incarnation)
+            is_its = holder is not None and sender.node == holder.node and sender.incarnation == holder.incarnation
             is_its = is_its and sender.job == self.job
         if holder is None or not is_its or holder.is_retired or holder.has_left or holder.is_gone:
             return None
@@ -157,7 +159,7 @@ class Witness:
 
     def _note(self, event: Event, now: float) -> None:
         if isinstance(event, Received):
-            holder = self.accepts(event)
+            holder = self.speaker
             if holder is not None:
                 holder.accepted_at, holder.closed_at, holder.away_since = now, None, None
                 holder.is_heard, holder.known_since = True, None
