@@ -197,9 +197,10 @@ class World:
 
     def checkpoints_of(self, job: str, node: str) -> Checkpoints:
         """The job's folder on the node's disk; it survives its processes."""
-        if (job, node) not in self._disks:
-            self._disks[job, node] = Checkpoints(self.mix.keep)
-        return self._disks[job, node]
+        disk = self._disks.get((job, node))
+        if disk is None:
+            disk = self._disks[job, node] = Checkpoints(self.mix.keep)
+        return disk
 
     def start_worker(self, node: str, **how: Any) -> Worker:
         """A new process of this node."""

@@ -57,7 +57,7 @@ class CommittedPoints(Checker):
         if self._durable is None or node not in self._holders:
             return
         disk = self._disk(node)
-        if not disk.was_lost and self._durable not in disk.held():
+        if not disk.was_lost and not disk.holds(self._durable):
             self.violated(f"node {node} holds {disk.held()} and no longer the committed {self._durable}")
 
     def _disk(self, node: str) -> Checkpoints:

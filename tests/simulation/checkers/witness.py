@@ -9,7 +9,8 @@ the witness: what was accepted in the same group commit as a record that never r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from runtime.core.messages import FromWorker, Join, Leave, Register
@@ -67,7 +68,10 @@ class Holder:
 
     def copy(self) -> Holder:
         """What is known of it now."""
-        return replace(self)
+        return Holder(*_fields_of(self))
+
+
+_fields_of = attrgetter(*Holder.__slots__)  # type: ignore[attr-defined]
 
 
 class Witness:
