@@ -122,7 +122,7 @@ class SchedulerHost:
             self._dies_at_disk(error)
             return None
         if survived:
-            self._tell_durable(survived)  # the dead one never learned that they were
+            self.world.became_durable(survived)  # the dead one never learned that they were
         return JobState.replay(records)
 
     def _new_core(self, state: JobState) -> SchedulerCore:
@@ -164,7 +164,7 @@ class SchedulerHost:
         except StoreError as error:  # it had failed before
             self.world.note("scheduler", error)
             return
-        self._tell_durable(records)
+        self.world.became_durable(records)
 
     def _vanish(self) -> None:
         self.core = None
@@ -263,13 +263,14 @@ class SchedulerHost:
         self._commit(batch)
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
-        known = self._connections.get(event.session)
-        is_present = connection is not None and connection.life == self.life  # else a straggler's or a stranger's
-        if is_present and (known is None or known.number < connection.number):
-            self._connections[event.session] = connection
+        if connection is not None and connection.life == self.life:  # else a straggler's or a stranger's
+            known = self._connections.get(event.session)
+            if known is None or known.number < connection.number:
+                self._connections[event.session] = connection
         self._step(event, batch)
-        if self.world.mix.p_echo and not self.world.is_calm and self.world.rng.random() < self.world.mix.p_echo:
-            self.world.count("message echoed")
+        world, p_echo = self.world, self.world.mix.p_echo
+        if p_echo and not world.is_calm and world.rng.random() < p_echo:
+            world.count("message echoed")
             self._step(event, batch, is_echo=True)
 
     def _is_newest(self, connection: Connection, session: str) -> bool:
@@ -279,9 +280,7 @@ class SchedulerHost:
     def _step(self, event: Event, batch: Batch, *, is_echo: bool = False) -> None:
         assert self.core is not None
         world = self.world
-        world.note("decides", event)
-        for watch in world.watch_event:
-            watch(event)
+        world.happens(event)
         ready = self.core.step(event, self.now)
         if is_echo:
             for watch_echo in world.watch_echo:
@@ -289,11 +288,12 @@ class SchedulerHost:
         self._take(ready, batch, event)
 
     def _take(self, ready: Ready, batch: Batch, event: Event | None) -> None:
-        batch.records += ready.records
-        batch.sends += ready.sends
-        batch.ended = ready.ended or batch.ended
-        for note in ready.notes:
-            self.world.note("says", note.text)
+        if not ready.is_empty:
+            batch.records += ready.records
+            batch.sends += ready.sends
+            batch.ended = ready.ended or batch.ended
+            for note in ready.notes:
+                self.world.note("says", note.text)
         self.world.decided(event, ready)
 
     def _commit(self, batch: Batch) -> None:
@@ -323,7 +323,7 @@ class SchedulerHost:
         assert core is not None
         try:
             self.path.append(self.life, batch.records)
-            self._tell_durable(batch.records)
+            self.world.became_durable(batch.records)
             if self.path.is_large():
                 self.path.compact(list(core.state.snapshot()))
         except (Killed, StoreError) as error:
@@ -350,19 +350,10 @@ class SchedulerHost:
         if self.core is not None:
             self._wake(self.clock - began)
 
-    def _tell_durable(self, records: list[Record]) -> None:
-        for record in records:
-            self.world.note("durable", record)
-        for watch in self.world.watch_durable:
-            watch(records)
-
     def _speak(self, batch: Batch) -> None:
-        world = self.world
-        spoken = len(batch.sends)
-        dies = bool(batch.records) and not world.is_calm and bool(world.mix.p_torn)
-        dies = dies and world.rng.random() < world.mix.p_torn
-        if dies:
-            spoken = world.rng.randint(0, spoken)
+        world, p_torn = self.world, self.world.mix.p_torn
+        dies = batch.records and p_torn and not world.is_calm and world.rng.random() < p_torn
+        spoken = world.rng.randint(0, len(batch.sends)) if dies else len(batch.sends)
         for send in batch.sends[:spoken]:
             self._send(send.session, send.message)
         if dies:

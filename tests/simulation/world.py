@@ -107,16 +107,19 @@ class World:
         self.workers: list[Worker] = []  # alive
         self.started: list[Worker] = []  # ever
         self.watch_loaded: list[Callable[[SchedulerCore], None]] = []
-        self.watch_event: list[Callable[[Event], None]] = []
-        self.watch_decided: list[Callable[[Event | None, Ready], None]] = []
+        self.watch_decided: list[Callable[[Event | None, Ready], None]] = []  # wherever something was decided
         self.watch_echo: list[Callable[[Event, Ready], None]] = []
         self.watch_durable: list[Callable[[list[Record]], None]] = []
         self.watch_agent: list[Callable[[Worker], None]] = []
         self.watch_trained: list[Callable[[Group], None]] = []
         self.watch_saved: list[Callable[[str], None]] = []
         self.watch_calm: list[Callable[[], None]] = []
-        # What happens seldom is watched by its type: a record or an answer is decided, said, or told to a process.
+        # What happens seldom is watched by its type: an event comes and was taken into account, whatever came of it;
+        # a record is decided and becomes durable; an answer is decided, said, or told to a process.
+        self.when_event: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
+        self.when_decided: dict[type, list[Callable[[Any, Ready], None]]] = defaultdict(list)
         self.when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = defaultdict(list)
+        self.when_durable: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
         self.when_answered: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
         self.when_said: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
         self.when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = defaultdict(list)
@@ -183,9 +186,19 @@ class World:
 
     # ---- what there is
 
+    def happens(self, event: Event) -> None:
+        """An event is about to be handed to the core."""
+        self.note("decides", event)
+        for watch in self.when_event.get(type(event), ()):
+            watch(event)
+
     def decided(self, event: Event | None, ready: Ready) -> None:
         """The core has taken an event (none: its start) into account; nothing of it is durable or said yet."""
         self.witness.decided(event, ready)
+        for watch in self.when_decided.get(type(event), ()):
+            watch(event, ready)
+        if ready.is_empty:
+            return
         for watch in self.watch_decided:
             watch(event, ready)
         for record in ready.records:
@@ -194,6 +207,15 @@ class World:
         for send in ready.sends:
             for watch_answer in self.when_answered.get(type(send.message), ()):
                 watch_answer(send.session, send.message)
+
+    def became_durable(self, records: list[Record]) -> None:
+        """These records, decided together, are on the disk."""
+        for watch in self.watch_durable:
+            watch(records)
+        for record in records:
+            self.note("durable", record)
+            for watch_record in self.when_durable.get(type(record), ()):
+                watch_record(record)
 
     def checkpoints_of(self, job: str, node: str) -> Checkpoints:
         """The job's folder on the node's disk; it survives its processes."""

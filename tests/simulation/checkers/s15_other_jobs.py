@@ -44,7 +44,7 @@ class OtherJobs(Checker):
         return message.sender.job != job
 
     def _decided(self, event: Event | None, ready: Ready) -> None:
-        if (ready.records or ready.sends) and self._is_foreign(event):
+        if self._is_foreign(event):
             if ready.records:
                 self.violated(f"{event} comes from another job and made {ready.records}")
             if any(isinstance(send.message, Admitted | Pending | RoundOpened) for send in ready.sends):

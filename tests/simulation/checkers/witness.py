@@ -31,6 +31,7 @@ from runtime.core.records import (
     TermStarted,
 )
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from runtime.core.state import JobState
 from tests.simulation.checkers.line import Line
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Witness:
         self.line = Line()
         self.speaker: Holder | None = None  # whose live word the event is that is being decided
         self.begin_job()
-        world.watch_event.append(self._happens)
+        world.when_event[Received].append(self._hears)
         world.watch_loaded.append(self._loaded)
         world.watch_durable.append(self._durable)
 
@@ -99,12 +100,13 @@ class Witness:
         self.loaded_at = 0.0
         self.stalled_at = 0.0  # when the scheduler last said that it stood still
         self.is_ending = False
+        self.disk = JobState()  # what the durable records say
         self._before: dict[str, Holder] = {}  # the batch that is not durable yet
         self._unsynced = 0
         self.line.begin_job()
 
-    def _happens(self, event: Event) -> None:
-        self.speaker = self._speaker_of(event.message) if isinstance(event, Received) else None
+    def _hears(self, event: Received) -> None:
+        self.speaker = self._speaker_of(event.message)
 
     def _speaker_of(self, message: FromWorker) -> Holder | None:
         """The holder whose live word this is; None where it is nobody's, or a dead or replaced process's."""
@@ -224,6 +226,7 @@ class Witness:
     def _durable(self, records: list[Record]) -> None:
         self._unsynced = 0
         for record in records:
+            self.disk.apply(record)
             if isinstance(record, GenerationCommitted):
                 self.generations += 1
                 self.line.committed.append(record)
