@@ -161,15 +161,19 @@ class SchedulerCore:
     def wake_at(self) -> float | None:
         """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
         ending, rendezvous = self._ending, self._rendezvous
-        deadlines = [self._leases.next_deadline(), self._admission.check_at, self._rebuild.deadline, ending.deadline()]
+        earliest = self._leases.next_deadline()
+        others = [self._admission.check_at, self._rebuild.deadline, ending.deadline()]
         if ending.ended is None:
             if rendezvous.round is not None:
-                deadlines += (rendezvous.deadline(), rendezvous.refresh_at())
+                others += (rendezvous.deadline(), rendezvous.refresh_at())
             if self._ledger.absent:
-                deadlines.append(self._world.shrink_deadline())
+                others.append(self._world.shrink_deadline())
             if not self._world.has_begun:
-                deadlines.append(self._start_deadline())
-        return min([deadline for deadline in deadlines if deadline is not None], default=None)
+                others.append(self._start_deadline())
+        for deadline in others:
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
 
     @property
     def state(self) -> JobState:

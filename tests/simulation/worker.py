@@ -167,11 +167,11 @@ class Worker:
 
     def is_forming_in(self, generation: int) -> bool:
         """Ready to complete the group."""
-        return self._runs() and self.stage is Stage.FORMING and self.generation == generation
+        return self.stage is Stage.FORMING and self.generation == generation and self._runs()
 
     def trains_in(self, generation: int) -> bool:
         """Ready for the next step."""
-        return self._runs() and self.stage is Stage.TRAINING and self.generation == generation
+        return self.stage is Stage.TRAINING and self.generation == generation and self._runs()
 
     def _runs(self) -> bool:
         return self.is_alive and not self.is_paused
@@ -216,9 +216,11 @@ class Worker:
 
     def _held(self, action: object, *arguments: object) -> bool:
         """Whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
-        if self.is_alive and self.is_paused:
+        if self.is_alive and not self.is_paused:
+            return False
+        if self.is_alive:
             self._held_back.append((action, arguments))
-        return not self._runs()
+        return True
 
     def fail(self, text: str) -> None:
         """The user's function raises."""
@@ -275,19 +277,20 @@ class Worker:
     # ---- the agent
 
     def _agent_step(self, event: AgentEvent) -> None:
+        world = self.world
         ready = self.agent.step(event, self._now)
-        for watch in self.world.watch_agent:
+        for watch in world.watch_agent:
             watch(self)
-        if self._connection is not None:
+        if ready.sends and self._connection is not None:
             for message in ready.sends:
-                self.world.network.up(self._connection, self._worded(message))
+                world.network.up(self._connection, self._worded(message))
         for notice in ready.notices:
             self._obey(notice)
         if ready.wake_at is not None and self.is_alive:
-            at = max((ready.wake_at - self._clock_offset) / self.rate, self.world.now) + CLOCK_STEP_S
+            at = max((ready.wake_at - self._clock_offset) / self.rate, world.now) + CLOCK_STEP_S
             if self._tick_at is None or at < self._tick_at:
                 self._tick_at = at
-                self.world.at(at, self._tick, at)
+                world.at(at, self._tick, at)
 
     def _worded(self, message: FromWorker) -> FromWorker:
         if self.oddity is Oddity.PROTOCOL and isinstance(message, Register):

@@ -161,7 +161,7 @@ class World:
 
     def _run(self) -> None:
         agenda, at_this_moment, pop = self._agenda, 0, heapq.heappop
-        while not self.is_over():
+        while self.workers or not self.is_over():
             when, _, action, arguments = pop(agenda)
             if when > self.now:
                 self.now, at_this_moment = when, 0
