@@ -217,7 +217,8 @@ class SchedulerCore:
         return "training"
 
     def _finish_step(self) -> Ready:
-        self._give_slots()
+        if self._ledger.absent:
+            self._give_slots()
         self._open_round_if_needed()
         ready, self._ledger.ready = self._ledger.ready, Ready()
         return ready

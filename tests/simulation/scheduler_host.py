@@ -298,7 +298,10 @@ class SchedulerHost:
 
     def _commit(self, batch: Batch) -> None:
         if not batch.records:
-            self._speak(batch)
+            if batch.sends or batch.ended is not None:
+                self._speak(batch)
+            else:
+                self._arm()
             return
         self._light_fuse(most_calls=2)
         world, mix = self.world, self.world.mix

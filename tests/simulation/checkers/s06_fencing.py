@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.core.ledger import Presence
-from runtime.core.messages import Register
+from runtime.core.messages import FromWorker, Register
 from runtime.core.ready import Ready
 from runtime.core.scheduler import Received
 from tests.simulation.checkers.base import Checker
@@ -21,12 +21,9 @@ class Fencing(Checker):
         self.world.when_event[Received].append(self._before)
         self.world.when_decided[Received].append(self._decided)
 
-    def _is_superseded(self, event: Received) -> bool:
-        message, witness = event.message, self.world.witness
-        if witness.speaker is not None:
-            return False
+    def _is_superseded(self, message: FromWorker) -> bool:
         if isinstance(message, Register):
-            holder = witness.holders.get(message.node)
+            holder = self.world.witness.holders.get(message.node)
             return message.incarnation > 0 and (holder is None or holder.session != message.session)
         return True
 
@@ -37,7 +34,8 @@ class Fencing(Checker):
         return {node: replace(known) if known else None for node, known in presences.items()}, core.phase()
 
     def _before(self, event: Received) -> None:
-        self._before_it = self._snapshot() if self._is_superseded(event) else None
+        if self.world.witness.speaker is None and self._is_superseded(event.message):
+            self._before_it = self._snapshot()
 
     def _decided(self, event: Received, ready: Ready) -> None:
         if self._before_it is None:
