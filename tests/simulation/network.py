@@ -107,23 +107,24 @@ class Network:
 
     def up(self, connection: Connection, message: FromWorker) -> None:
         """A worker's message."""
-        healed = self._up_from.get(connection.worker.node, NEVER)
+        world, healed = self.world, self._up_from.get(connection.worker.node, NEVER)
         for arrival in self._arrivals(connection.last_up, healed):
             connection.last_up = arrival
-            self.world.at(arrival, self._arrive_up, connection, message, self.world.now)
+            world.at(arrival, self._arrive_up, connection, message, world.now)
 
     def down(self, connection: Connection, message: FromScheduler) -> None:
         """A scheduler's message."""
-        healed = self._down_from.get(connection.worker.node, NEVER)
+        world, healed = self.world, self._down_from.get(connection.worker.node, NEVER)
         for arrival in self._arrivals(connection.last_down, healed):
             connection.last_down = arrival
-            self.world.at(arrival, self._arrive_down, connection, message, self.world.now)
+            world.at(arrival, self._arrive_down, connection, message, world.now)
 
     def _arrivals(self, after: float, healed: float) -> tuple[float, ...]:
         """When the message arrives: never, once, or more often."""
-        world, mix, rng = self.world, self.mix, self.world.rng
+        world = self.world
         if self.calm_at is not None:
             return (max(after, world.now + FASTEST_S),)
+        mix, rng = self.mix, world.rng
         if mix.p_drop and rng.random() < mix.p_drop:
             world.count("message dropped")
             return ()

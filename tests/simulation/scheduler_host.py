@@ -248,18 +248,18 @@ class SchedulerHost:
 
     def _drain(self) -> None:
         """Everything that is queued, then the deadlines, then disk, then network."""
-        batch = Batch()
-        while self._queue:
-            connection, event = self._queue.popleft()
+        batch, queue, core = Batch(), self._queue, self.core
+        assert core is not None
+        while queue:
+            connection, event = queue.popleft()
             if isinstance(event, Received):
                 self._hear(connection, event, batch)
             elif connection is None or not isinstance(event, Closed) or self._is_newest(connection, event.session):
                 self._step(event, batch)
-        assert self.core is not None
-        self._wake_at = self.core.wake_at()
+        self._wake_at = core.wake_at()
         if self._wake_at is not None and self._wake_at <= self.now:
             self._step(Tick(), batch)
-            self._wake_at = self.core.wake_at()
+            self._wake_at = core.wake_at()
         self._commit(batch)
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:

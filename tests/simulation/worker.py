@@ -278,7 +278,7 @@ class Worker:
 
     def _agent_step(self, event: AgentEvent) -> None:
         world = self.world
-        ready = self.agent.step(event, self._now)
+        ready = self.agent.step(event, world.now * self.rate + self._clock_offset)
         for watch in world.watch_agent:
             watch(self)
         if ready.sends and self._connection is not None:
