@@ -36,7 +36,7 @@ class DurablePoints:
             return
         is_first = seat.node not in self._held
         _, before = self._held.get(seat.node, (0, frozenset()))
-        now = frozenset([point for point in message.points if is_on_line(point, committed)])
+        now = frozenset([point for point in message.points if point in before or is_on_line(point, committed)])
         self._held[seat.node] = (seat.incarnation, now)
         holders = self._holders
         for point in before - now:
@@ -44,8 +44,9 @@ class DurablePoints:
         for point in now - before:
             holders[point] += 1
         known = self._ledger.state.committed_point
-        everywhere = max([point for point in now if holders[point] == len(committed.members)], default=None)
-        if everywhere is not None and (known is None or everywhere > known):
+        newer = now if known is None else [point for point in now if point > known]
+        everywhere = max([point for point in newer if holders[point] == len(committed.members)], default=None)
+        if everywhere is not None:
             self._ledger.write(PointCommitted(everywhere))
             for member in self._ledger.live_seats():
                 self._ledger.tell(member.node, CommittedPoint(self._ledger.state.term, everywhere))

@@ -5,7 +5,7 @@ Which of them go is decided by the product's own rule; that nothing goes that ot
 
 from __future__ import annotations
 
-from bisect import bisect, insort
+from bisect import insort
 
 from runtime.core.point import Point
 from runtime.store.checkpoint import disposable, tellable
@@ -28,10 +28,11 @@ class Checkpoints:
             insort(self._points, point)
             self._held.add(point)
         self._ever.add(point)
-        later = self._points[bisect(self._points, point) :]
-        left = {held for held in later if held.generation < point.generation and held.step > point.step}
-        alive = [held for held in self._points if held not in left] if left else self._points
-        gone = {*disposable(alive, self._keep, committed, self._told), *left} - {point}
+        alive, left = self._points, set[Point]()
+        if point < alive[-1]:  # of later steps, those that an older generation made are on a line that was left
+            left = {held for held in alive if held.generation < point.generation and held.step > point.step}
+            alive = [held for held in alive if held not in left]
+        gone = (disposable(alive, self._keep, committed, self._told) | left) - {point}
         if gone:
             self._held -= gone
             self._points = [held for held in self._points if held not in gone]

@@ -282,8 +282,8 @@ class Worker:
         for watch in world.watch_agent:
             watch(self)
         if ready.sends and self._connection is not None:
-            for message in ready.sends:
-                world.network.up(self._connection, self._worded(message))
+            for message in ready.sends if self.oddity is Oddity.NONE else map(self._worded, ready.sends):
+                world.network.up(self._connection, message)
         for notice in ready.notices:
             self._obey(notice)
         if ready.wake_at is not None and self.is_alive:
