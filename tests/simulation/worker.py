@@ -92,7 +92,6 @@ class Worker:
         self.world = world
         self.node = node
         self.session = f"{node}#{number}"
-        self.number = number
         self.oddity = oddity
         self.is_alive = True
         self.is_paused = False
@@ -109,7 +108,6 @@ class Worker:
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
         self.slot: int | None = None
         self.world_size = world.mix.world_size
-        self.end_reason: EndReason | None = None
         self._clock_offset = rng.uniform(-1e4, 1e4)
         self.rate = 1.0 + rng.uniform(-mix.clock_spread, mix.clock_spread)
         self._addresses_early = rng.random() < mix.addresses_early
@@ -119,7 +117,6 @@ class Worker:
         self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
         self._connection: Connection | None = None
         self._tick_at: float | None = None
-        self._leave_is_told = False
         self.process = process_on(f"host-{rng.randrange(3)}", number)
         policy = AgentPolicy(
             node,
@@ -348,7 +345,6 @@ class Worker:
                 self._must_end(reason, text)
 
     def _must_end(self, reason: EndReason, text: str) -> None:
-        self.end_reason = reason
         if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT):
             self._leave(on_purpose=True, text=text)
         else:

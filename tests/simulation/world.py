@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.faults import Faults, Planned, draw_schedule
-from tests.simulation.group import Group, Groups
+from tests.simulation.group import Groups
 from tests.simulation.mix import Mix
 from tests.simulation.network import Network
 from tests.simulation.operator import Operator
+from tests.simulation.places import Places
 from tests.simulation.scheduler_host import SchedulerHost
 from tests.simulation.trace import Trace, Violation
 from tests.simulation.worker import Worker
@@ -51,7 +52,7 @@ class Outcome:
     faults: Counter[str]
 
 
-class World:
+class World(Places):
     """One run. Everything that happens is an action on the agenda; ties are broken by order of planning.
 
     Args:
@@ -76,6 +77,7 @@ class World:
     ) -> None:
         from tests.simulation.checkers import ALL
 
+        super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
         self.mix = replace(Mix.draw(self.rng), **(changes or {}))
@@ -106,23 +108,6 @@ class World:
         self._disks: dict[tuple[str, str], Checkpoints] = {}
         self.workers: list[Worker] = []  # alive
         self.started: list[Worker] = []  # ever
-        self.watch_loaded: list[Callable[[SchedulerCore], None]] = []
-        self.watch_decided: list[Callable[[Event | None, Ready], None]] = []  # wherever something was decided
-        self.watch_echo: list[Callable[[Event, Ready], None]] = []
-        self.watch_durable: list[Callable[[list[Record]], None]] = []
-        self.watch_agent: list[Callable[[Worker], None]] = []
-        self.watch_trained: list[Callable[[Group], None]] = []
-        self.watch_saved: list[Callable[[str], None]] = []
-        self.watch_calm: list[Callable[[], None]] = []
-        # What happens seldom is watched by its type: an event comes and was taken into account, whatever came of it;
-        # a record is decided and becomes durable; an answer is decided, said, or told to a process.
-        self.when_event: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
-        self.when_decided: dict[type, list[Callable[[Any, Ready], None]]] = defaultdict(list)
-        self.when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = defaultdict(list)
-        self.when_durable: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
-        self.when_answered: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
-        self.when_said: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
-        self.when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = defaultdict(list)
         self.host = SchedulerHost(self)
         self.network = Network(self, self.mix)
         self.groups = Groups(self)
