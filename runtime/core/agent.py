@@ -105,6 +105,7 @@ class AgentCore:
         self._ready = AgentReady()
         self.job = ""
         self.incarnation = 0
+        self._sender = Credential("", policy.node, policy.session, 0)  # of these two
         self.term = 0
         self.activity = Activity.SEATED
         self.generation = 0
@@ -152,17 +153,20 @@ class AgentCore:
 
     def _dispatch(self, event: AgentEvent) -> None:
         match event:
+            case Passed():
+                if self.activity is not Activity.DONE:  # there the step is that of the durable commit
+                    self.step_count = event.step
+                self._pass()
+            case Heard():
+                self._hear(event.message)
+            case Saved():
+                self._saved = event.points
+                self._report_saved()
             case Connected():
                 self._connected, self._registered = True, False
                 self._register()
             case Disconnected():
                 self._disconnected()
-            case Heard(message):
-                self._hear(message)
-            case Passed(step):
-                if self.activity is not Activity.DONE:  # there the step is that of the durable commit
-                    self.step_count = step
-                self._pass()
             case Failed():
                 if self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
                     self._become(Activity.WAITING)
@@ -176,9 +180,6 @@ class AgentCore:
                 if generation == self.generation and self.activity is Activity.FORMING:
                     self._become(Activity.TRAINING)
                     self._report_saved()
-            case Saved(points):
-                self._saved = points
-                self._report_saved()
             case Completed(generation, step):
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
@@ -187,10 +188,10 @@ class AgentCore:
                         self._ready.notices.append(BreakGroup(self._waits_for))
             case Spoke(text):
                 if self.seated:
-                    self._send(LastWords(self._credential(), text, self.step_count))
+                    self._send(LastWords(self._sender, text, self.step_count))
             case Leaving(on_purpose, text):
                 if self.seated:
-                    self._send(Leave(self._credential(), on_purpose, text))
+                    self._send(Leave(self._sender, on_purpose, text))
                 self._ended = True
 
     def _become(self, activity: Activity) -> None:
@@ -225,7 +226,7 @@ class AgentCore:
         self._joined = self._offered
         self._send(
             Join(
-                sender=self._credential(),
+                sender=self._sender,
                 round=self._offered,
                 points=entered.points,
                 own_parts=entered.own_parts,
@@ -248,11 +249,11 @@ class AgentCore:
 
     def _publish(self) -> None:
         if self._blob is not None and self._registered:
-            self._send(Publish(self._credential(), self.generation, self._blob))
+            self._send(Publish(self._sender, self.generation, self._blob))
 
     def _report_saved(self) -> None:
         if self._saved and self._registered:
-            self._send(SavedPoints(self._credential(), self._saved[-MAX_SAVED_POINTS:]))
+            self._send(SavedPoints(self._sender, self._saved[-MAX_SAVED_POINTS:]))
 
     # ---- time
 
@@ -287,12 +288,11 @@ class AgentCore:
     def _wake_at(self) -> float | None:
         if self._ended:
             return None
-        candidates = [self._patience_ends_at()]
-        if self._registered:
-            candidates.append(self._beat_at)
-        elif self._connected:
-            candidates.append(self._ask_at)
-        return min((at for at in candidates if at is not None), default=None)
+        patience_ends_at = self._patience_ends_at()
+        if not self._connected:
+            return patience_ends_at
+        speak_at = self._beat_at if self._registered else self._ask_at
+        return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
 
@@ -334,15 +334,12 @@ class AgentCore:
             rank=started.rank,
         )
 
-    def _credential(self) -> Credential:
-        return Credential(self.job, self._policy.node, self._policy.session, self.incarnation)
-
     def _heartbeat(self) -> None:
         self._beat_at = self._now + self._policy.heartbeat_interval_s
         if self._registered:
             self._send(
                 Heartbeat(
-                    sender=self._credential(),
+                    sender=self._sender,
                     term=self.term,
                     activity=self.activity,
                     generation=self.generation,
@@ -399,6 +396,7 @@ class AgentCore:
         self.slot = slot = message.slot
         self._full_place = None if slot is None else Place(slot, slot, message.world_size)
         self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
+        self._sender = Credential(self.job, self._policy.node, self._policy.session, self.incarnation)
         self._registered, self._refused_since = True, None
         if first:
             self._ready.notices.append(Seated(message))

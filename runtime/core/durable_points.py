@@ -24,7 +24,7 @@ class DurablePoints:
         self._counted: GenerationCommitted | None = None  # for whose members the holders are counted
         self._incarnations: dict[str, int] = {}  # of them
         self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation, what it reported last
-        self._holders: Counter[Point] = Counter()
+        self._holders: Counter[Point] = Counter()  # how many of them hold each
 
     def take(self, seat: Seat, message: SavedPoints) -> None:
         """A member says what it holds; with its first word in this term it may not know yet which point all do."""
@@ -36,13 +36,17 @@ class DurablePoints:
             return
         is_first = seat.node not in self._held
         _, before = self._held.get(seat.node, (0, frozenset()))
-        now = frozenset(point for point in message.points if is_on_line(point, committed))
+        now = frozenset([point for point in message.points if point in before or is_on_line(point, committed)])
         self._held[seat.node] = (seat.incarnation, now)
-        self._holders.subtract(before - now)
-        self._holders.update(now - before)
+        holders = self._holders
+        for point in before - now:
+            holders[point] -= 1
+        for point in now - before:
+            holders[point] += 1
         known = self._ledger.state.committed_point
-        everywhere = max((point for point in now if self._holders[point] == len(committed.members)), default=None)
-        if everywhere is not None and (known is None or everywhere > known):
+        newer = now if known is None else [point for point in now if point > known]
+        everywhere = max([point for point in newer if holders[point] == len(committed.members)], default=None)
+        if everywhere is not None:
             self._ledger.write(PointCommitted(everywhere))
             for member in self._ledger.live_seats():
                 self._ledger.tell(member.node, CommittedPoint(self._ledger.state.term, everywhere))

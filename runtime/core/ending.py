@@ -67,6 +67,8 @@ class Ending:
         """When one of the judgements is worth asking again."""
         if self.ended is not None:
             return self._leave_by
+        if self._empty_since is None and self._ledger.state.generation is not None:
+            return self._leave_by
         empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
         candidates = (self.fill_deadline(), empty, self._leave_by)
         return min((at for at in candidates if at is not None), default=None)

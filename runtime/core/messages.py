@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.core.point import Point
 from runtime.core.schema import Schema
@@ -54,9 +55,8 @@ class EndKind(enum.IntEnum):
     FAILED = 5  # ENABLE_RECOVERY=0 and a process died
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RoundId:
-    """One attempt to form a generation; never reused, because ``term`` is durable and rises."""
+class RoundId(NamedTuple):
+    """One attempt to form a generation; never reused, because ``term`` is durable and rises. Ordered like a point."""
 
     term: int
     number: int

@@ -2,15 +2,16 @@
 
 Only the pair lives here; where a point is stored and whether it may be resumed is decided elsewhere. The one idea: a
 step alone does not identify a state, because after a rollback the same step is reached again by another generation.
+A named tuple and not a dataclass: points are sorted, hashed and compared by the hundred, which tuples do in C.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Point:
+class Point(NamedTuple):
     """The state after ``step`` optimizer steps, as ``generation`` computed it; ordered by (step, generation).
 
     Generations count from 1: generation 0 means "before the first one" and never exists on disk.

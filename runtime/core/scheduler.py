@@ -133,18 +133,18 @@ class SchedulerCore:
         """Take one event into account. When all that has arrived is, a Tick is due: at the latest at ``wake_at``."""
         self._ledger.now = now
         match event:
-            case Received(session, message):
-                if self._repeats.take(session, message):
+            case Received():
+                if self._repeats.take(event.session, event.message):
                     return Ready()
-                self._receive(session, message)
+                self._receive(event.session, event.message)
+            case Tick():
+                self._tick()
             case Closed(session, gone):
                 self._closed(session, gone)
             case Stalled(gap_s):
                 self._stalled(gap_s)
             case StopRequested(by):
                 self._ending.end_job(EndKind.STOPPED, f"stopped by {by}")
-            case Tick():
-                self._tick()
         ready = self._finish_step()
         self._remember(event, ready)
         return ready
@@ -159,11 +159,16 @@ class SchedulerCore:
 
     def wake_at(self) -> float | None:
         """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
+        ending, rendezvous = self._ending, self._rendezvous
         earliest = self._leases.next_deadline()
-        others = [self._admission.check_at, self._rebuild.deadline, self._ending.deadline()]
-        if self._ending.ended is None:
-            others += [self._rendezvous.deadline(), self._rendezvous.refresh_at()]
-            others += [self._world.shrink_deadline(), self._start_deadline()]
+        others = [self._admission.check_at, self._rebuild.deadline, ending.deadline()]
+        if ending.ended is None:
+            if rendezvous.round is not None:
+                others += (rendezvous.deadline(), rendezvous.refresh_at())
+            if self._ledger.absent:
+                others.append(self._world.shrink_deadline())
+            if not self._world.has_begun:
+                others.append(self._start_deadline())
         for deadline in others:
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
@@ -211,7 +216,8 @@ class SchedulerCore:
         return "training"
 
     def _finish_step(self) -> Ready:
-        self._give_slots()
+        if self._ledger.absent:
+            self._give_slots()
         self._open_round_if_needed()
         ready, self._ledger.ready = self._ledger.ready, Ready()
         return ready
@@ -242,12 +248,12 @@ class SchedulerCore:
             case Heartbeat():
                 self._accepted = seat
                 self._heartbeat(seat, message)
+            case SavedPoints():
+                self._durable_points.take(seat, message)
             case Join():
                 self._join(seat, message)
             case Publish():
                 self._rendezvous.publish(seat, message)
-            case SavedPoints():
-                self._durable_points.take(seat, message)
             case LastWords():
                 presence = self._ledger.presences[seat.node]
                 presence.last_words, presence.step = message.text, message.step
@@ -297,15 +303,17 @@ class SchedulerCore:
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
         """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
-        seat = self._ledger.state.seats.get(sender.node)
+        state = self._ledger.state
+        seat = state.seats.get(sender.node)
         if (
             seat is not None
-            and sender.job == self._ledger.state.job
-            and (sender.session, sender.incarnation) == (seat.session, seat.incarnation)
+            and sender.job == state.job
+            and sender.session == seat.session
+            and sender.incarnation == seat.incarnation
             and not seat.is_retired
         ):
             return None if seat.left else seat
-        if sender.job == self._ledger.state.job:
+        if sender.job == state.job:
             fenced = self._admission.fenced(sender, seat)
             self._ledger.ready.send(session, fenced)
             if session not in self._fenced and len(self._fenced) < MAX_FENCED:

@@ -1,9 +1,10 @@
-"""Frozen dataclasses ↔ plain lists, strictly: the one description of every message and every journal record.
+"""Frozen values ↔ plain lists, strictly: the one description of every message and every journal record.
 
-A ``Schema`` is a closed set of dataclasses, each with a small integer tag. ``to_plain`` gives ``[tag, field, …]`` made
-of None, bool, int, float, str, bytes and lists; ``from_plain`` accepts exactly that and nothing else: a wrong tag, a
-missing or surplus field, a bool where an int belongs or an unknown enum value raises :class:`ProtocolError` and builds
-nothing. ``pack`` and ``unpack`` are the same as msgpack bytes, bounded before they are parsed.
+A ``Schema`` is a closed set of dataclasses, with named tuples inside some, each with a small integer tag. ``to_plain``
+gives ``[tag, field, …]`` made of None, bool, int, float, str, bytes and lists; ``from_plain`` accepts exactly that and
+nothing else: a wrong tag, a missing or surplus field, a bool where an int belongs or an unknown enum value raises
+:class:`ProtocolError` and builds nothing. ``pack`` and ``unpack`` are the same as msgpack bytes, bounded before they
+are parsed.
 
 Readers come in two: a strict one, made of closures, that says what is wrong; and before it a quick one, compiled from
 the same hints (as ``dataclasses`` makes ``__init__``), that takes what is right and hands over anything else. A
@@ -37,8 +38,8 @@ class Schema:
     """
 
     def __init__(self, types_by_tag: Mapping[int, type]) -> None:
-        self._readers = {tag: _dataclass_reader(kind) for tag, kind in types_by_tag.items()}
-        self._writers = {kind: _dataclass_writer(kind, tag) for tag, kind in types_by_tag.items()}
+        self._readers = {tag: _value_reader(kind) for tag, kind in types_by_tag.items()}
+        self._writers = {kind: _value_writer(kind, tag) for tag, kind in types_by_tag.items()}
         if len(self._writers) != len(self._readers):
             raise ValueError("one type under two tags")
 
@@ -83,9 +84,19 @@ _Reader: TypeAlias = Callable[[Any], Any]
 _Writer: TypeAlias = Callable[[Any], Plain]
 
 
-def _dataclass_reader(kind: type) -> _Reader:
+def _is_value(hint: Any) -> bool:
+    """Whether it is one of our values: a dataclass or a named tuple."""
+    return isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple))
+
+
+def _fields(kind: Any) -> list[tuple[str, Any]]:
+    """The names and types of a value's fields."""
     hints = typing.get_type_hints(kind)
-    fields = [(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
+    return [(name, hints[name]) for name in kind.__match_args__]
+
+
+def _value_reader(kind: type) -> _Reader:
+    fields = _fields(kind)
     readers = [(name, _reader(hint)) for name, hint in fields]
 
     def read(plain: Any) -> Any:
@@ -142,27 +153,29 @@ def _making(build: type | None, values: list[str], scope: dict[str, Any]) -> str
     if build is None:
         return f"return ({', '.join(values)},)"
     scope["build"] = build
+    if issubclass(build, tuple):
+        scope["new"] = tuple.__new__
+        return f"return new(build, ({', '.join(values)},))"
     if "__slots__" not in vars(build) or hasattr(build, "__post_init__"):
         return f"return build({', '.join(values)})"
     scope["new"] = object.__new__
     statements = ["made = new(build)"]
-    for field, value in zip(dataclasses.fields(build), values, strict=True):
-        scope[f"set_{field.name}"] = vars(build)[field.name].__set__
-        statements.append(f"set_{field.name}(made, {value})")
+    for (name, _), value in zip(_fields(build), values, strict=True):
+        scope[f"set_{name}"] = vars(build)[name].__set__
+        statements.append(f"set_{name}(made, {value})")
     return "; ".join([*statements, "return made"])
 
 
-def _dataclass_writer(kind: type, tag: int | None = None) -> Callable[[Any], list[Plain]]:
+def _value_writer(kind: type, tag: int | None = None) -> Callable[[Any], list[Plain]]:
     """Writes the fields, after the tag if there is one."""
-    hints = typing.get_type_hints(kind)
     scope: dict[str, Any] = {}
     items = [] if tag is None else [str(tag)]
-    for field in dataclasses.fields(kind):
-        if hints[field.name] in _SCALARS:
-            items.append(f"value.{field.name}")
+    for name, hint in _fields(kind):
+        if hint in _SCALARS:
+            items.append(f"value.{name}")
         else:
-            scope[f"write_{field.name}"] = _writer(hints[field.name])
-            items.append(f"write_{field.name}(value.{field.name})")
+            scope[f"write_{name}"] = _writer(hint)
+            items.append(f"write_{name}(value.{name})")
     exec(f"def write(value):\n    return [{', '.join(items)}]", scope)
     write: Callable[[Any], list[Plain]] = scope["write"]
     return write
@@ -178,8 +191,8 @@ def _reader(hint: Any) -> _Reader:
         return _tuple_reader(arguments)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _enum_reader(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass_reader(hint)
+    if _is_value(hint):
+        return _value_reader(hint)
     return _scalar_reader(hint)
 
 
@@ -269,6 +282,7 @@ def _writer(hint: Any) -> _Writer:
         return lambda value: [write(item) for write, item in zip(writers, value, strict=True)]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return lambda value: value.value
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass_writer(hint)
+    if _is_value(hint):
+        is_plain_tuple = issubclass(hint, tuple) and all(inner in _SCALARS for _, inner in _fields(hint))
+        return list if is_plain_tuple else _value_writer(hint)
     return lambda value: value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 import typing
@@ -43,7 +42,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if issubclass(hint, enum.Enum):
         return st.sampled_from(list(hint))
     hints = typing.get_type_hints(hint)
-    return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)})
+    return st.builds(hint, **{name: values_of(hints[name]) for name in hint.__match_args__})
 
 
 WIRE = [*typing.get_args(messages.FromWorker), *typing.get_args(messages.FromScheduler)]

@@ -6,7 +6,6 @@ writes and reads back the same.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import typing
 from collections.abc import Iterator
@@ -51,7 +50,7 @@ def _example(hint: Any) -> Any:
     if issubclass(hint, enum.Enum):
         return next(iter(hint))
     hints = typing.get_type_hints(hint)
-    return hint(*(_example(hints[field.name]) for field in dataclasses.fields(hint)))
+    return hint(*(_example(hints[name]) for name in hint.__match_args__))
 
 
 _EXAMPLES: dict[Any, Any] = {int: 300, float: 1.5, bool: True, str: "text", bytes: b"bytes"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import types
 import typing
@@ -35,7 +34,7 @@ def messages_of(kinds: Sequence[type], known: dict[str, Sequence[Any]]) -> st.Se
 
 def _dataclass(kind: type, known: dict[str, Sequence[Any]]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind)
-    fields = {field.name: _field(field.name, hints[field.name], known) for field in dataclasses.fields(kind)}
+    fields = {name: _field(name, hints[name], known) for name in kind.__match_args__}
     return st.builds(kind, **fields)
 
 
@@ -56,7 +55,7 @@ def _value(hint: Any, known: dict[str, Sequence[Any]]) -> st.SearchStrategy[Any]
         return st.tuples(*(_value(argument, known) for argument in arguments))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if hasattr(hint, "__match_args__"):
         return _dataclass(hint, known)
     return {
         int: st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1),

@@ -5,6 +5,8 @@ Which of them go is decided by the product's own rule; that nothing goes that ot
 
 from __future__ import annotations
 
+from bisect import insort
+
 from runtime.core.point import Point
 from runtime.store.checkpoint import disposable, tellable
 
@@ -14,20 +16,26 @@ class Checkpoints:
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._points: list[Point] = []
+        self._points: list[Point] = []  # rising
+        self._held: set[Point] = set()  # the same
         self._ever: set[Point] = set()
         self._told: set[Point] = set()
         self.was_lost = False
 
     def save(self, point: Point, committed: Point | None) -> None:
         """The point is durable; then those go that the product would delete, knowing what is committed."""
+        if point not in self._held:
+            insort(self._points, point)
+            self._held.add(point)
         self._ever.add(point)
-        if point not in self._points:
-            self._points.append(point)
-        left = {held for held in self._points if held.generation < point.generation and held.step > point.step}
-        alive = [held for held in self._points if held not in left]
-        gone = {*disposable(alive, self._keep, committed, self._told), *left} - {point}
-        self._points = sorted(held for held in self._points if held not in gone)
+        alive, left = self._points, set[Point]()
+        if point < alive[-1]:  # of later steps, those that an older generation made are on a line that was left
+            left = {held for held in alive if held.generation < point.generation and held.step > point.step}
+            alive = [held for held in alive if held not in left]
+        gone = (disposable(alive, self._keep, committed, self._told) | left) - {point}
+        if gone:
+            self._held -= gone
+            self._points = [held for held in self._points if held not in gone]
 
     def tellable(self, committed: Point | None) -> tuple[Point, ...]:
         """What the scheduler is told of."""
@@ -37,11 +45,16 @@ class Checkpoints:
     def lose(self) -> None:
         """The directory is gone."""
         self._points.clear()
+        self._held.clear()
         self.was_lost = True
 
     def was_saved(self, point: Point) -> bool:
         """Whether the point was durable once."""
         return point in self._ever
+
+    def holds(self, point: Point) -> bool:
+        """Whether the point would pass verification."""
+        return point in self._held
 
     def held(self) -> tuple[Point, ...]:
         """Every point that would pass verification."""

@@ -8,7 +8,6 @@ torn at any byte, possibly at its full length with a hole in it; of unsynced nam
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -140,18 +139,9 @@ class Disk:
         """The file of this name."""
         return self._names.get(name)
 
-    @contextlib.contextmanager
-    def mounted(self) -> Iterator[None]:
+    def mounted(self) -> Mounted:
         """Within the block the code of ``runtime.store`` works on this disk."""
-        modules: tuple[Any, ...] = (journal, durable)
-        before = [module.os for module in modules]
-        for module in modules:
-            module.os = self.os
-        try:
-            yield
-        finally:
-            for module, its_os in zip(modules, before, strict=True):
-                module.os = its_os
+        return Mounted(self.os)
 
     # ---- calls that change something
 
@@ -240,6 +230,24 @@ class Disk:
         """Again is an error, as everywhere."""
         if not self._is_dead:
             del self._open[descriptor]
+
+
+class Mounted:
+    """Puts a disk's ``os`` into the modules that write the journal, and back."""
+
+    MODULES: tuple[Any, ...] = (journal, durable)
+
+    def __init__(self, memory_os: MemoryOs) -> None:
+        self._os = memory_os
+
+    def __enter__(self) -> None:
+        self._before = [module.os for module in self.MODULES]
+        for module in self.MODULES:
+            module.os = self._os
+
+    def __exit__(self, *_: object) -> None:
+        for module, its_os in zip(self.MODULES, self._before, strict=True):
+            module.os = its_os
 
 
 class MemoryOs:

@@ -107,39 +107,40 @@ class Network:
 
     def up(self, connection: Connection, message: FromWorker) -> None:
         """A worker's message."""
-        healed = self._up_from.get(connection.worker.node, NEVER)
+        world, healed = self.world, self._up_from.get(connection.worker.node, NEVER)
         for arrival in self._arrivals(connection.last_up, healed):
             connection.last_up = arrival
-            self.world.at(arrival, self._arrive_up, connection, message, self.world.now)
+            world.at(arrival, self._arrive_up, connection, message, world.now)
 
     def down(self, connection: Connection, message: FromScheduler) -> None:
         """A scheduler's message."""
-        healed = self._down_from.get(connection.worker.node, NEVER)
+        world, healed = self.world, self._down_from.get(connection.worker.node, NEVER)
         for arrival in self._arrivals(connection.last_down, healed):
             connection.last_down = arrival
-            self.world.at(arrival, self._arrive_down, connection, message, self.world.now)
+            world.at(arrival, self._arrive_down, connection, message, world.now)
 
-    def _arrivals(self, after: float, healed: float) -> list[float]:
+    def _arrivals(self, after: float, healed: float) -> tuple[float, ...]:
         """When the message arrives: never, once, or more often."""
-        world, mix, rng = self.world, self.mix, self.world.rng
+        world = self.world
         if self.calm_at is not None:
-            return [max(after, world.now + FASTEST_S)]
+            return (max(after, world.now + FASTEST_S),)
+        mix, rng = self.mix, world.rng
         if mix.p_drop and rng.random() < mix.p_drop:
             world.count("message dropped")
-            return []
-        copies = 1
+            return ()
         if mix.p_duplicate and rng.random() < mix.p_duplicate:
             world.count("message duplicated")
-            copies = 2
-        arrivals = []
-        for _ in range(copies):
-            delay = rng.uniform(FASTEST_S, USUAL_S)
-            if mix.p_slow and rng.random() < mix.p_slow:
-                world.count("message delayed")
-                delay = rng.uniform(0.0, mix.slow_s)
-            arrival = max(world.now, healed) + delay
-            arrivals.append(max(after, arrival) if mix.is_ordered else arrival)
-        return arrivals
+            return (self._arrival(after, healed), self._arrival(after, healed))
+        return (self._arrival(after, healed),)
+
+    def _arrival(self, after: float, healed: float) -> float:
+        world, mix, rng = self.world, self.mix, self.world.rng
+        delay = rng.uniform(FASTEST_S, USUAL_S)
+        if mix.p_slow and rng.random() < mix.p_slow:
+            world.count("message delayed")
+            delay = rng.uniform(0.0, mix.slow_s)
+        arrival = max(world.now, healed) + delay
+        return max(after, arrival) if mix.is_ordered else arrival
 
     def _passes(self, connection: Connection, sent_at: float) -> bool:
         if self.calm_at is None:

@@ -89,9 +89,8 @@ class Operator:
             missing = self._wanted() - sum(not worker.is_of_another_job() for worker in world.workers)
             names = [] if finished else [self._fresh_name() for _ in range(missing)]
         else:
-            names = [
-                node for node in self.nodes() if not self._has_process(node) and not self._is_through(node, finished)
-            ]
+            present = {worker.node for worker in world.workers if not worker.is_of_another_job()}
+            names = [node for node in self.nodes() if node not in present and not self._is_through(node, finished)]
         for node in names:
             self._start_worker(node)
 

@@ -33,6 +33,7 @@ class RecoveryPath:
         self._compact_bytes = compact_bytes
         self._journal: Journal | None = None
         self._sure: list[bytes] = []  # appends that returned, or the last snapshot and what came after it
+        self._is_finished = False  # what is sure says so
         self._perhaps: list[bytes] = []  # of an append that did not return
         self._perhaps_instead: list[bytes] | None = None  # a snapshot that did not return
 
@@ -49,7 +50,7 @@ class RecoveryPath:
 
     def is_finished(self) -> bool:
         """Whether the end of the training is on the disk for sure."""
-        return any(isinstance(unpack(payload), TrainingFinished) for payload in self._sure)
+        return self._is_finished
 
     # ---- the lock
 
@@ -79,7 +80,9 @@ class RecoveryPath:
         self.torn_tails += self._journal.torn_tail is not None
         survived = self._survived(payloads)
         self._sure, self._perhaps, self._perhaps_instead = list(payloads), [], None
-        return [unpack(payload) for payload in payloads], [unpack(payload) for payload in survived]
+        records = [unpack(payload) for payload in payloads]
+        self._is_finished = _finishes(records)
+        return records, [unpack(payload) for payload in survived]
 
     def _survived(self, payloads: Sequence[bytes]) -> Sequence[bytes]:
         if payloads in (self._sure, self._perhaps_instead):
@@ -98,6 +101,7 @@ class RecoveryPath:
             self._journal.append(self._perhaps)
         self._sure += self._perhaps
         self._perhaps = []
+        self._is_finished |= _finishes(records)
 
     def is_large(self) -> bool:
         """Whether the shell's rule says that it is time to compact."""
@@ -110,12 +114,18 @@ class RecoveryPath:
         with self.disk.mounted():
             self._journal.compact(self._perhaps_instead)
         self._sure, self._perhaps_instead = self._perhaps_instead, None
+        self._is_finished = _finishes(snapshot)
         self.compactions += 1
 
     def wipe(self) -> None:
         """Somebody deletes the folder while no scheduler runs."""
         self.disk.wipe()
         self._sure, self._perhaps, self._perhaps_instead = [], [], None
+        self._is_finished = False
+
+
+def _finishes(records: Sequence[Record]) -> bool:
+    return any(isinstance(record, TrainingFinished) for record in records)
 
 
 def _shown(payload: bytes) -> str:

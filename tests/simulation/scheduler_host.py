@@ -122,7 +122,7 @@ class SchedulerHost:
             self._dies_at_disk(error)
             return None
         if survived:
-            self._tell_durable(survived)  # the dead one never learned that they were
+            self.world.became_durable(survived)  # the dead one never learned that they were
         return JobState.replay(records)
 
     def _new_core(self, state: JobState) -> SchedulerCore:
@@ -164,7 +164,7 @@ class SchedulerHost:
         except StoreError as error:  # it had failed before
             self.world.note("scheduler", error)
             return
-        self._tell_durable(records)
+        self.world.became_durable(records)
 
     def _vanish(self) -> None:
         self.core = None
@@ -248,28 +248,29 @@ class SchedulerHost:
 
     def _drain(self) -> None:
         """Everything that is queued, then the deadlines, then disk, then network."""
-        batch = Batch()
-        while self._queue:
-            connection, event = self._queue.popleft()
+        batch, queue, core = Batch(), self._queue, self.core
+        assert core is not None
+        while queue:
+            connection, event = queue.popleft()
             if isinstance(event, Received):
                 self._hear(connection, event, batch)
             elif connection is None or not isinstance(event, Closed) or self._is_newest(connection, event.session):
                 self._step(event, batch)
-        assert self.core is not None
-        self._wake_at = self.core.wake_at()
+        self._wake_at = core.wake_at()
         if self._wake_at is not None and self._wake_at <= self.now:
             self._step(Tick(), batch)
-            self._wake_at = self.core.wake_at()
+            self._wake_at = core.wake_at()
         self._commit(batch)
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
-        known = self._connections.get(event.session)
-        is_present = connection is not None and connection.life == self.life  # else a straggler's or a stranger's
-        if is_present and (known is None or known.number < connection.number):
-            self._connections[event.session] = connection
+        if connection is not None and connection.life == self.life:  # else a straggler's or a stranger's
+            known = self._connections.get(event.session)
+            if known is None or known.number < connection.number:
+                self._connections[event.session] = connection
         self._step(event, batch)
-        if self.world.mix.p_echo and not self.world.is_calm and self.world.rng.random() < self.world.mix.p_echo:
-            self.world.count("message echoed")
+        world, p_echo = self.world, self.world.mix.p_echo
+        if p_echo and not world.is_calm and world.rng.random() < p_echo:
+            world.count("message echoed")
             self._step(event, batch, is_echo=True)
 
     def _is_newest(self, connection: Connection, session: str) -> bool:
@@ -279,9 +280,7 @@ class SchedulerHost:
     def _step(self, event: Event, batch: Batch, *, is_echo: bool = False) -> None:
         assert self.core is not None
         world = self.world
-        world.note("decides", event)
-        for watch in world.watch_event:
-            watch(event)
+        world.happens(event)
         ready = self.core.step(event, self.now)
         if is_echo:
             for watch_echo in world.watch_echo:
@@ -289,16 +288,20 @@ class SchedulerHost:
         self._take(ready, batch, event)
 
     def _take(self, ready: Ready, batch: Batch, event: Event | None) -> None:
-        batch.records += ready.records
-        batch.sends += ready.sends
-        batch.ended = ready.ended or batch.ended
-        for note in ready.notes:
-            self.world.note("says", note.text)
+        if not ready.is_empty:
+            batch.records += ready.records
+            batch.sends += ready.sends
+            batch.ended = ready.ended or batch.ended
+            for note in ready.notes:
+                self.world.note("says", note.text)
         self.world.decided(event, ready)
 
     def _commit(self, batch: Batch) -> None:
         if not batch.records:
-            self._speak(batch)
+            if batch.sends or batch.ended is not None:
+                self._speak(batch)
+            else:
+                self._arm()
             return
         self._light_fuse(most_calls=2)
         world, mix = self.world, self.world.mix
@@ -323,7 +326,7 @@ class SchedulerHost:
         assert core is not None
         try:
             self.path.append(self.life, batch.records)
-            self._tell_durable(batch.records)
+            self.world.became_durable(batch.records)
             if self.path.is_large():
                 self.path.compact(list(core.state.snapshot()))
         except (Killed, StoreError) as error:
@@ -350,19 +353,10 @@ class SchedulerHost:
         if self.core is not None:
             self._wake(self.clock - began)
 
-    def _tell_durable(self, records: list[Record]) -> None:
-        for record in records:
-            self.world.note("durable", record)
-        for watch in self.world.watch_durable:
-            watch(records)
-
     def _speak(self, batch: Batch) -> None:
-        world = self.world
-        spoken = len(batch.sends)
-        dies = bool(batch.records) and not world.is_calm and bool(world.mix.p_torn)
-        dies = dies and world.rng.random() < world.mix.p_torn
-        if dies:
-            spoken = world.rng.randint(0, spoken)
+        world, p_torn = self.world, self.world.mix.p_torn
+        dies = batch.records and p_torn and not world.is_calm and world.rng.random() < p_torn
+        spoken = world.rng.randint(0, len(batch.sends)) if dies else len(batch.sends)
         for send in batch.sends[:spoken]:
             self._send(send.session, send.message)
         if dies:

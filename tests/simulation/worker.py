@@ -92,7 +92,6 @@ class Worker:
         self.world = world
         self.node = node
         self.session = f"{node}#{number}"
-        self.number = number
         self.oddity = oddity
         self.is_alive = True
         self.is_paused = False
@@ -109,7 +108,6 @@ class Worker:
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
         self.slot: int | None = None
         self.world_size = world.mix.world_size
-        self.end_reason: EndReason | None = None
         self._clock_offset = rng.uniform(-1e4, 1e4)
         self.rate = 1.0 + rng.uniform(-mix.clock_spread, mix.clock_spread)
         self._addresses_early = rng.random() < mix.addresses_early
@@ -119,7 +117,6 @@ class Worker:
         self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
         self._connection: Connection | None = None
         self._tick_at: float | None = None
-        self._leave_is_told = False
         self.process = process_on(f"host-{rng.randrange(3)}", number)
         policy = AgentPolicy(
             node,
@@ -167,11 +164,11 @@ class Worker:
 
     def is_forming_in(self, generation: int) -> bool:
         """Ready to complete the group."""
-        return self._runs() and self.stage is Stage.FORMING and self.generation == generation
+        return self.stage is Stage.FORMING and self.generation == generation and self._runs()
 
     def trains_in(self, generation: int) -> bool:
         """Ready for the next step."""
-        return self._runs() and self.stage is Stage.TRAINING and self.generation == generation
+        return self.stage is Stage.TRAINING and self.generation == generation and self._runs()
 
     def _runs(self) -> bool:
         return self.is_alive and not self.is_paused
@@ -216,9 +213,11 @@ class Worker:
 
     def _held(self, action: object, *arguments: object) -> bool:
         """Whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
-        if self.is_alive and self.is_paused:
+        if self.is_alive and not self.is_paused:
+            return False
+        if self.is_alive:
             self._held_back.append((action, arguments))
-        return not self._runs()
+        return True
 
     def fail(self, text: str) -> None:
         """The user's function raises."""
@@ -275,19 +274,20 @@ class Worker:
     # ---- the agent
 
     def _agent_step(self, event: AgentEvent) -> None:
-        ready = self.agent.step(event, self._now)
-        for watch in self.world.watch_agent:
+        world = self.world
+        ready = self.agent.step(event, world.now * self.rate + self._clock_offset)
+        for watch in world.watch_agent:
             watch(self)
-        if self._connection is not None:
-            for message in ready.sends:
-                self.world.network.up(self._connection, self._worded(message))
+        if ready.sends and self._connection is not None:
+            for message in ready.sends if self.oddity is Oddity.NONE else map(self._worded, ready.sends):
+                world.network.up(self._connection, message)
         for notice in ready.notices:
             self._obey(notice)
         if ready.wake_at is not None and self.is_alive:
-            at = max((ready.wake_at - self._clock_offset) / self.rate, self.world.now) + CLOCK_STEP_S
+            at = max((ready.wake_at - self._clock_offset) / self.rate, world.now) + CLOCK_STEP_S
             if self._tick_at is None or at < self._tick_at:
                 self._tick_at = at
-                self.world.at(at, self._tick, at)
+                world.at(at, self._tick, at)
 
     def _worded(self, message: FromWorker) -> FromWorker:
         if self.oddity is Oddity.PROTOCOL and isinstance(message, Register):
@@ -345,7 +345,6 @@ class Worker:
                 self._must_end(reason, text)
 
     def _must_end(self, reason: EndReason, text: str) -> None:
-        self.end_reason = reason
         if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT):
             self._leave(on_purpose=True, text=text)
         else:

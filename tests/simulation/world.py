@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.faults import Faults, Planned, draw_schedule
-from tests.simulation.group import Group, Groups
+from tests.simulation.group import Groups
 from tests.simulation.mix import Mix
 from tests.simulation.network import Network
 from tests.simulation.operator import Operator
+from tests.simulation.places import Places
 from tests.simulation.scheduler_host import SchedulerHost
 from tests.simulation.trace import Trace, Violation
 from tests.simulation.worker import Worker
@@ -51,7 +52,7 @@ class Outcome:
     faults: Counter[str]
 
 
-class World:
+class World(Places):
     """One run. Everything that happens is an action on the agenda; ties are broken by order of planning.
 
     Args:
@@ -76,6 +77,7 @@ class World:
     ) -> None:
         from tests.simulation.checkers import ALL
 
+        super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
         self.mix = replace(Mix.draw(self.rng), **(changes or {}))
@@ -106,20 +108,6 @@ class World:
         self._disks: dict[tuple[str, str], Checkpoints] = {}
         self.workers: list[Worker] = []  # alive
         self.started: list[Worker] = []  # ever
-        self.watch_loaded: list[Callable[[SchedulerCore], None]] = []
-        self.watch_event: list[Callable[[Event], None]] = []
-        self.watch_decided: list[Callable[[Event | None, Ready], None]] = []
-        self.watch_echo: list[Callable[[Event, Ready], None]] = []
-        self.watch_durable: list[Callable[[list[Record]], None]] = []
-        self.watch_agent: list[Callable[[Worker], None]] = []
-        self.watch_trained: list[Callable[[Group], None]] = []
-        self.watch_saved: list[Callable[[str], None]] = []
-        self.watch_calm: list[Callable[[], None]] = []
-        # What happens seldom is watched by its type: a record or an answer is decided, said, or told to a process.
-        self.when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = defaultdict(list)
-        self.when_answered: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
-        self.when_said: dict[type, list[Callable[[str, Any], None]]] = defaultdict(list)
-        self.when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = defaultdict(list)
         self.host = SchedulerHost(self)
         self.network = Network(self, self.mix)
         self.groups = Groups(self)
@@ -158,7 +146,7 @@ class World:
 
     def _run(self) -> None:
         agenda, at_this_moment, pop = self._agenda, 0, heapq.heappop
-        while not self.is_over():
+        while self.workers or not self.is_over():
             when, _, action, arguments = pop(agenda)
             if when > self.now:
                 self.now, at_this_moment = when, 0
@@ -183,9 +171,19 @@ class World:
 
     # ---- what there is
 
+    def happens(self, event: Event) -> None:
+        """An event is about to be handed to the core."""
+        self.note("decides", event)
+        for watch in self.when_event.get(type(event), ()):
+            watch(event)
+
     def decided(self, event: Event | None, ready: Ready) -> None:
         """The core has taken an event (none: its start) into account; nothing of it is durable or said yet."""
         self.witness.decided(event, ready)
+        for watch in self.when_decided.get(type(event), ()):
+            watch(event, ready)
+        if ready.is_empty:
+            return
         for watch in self.watch_decided:
             watch(event, ready)
         for record in ready.records:
@@ -195,11 +193,21 @@ class World:
             for watch_answer in self.when_answered.get(type(send.message), ()):
                 watch_answer(send.session, send.message)
 
+    def became_durable(self, records: list[Record]) -> None:
+        """These records, decided together, are on the disk."""
+        for watch in self.watch_durable:
+            watch(records)
+        for record in records:
+            self.note("durable", record)
+            for watch_record in self.when_durable.get(type(record), ()):
+                watch_record(record)
+
     def checkpoints_of(self, job: str, node: str) -> Checkpoints:
         """The job's folder on the node's disk; it survives its processes."""
-        if (job, node) not in self._disks:
-            self._disks[job, node] = Checkpoints(self.mix.keep)
-        return self._disks[job, node]
+        disk = self._disks.get((job, node))
+        if disk is None:
+            disk = self._disks[job, node] = Checkpoints(self.mix.keep)
+        return disk
 
     def start_worker(self, node: str, **how: Any) -> Worker:
         """A new process of this node."""

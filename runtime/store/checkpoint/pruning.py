@@ -116,7 +116,7 @@ def tellable(points: Collection[Point], keep: int, committed: Point | None, told
     the others, until ``SPARE_ROOM`` more than ``keep`` wait to be committed.
     """
     known = {point for point in points if point in told or (committed is not None and point <= committed)}
-    waiting = sum(committed is None or point > committed for point in known)
+    waiting = len(known) if committed is None else len([point for point in known if point > committed])
     room = max(0, max(keep, MIN_KEEP) + SPARE_ROOM - waiting)
     return known | set(sorted(set(points) - known)[:room])
 

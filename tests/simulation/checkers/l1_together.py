@@ -23,13 +23,13 @@ class Together(Checker):
 
     def _trained(self, group: Group) -> None:
         core = self.world.host.core
-        if self.world.is_calm and core is not None and core.state.job == group.job:
+        if self.world.is_calm and not self._are_together and core is not None and core.state.job == group.job:
             state = core.state
             seats = [state.seats[node] for node in state.by_slot.values()]
             committed = state.generation
             if committed is not None and committed.generation == group.generation:
                 nodes = {node for node, _ in committed.members}
-                self._are_together |= all(seat.node in nodes for seat in seats if not (seat.lost or seat.left))
+                self._are_together = all(seat.node in nodes for seat in seats if not (seat.lost or seat.left))
 
     def _must_be_together(self) -> None:
         core, host = self.world.host.core, self.world.host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.core.agent_events import Seated
-from runtime.core.records import Record, SeatGranted, SpareAdmitted
+from runtime.core.records import SeatGranted, SpareAdmitted
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
@@ -22,7 +22,8 @@ class Incarnations(Checker):
         self._told: dict[tuple[str, str, int], str] = {}  # (job, node, incarnation) → session
         self.world.when_recorded[SeatGranted].append(self._granted)
         self.world.when_recorded[SpareAdmitted].append(self._granted)
-        self.world.watch_durable.append(self._durable)
+        self.world.when_durable[SeatGranted].append(self._durable)
+        self.world.when_durable[SpareAdmitted].append(self._durable)
         self.world.watch_loaded.append(self._loaded)
         self.world.when_noticed[Seated].append(self._seated)
 
@@ -31,10 +32,8 @@ class Incarnations(Checker):
             self.violated(f"{record} after incarnation {self._highest[record.node]}")
         self._highest[record.node] = record.incarnation
 
-    def _durable(self, records: list[Record]) -> None:
-        for record in records:
-            if isinstance(record, SeatGranted | SpareAdmitted):
-                self._durable_highest[record.node] = record.incarnation
+    def _durable(self, record: SeatGranted | SpareAdmitted) -> None:
+        self._durable_highest[record.node] = record.incarnation
 
     def _loaded(self, core: SchedulerCore) -> None:
         """A number that never became durable was never handed out."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.core.ledger import Presence
-from runtime.core.messages import Register
+from runtime.core.messages import FromWorker, Register
 from runtime.core.ready import Ready
-from runtime.core.scheduler import Event, Received
+from runtime.core.scheduler import Received
 from tests.simulation.checkers.base import Checker
 
 
@@ -18,17 +18,14 @@ class Fencing(Checker):
 
     def watch(self) -> None:
         self._before_it: tuple[dict[str, Presence | None], str] | None = None
-        self.world.watch_event.append(self._before)
-        self.world.watch_decided.append(self._decided)
+        self.world.when_event[Received].append(self._before)
+        self.world.when_decided[Received].append(self._decided)
 
-    def _is_superseded(self, event: Event) -> bool:
-        if not isinstance(event, Received):
-            return False
-        message = event.message
+    def _is_superseded(self, message: FromWorker) -> bool:
         if isinstance(message, Register):
             holder = self.world.witness.holders.get(message.node)
             return message.incarnation > 0 and (holder is None or holder.session != message.session)
-        return self.world.witness.accepts(event) is None
+        return True
 
     def _snapshot(self) -> tuple[dict[str, Presence | None], str]:
         core = self.world.host.core
@@ -36,10 +33,11 @@ class Fencing(Checker):
         presences = {node: core.presence(node) for node in core.state.seats}
         return {node: replace(known) if known else None for node, known in presences.items()}, core.phase()
 
-    def _before(self, event: Event) -> None:
-        self._before_it = self._snapshot() if self._is_superseded(event) else None
+    def _before(self, event: Received) -> None:
+        if self.world.witness.speaker is None and self._is_superseded(event.message):
+            self._before_it = self._snapshot()
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: Received, ready: Ready) -> None:
         if self._before_it is None:
             return
         before, self._before_it = self._before_it, None

@@ -13,8 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, Record, SeatGranted, SlotGiven, SpareAdmitted
-from runtime.core.state import JobState
+from runtime.core.records import GenerationCommitted, SeatGranted, SlotGiven, SpareAdmitted
 from tests.simulation.checkers.base import Checker
 
 
@@ -24,34 +23,37 @@ class SaveThenSpeak(Checker):
     name = "S7"
 
     def begin_job(self) -> None:
-        self._disk = JobState()
         self._seats: set[tuple[str, int | None, int]] = set()  # every (session, slot, incarnation) that is on disk
+        self._holders: dict[str, tuple[str, int]] = {}  # node → its session and incarnation
         self._generations: dict[int, GenerationCommitted] = {}
 
     def watch(self) -> None:
-        self.world.watch_durable.append(self._durable)
+        self.world.when_durable[SeatGranted].append(self._seated)
+        self.world.when_durable[SpareAdmitted].append(self._seated)
+        self.world.when_durable[SlotGiven].append(self._given)
+        self.world.when_durable[GenerationCommitted].append(self._committed)
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
             self.world.when_said[kind].append(self._said)
 
-    def _durable(self, records: list[Record]) -> None:
-        for record in records:
-            self._disk.apply(record)
-            if isinstance(record, SeatGranted):
-                self._seats.add((record.session, record.slot, record.incarnation))
-            elif isinstance(record, SpareAdmitted):
-                self._seats.add((record.session, None, record.incarnation))
-            elif isinstance(record, SlotGiven):
-                seat = self._disk.seats[record.node]
-                self._seats.add((seat.session, record.slot, seat.incarnation))
-            elif isinstance(record, GenerationCommitted):
-                self._generations[record.generation] = record
+    def _seated(self, record: SeatGranted | SpareAdmitted) -> None:
+        slot = record.slot if isinstance(record, SeatGranted) else None
+        self._holders[record.node] = record.session, record.incarnation
+        self._seats.add((record.session, slot, record.incarnation))
+
+    def _given(self, record: SlotGiven) -> None:
+        session, incarnation = self._holders[record.node]
+        self._seats.add((session, record.slot, incarnation))
+
+    def _committed(self, record: GenerationCommitted) -> None:
+        self._generations[record.generation] = record
 
     def _said(self, session: str, message: FromScheduler) -> None:
         if not self._is_backed(session, message):
-            self.violated(f"{message} is said to {session}, and the journal does not hold it: {self._disk}")
+            disk = self.world.witness.disk
+            self.violated(f"{message} is said to {session}, and the journal does not hold it: {disk}")
 
     def _is_backed(self, session: str, message: FromScheduler) -> bool:
-        disk = self._disk
+        disk = self.world.witness.disk
         match message:
             case Admitted():
                 return (

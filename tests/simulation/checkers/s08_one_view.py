@@ -79,12 +79,13 @@ class OneView(Checker):
 
     def _trained(self, group: Group) -> None:
         members = [group.members[rank] for rank in sorted(group.members)]
-        if len({(member.restored, member.step) for member in members}) > 1:
+        first = members[0]
+        if any(member.step != first.step or member.restored != first.restored for member in members):
             told = [(member.session, member.restored, member.step) for member in members]
             self.violated(f"these train together: {told}")
         if group.job != self.world.witness.job:
             return
         committed = self._committed(group.generation)
-        nodes = tuple((member.node, member.agent.incarnation) for member in members)
+        nodes = tuple([(member.node, member.agent.incarnation) for member in members])
         if committed is None or nodes != committed.members:
             self.violated(f"{nodes} train generation {group.generation}, the record says {committed}")

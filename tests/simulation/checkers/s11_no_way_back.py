@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.core.agent_events import Began
 from runtime.core.messages import RoundId
+from runtime.core.records import GenerationCommitted
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group
 from tests.simulation.worker import Stage, Worker
@@ -25,16 +26,16 @@ class NoWayBack(Checker):
     def _agent(self, worker: Worker) -> None:
         agent = worker.agent
         before = self._agents.get(worker.session, FIRST)
-        generation, term, round_ = agent.generation, agent.term, worker.joined or before[2]
+        generation, term, round_ = agent.generation, agent.term, agent._joined or before[2]
         if generation == before[0] and term == before[1] and round_ is before[2]:
             return
         if generation < before[0] or term < before[1] or round_ < before[2]:
             self.violated(f"{worker} went back from {before} to {(generation, term, round_)}")
         self._agents[worker.session] = (generation, term, round_)
 
-    def _is_cut_off(self, group: Group, newest: set[tuple[str, int]]) -> bool:
+    def _is_cut_off(self, group: Group, newest: GenerationCommitted) -> bool:
         """Whether each of its members was replaced while no word reached it: what they do now is on no line."""
-        return all((worker.node, worker.agent.incarnation) not in newest for worker in group.members.values())
+        return all((worker.node, worker.agent.incarnation) not in newest.members for worker in group.members.values())
 
     def _began(self, worker: Worker, notice: Began) -> None:
         if worker.stage not in (Stage.RENDEZVOUS, Stage.ENDING):
@@ -44,8 +45,7 @@ class NoWayBack(Checker):
         committed = self.world.witness.line.committed
         if group.job != self.world.witness.job or not committed:
             return
-        newest = set(committed[-1].members)
-        if group.generation < len(committed) and not self._is_cut_off(group, newest):
+        if group.generation < len(committed) and not self._is_cut_off(group, committed[-1]):
             self.violated(f"{group.sessions} train generation {group.generation} after {len(committed)} was committed")
         for worker in group.members.values():
             if worker.agent.generation != group.generation:

@@ -32,10 +32,9 @@ class WorldSize(Checker):
             self.violated(f"{record}: no such slot")
 
     def _decided(self, event: Event | None, ready: Ready) -> None:
-        taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
-        retired = {record.slot for record in ready.records if isinstance(record, SeatRetired)}
-        if not retired:
+        if not any(isinstance(record, SeatRetired) for record in ready.records):
             return
+        taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
         for old in self.world.witness.retired:
             if not (old.is_lost or old.has_left):
                 self.violated(f"slot {old.slot} is taken away from {old}, who holds it")

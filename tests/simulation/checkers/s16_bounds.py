@@ -30,6 +30,8 @@ class Bounds(Checker):
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
+        self.world.when_event[Closed].append(self._closed)
+        self.world.when_decided[Tick].append(self._judged)
         self.world.watch_decided.append(self._decided)
         for kind in (Admitted, RoundOpened, GenerationStarted):
             self.world.when_said[kind].append(self._said)
@@ -41,16 +43,23 @@ class Bounds(Checker):
         if len(torn) > MAX_TORN_FILES or len(names) > len(torn) + 1:
             self.violated(f"after a start the folder holds {names}")
 
+    def _closed(self, event: Closed) -> None:
+        self._pushed += 1
+
+    def _judged(self, event: Tick, ready: Ready) -> None:
+        self._count(ready)
+        self._measure()
+        self._pushed = 0
+
     def _decided(self, event: Event | None, ready: Ready) -> None:
+        if not isinstance(event, Tick):
+            self._count(ready)
+
+    def _count(self, ready: Ready) -> None:
         for record in ready.records:
             if isinstance(record, SeatGranted | SpareAdmitted):
                 self._nodes.add(record.node)
             self._pushed += isinstance(record, SeatGranted | SpareAdmitted | SeatResumed)
-        if isinstance(event, Closed):
-            self._pushed += 1
-        elif isinstance(event, Tick):
-            self._measure()
-            self._pushed = 0
 
     def _measure(self) -> None:
         core = self.world.host.core

@@ -20,17 +20,16 @@ class OwnPauses(Checker):
         self._stalls: list[tuple[float, float]] = []  # (from, to), by the scheduler's clock
 
     def watch(self) -> None:
-        self.world.watch_event.append(self._before)
+        self.world.when_event[Stalled].append(self._stalled)
         self.world.watch_loaded.append(self._loaded)
         self.world.when_recorded[SeatLost].append(self._lost)
 
     def _loaded(self, core: SchedulerCore) -> None:
         self._stalls.clear()
 
-    def _before(self, event: Event) -> None:
-        if isinstance(event, Stalled):
-            now = self.world.host.clock
-            self._stalls.append((now - event.gap_s, now))
+    def _stalled(self, event: Stalled) -> None:
+        now = self.world.host.clock
+        self._stalls.append((now - event.gap_s, now))
 
     def _awake_s(self, since: float) -> float:
         """How long the scheduler has been listening since then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.core.agent_events import Over
 from runtime.core.point import Point
-from runtime.core.records import JobFinished, Record, TrainingFinished
+from runtime.core.records import JobFinished, TrainingFinished
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
@@ -21,7 +21,7 @@ class Finish(Checker):
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
-        self.world.watch_durable.append(self._durable)
+        self.world.when_durable[TrainingFinished].append(self._durable)
         self.world.when_recorded[TrainingFinished].append(self._finished)
         self.world.when_recorded[JobFinished].append(self._job_finished)
         self.world.when_noticed[Over].append(self._over)
@@ -29,12 +29,10 @@ class Finish(Checker):
     def _loaded(self, core: SchedulerCore) -> None:
         self._is_final = self._final is not None
 
-    def _durable(self, records: list[Record]) -> None:
-        for record in records:
-            if isinstance(record, TrainingFinished):
-                if self._final not in (None, record.point):
-                    self.violated(f"finished twice: at {self._final} and at {record.point}")
-                self._final = record.point
+    def _durable(self, record: TrainingFinished) -> None:
+        if self._final not in (None, record.point):
+            self.violated(f"finished twice: at {self._final} and at {record.point}")
+        self._final = record.point
 
     def _finished(self, event: Event | None, record: TrainingFinished) -> None:
         self._is_final = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.core.messages import CommittedPoint
 from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, PointCommitted, Record
+from runtime.core.records import GenerationCommitted, PointCommitted
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkpoints import Checkpoints
@@ -28,7 +28,8 @@ class CommittedPoints(Checker):
     def watch(self) -> None:
         self.world.when_recorded[PointCommitted].append(self._committed)
         self.world.when_said[CommittedPoint].append(self._said)
-        self.world.watch_durable.append(self._became_durable)
+        self.world.when_durable[GenerationCommitted].append(self._began)
+        self.world.when_durable[PointCommitted].append(self._became_durable)
         self.world.watch_saved.append(self._look)
 
     def _committed(self, event: Event | None, record: PointCommitted) -> None:
@@ -37,17 +38,16 @@ class CommittedPoints(Checker):
             if not self._disk(node).was_saved(record.point):
                 self.violated(f"{record}: node {node} never saved it")
 
-    def _became_durable(self, records: list[Record]) -> None:
-        for record in records:
-            if isinstance(record, GenerationCommitted):
-                self._members = dict(record.members)
-                if self._durable is not None and (record.restore is None or record.restore < self._durable):
-                    self._durable = None  # a folder was lost, and with it what all had in common
-            elif isinstance(record, PointCommitted):
-                self._durable, self._holders = record.point, {*self._members}
-                self._ever.add(record.point)
-                for node in self._holders:
-                    self._look(node)
+    def _began(self, record: GenerationCommitted) -> None:
+        self._members = dict(record.members)
+        if self._durable is not None and (record.restore is None or record.restore < self._durable):
+            self._durable = None  # a folder was lost, and with it what all had in common
+
+    def _became_durable(self, record: PointCommitted) -> None:
+        self._durable, self._holders = record.point, {*self._members}
+        self._ever.add(record.point)
+        for node in self._holders:
+            self._look(node)
 
     def _said(self, session: str, message: CommittedPoint) -> None:
         if message.point not in self._ever:
@@ -57,7 +57,7 @@ class CommittedPoints(Checker):
         if self._durable is None or node not in self._holders:
             return
         disk = self._disk(node)
-        if not disk.was_lost and self._durable not in disk.held():
+        if not disk.was_lost and not disk.holds(self._durable):
             self.violated(f"node {node} holds {disk.held()} and no longer the committed {self._durable}")
 
     def _disk(self, node: str) -> Checkpoints:

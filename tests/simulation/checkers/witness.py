@@ -9,10 +9,11 @@ the witness: what was accepted in the same group commit as a record that never r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import Join, Leave, Register
+from runtime.core.messages import FromWorker, Join, Leave, Register
 from runtime.core.ready import Ready
 from runtime.core.records import (
     GenerationCommitted,
@@ -30,6 +31,7 @@ from runtime.core.records import (
     TermStarted,
 )
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from runtime.core.state import JobState
 from tests.simulation.checkers.line import Line
 
 if TYPE_CHECKING:
@@ -67,7 +69,10 @@ class Holder:
 
     def copy(self) -> Holder:
         """What is known of it now."""
-        return replace(self)
+        return Holder(*_fields_of(self))
+
+
+_fields_of = attrgetter(*Holder.__slots__)  # type: ignore[attr-defined]
 
 
 class Witness:
@@ -77,7 +82,9 @@ class Witness:
         self.world = world
         self.terms = self.generations = 0  # of all jobs of the run
         self.line = Line()
+        self.speaker: Holder | None = None  # whose live word the event is that is being decided
         self.begin_job()
+        world.when_event[Received].append(self._hears)
         world.watch_loaded.append(self._loaded)
         world.watch_durable.append(self._durable)
 
@@ -93,15 +100,16 @@ class Witness:
         self.loaded_at = 0.0
         self.stalled_at = 0.0  # when the scheduler last said that it stood still
         self.is_ending = False
+        self.disk = JobState()  # what the durable records say
         self._before: dict[str, Holder] = {}  # the batch that is not durable yet
         self._unsynced = 0
         self.line.begin_job()
 
-    def accepts(self, event: Event) -> Holder | None:
-        """The holder whose live word this event is; None where it is nobody's, or a dead or replaced process's."""
-        if not isinstance(event, Received):
-            return None
-        message = event.message
+    def _hears(self, event: Received) -> None:
+        self.speaker = self._speaker_of(event.message)
+
+    def _speaker_of(self, message: FromWorker) -> Holder | None:
+        """The holder whose live word this is; None where it is nobody's, or a dead or replaced process's."""
         if isinstance(message, Register):
             holder = self.by_session.get(message.session)
             is_its = holder is not None and holder.node == message.node and not self.is_ending
@@ -109,7 +117,7 @@ class Witness:
         else:
             sender = message.sender
             holder = self.by_session.get(sender.session)
-            is_its = holder is not None and (sender.node, sender.incarnation) == (holder.node, holder.incarnation)
+            is_its = holder is not None and sender.node == holder.node and sender.incarnation == holder.incarnation
             is_its = is_its and sender.job == self.job
         if holder is None or not is_its or holder.is_retired or holder.has_left or holder.is_gone:
             return None
@@ -157,7 +165,7 @@ class Witness:
 
     def _note(self, event: Event, now: float) -> None:
         if isinstance(event, Received):
-            holder = self.accepts(event)
+            holder = self.speaker
             if holder is not None:
                 holder.accepted_at, holder.closed_at, holder.away_since = now, None, None
                 holder.is_heard, holder.known_since = True, None
@@ -218,6 +226,7 @@ class Witness:
     def _durable(self, records: list[Record]) -> None:
         self._unsynced = 0
         for record in records:
+            self.disk.apply(record)
             if isinstance(record, GenerationCommitted):
                 self.generations += 1
                 self.line.committed.append(record)

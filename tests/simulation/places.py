@@ -1,0 +1,46 @@
+"""The places of a world that checkers watch from: lists of whom to call, and nothing else.
+
+What can happen often has a list; what is looked at by few is listed by its type. ``World`` calls, checkers append.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from runtime.core.ready import Ready
+from runtime.core.records import Record
+from runtime.core.scheduler import Event, SchedulerCore
+
+if TYPE_CHECKING:
+    from tests.simulation.group import Group
+    from tests.simulation.worker import Worker
+
+_by_type = partial(defaultdict, list)
+
+
+@dataclass(slots=True, eq=False)
+class Places:
+    """``watch_…`` for all of a kind, ``when_…`` by type."""
+
+    watch_loaded: list[Callable[[SchedulerCore], None]] = field(default_factory=list)
+    watch_decided: list[Callable[[Event | None, Ready], None]] = field(default_factory=list)  # if there is anything
+    watch_echo: list[Callable[[Event, Ready], None]] = field(default_factory=list)
+    watch_durable: list[Callable[[list[Record]], None]] = field(default_factory=list)
+    watch_agent: list[Callable[[Worker], None]] = field(default_factory=list)
+    watch_trained: list[Callable[[Group], None]] = field(default_factory=list)
+    watch_saved: list[Callable[[str], None]] = field(default_factory=list)
+    watch_calm: list[Callable[[], None]] = field(default_factory=list)
+    # An event comes; it was taken into account, whatever came of it.
+    when_event: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
+    when_decided: dict[type, list[Callable[[Any, Ready], None]]] = field(default_factory=_by_type)
+    # A record is decided; it is durable.
+    when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = field(default_factory=_by_type)
+    when_durable: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
+    # An answer is decided, is said, is told to a process.
+    when_answered: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)
+    when_said: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)
+    when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)
