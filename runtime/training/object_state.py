@@ -97,7 +97,7 @@ class ObjectState(State):
                 "TorchState(…, copy_commits=True) to go back by hand. After a lost peer this is not needed"
             )
         self._went_back()
-        if self.has_own_parts:
+        if self._rng is RngMode.SAVED:
             self._restored_rng = self._own["rng"]
             rng.restore(self._own["rng"])
         else:
@@ -124,7 +124,7 @@ class ObjectState(State):
         """The state as it stands is the commit ``point``."""
         self._last_commit.remember(point)
         super().remember(point)
-        self._own = {"rng": rng.capture()} if self.has_own_parts else {}
+        self._own = self._own_rng()
 
     def forget(self) -> None:
         """What stands cannot be given to anybody."""
@@ -134,8 +134,7 @@ class ObjectState(State):
     def contents(self) -> dict[str, Any]:
         """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
         values = {name: one.contents() for name, one in self.handlers.items()}
-        own = {"rng": rng.capture()} if self.has_own_parts else {}
-        return {"shared": {"steps": self.completed_steps, "values": values}, "own": own}
+        return {"shared": {"steps": self.completed_steps, "values": values}, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
         """As :meth:`State.live_contents`."""
@@ -157,7 +156,7 @@ class ObjectState(State):
         for name, handler in self.handlers.items():
             handler.load(values[name])
         self._committed_steps = contents["shared"]["steps"]
-        if not self.has_own_parts:
+        if self._rng is not RngMode.SAVED:
             return
         if own:
             self._restored_rng = contents["own"]["rng"]
@@ -171,6 +170,9 @@ class ObjectState(State):
             rng.seed_for(self._seed(), self._rank, self.completed_steps)
 
     # ---- for the classes below
+
+    def _own_rng(self) -> dict[str, Any]:
+        return {"rng": rng.capture()} if self._rng is RngMode.SAVED else {}
 
     def _keep(self) -> None:
         super()._keep()

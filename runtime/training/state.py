@@ -20,6 +20,8 @@ from runtime.training.handlers import ModuleHandler
 from runtime.training.object_state import ObjectState
 from runtime.training.open_steps import Marks, OpenSteps, same_marks
 from runtime.training.sampler import ElasticSampler
+from runtime.training.sharding.pieces import is_distributed
+from runtime.training.sharding.sharded_values import ShardedValues
 
 __all__ = ["TorchState"]
 
@@ -70,6 +72,7 @@ class TorchState(ObjectState):
         has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
         if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
             self._last_commit.copy_from_now_on()
+        self._sharded = ShardedValues.of(self.handlers)
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
 
     @property
@@ -78,6 +81,43 @@ class TorchState(ObjectState):
         return self._committed_steps + self._open.count
 
     # ---- the session's
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether a rank's own points hold something no other rank's hold."""
+        return self._sharded is not None or super().has_own_parts
+
+    def enter_group(self) -> None:
+        """As :meth:`State.enter_group`: FSDP2 modules are sharded over the group, or get it instead of the last one.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        if self._sharded is not None:
+            self._sharded.enter_group()
+
+    def recall(self) -> Point | None:
+        """As :meth:`State.recall`."""
+        if self._sharded is not None:
+            self._sharded.reset()
+        return super().recall()
+
+    def contents(self) -> dict[str, Any]:
+        """As :meth:`ObjectState.contents`; what no rank holds whole is in ``own``."""
+        contents = super().contents()
+        if self._sharded is not None:
+            contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
+                contents["shared"]["values"]
+            )
+        return contents
+
+    def live_contents(self) -> dict[str, Any]:
+        """As :meth:`State.live_contents`."""
+        contents = super().live_contents()
+        if self._sharded is not None:
+            values, shards = self._sharded.take_out(contents["shared"]["values"])
+            contents = {"shared": {"values": values}, "own": {"shards": shards}}
+        return contents
 
     def begin(self, point: Point) -> None:
         """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
@@ -93,17 +133,28 @@ class TorchState(ObjectState):
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """As :meth:`ObjectState.load`."""
+        if self._sharded is not None:
+            shards = contents["own"].get("shards") if own else None
+            values = self._sharded.put_back(contents["shared"]["values"], shards)
+            contents = {**contents, "shared": {**contents["shared"], "values": values}}
         super().load(contents, own=own)
         self._close()
 
     def weights(self) -> list[torch.Tensor]:
-        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks."""
+        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks; and
+        so is what is sharded.
+        """
         return [
             parameter
             for _, handler in sorted(self.handlers.items())
             if isinstance(handler, ModuleHandler)
             for _, parameter in sorted(handler.value.named_parameters())
+            if not is_distributed(parameter)
         ]
+
+    def shards(self) -> list[torch.Tensor]:
+        """As :meth:`State.shards`."""
+        return [] if self._sharded is None else self._sharded.shards()
 
     @property
     def counts_optimizer_steps(self) -> bool:

@@ -168,8 +168,10 @@ class StatePoints:
         packed = self.folder.pack(Point(0, place.generation)) if place.rank == 0 else None
         received = transfer.broadcast(packed, 0, device)
         if place.rank != 0:
-            self._become(self.folder.unpack(received), own=self._state.contents()["own"])
+            own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
+            self._become(self.folder.unpack(received), own=own)
             self.save_or_fail(0)
+        self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
     def take_from_rank_0(self) -> None:
         """The state as it stands on rank 0 becomes everybody's. A collective."""
@@ -190,6 +192,7 @@ class StatePoints:
             GenerationEndedError: it is not whole where it was said to be.
         """
         place, device = self.present(), self._process.device
+        self._state.enter_group()
         holds = place.source == place.rank
         is_live = holds and live == point
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
