@@ -130,6 +130,11 @@ class State(ABC):
     # ---- the session's
 
     @property
+    def is_running(self) -> bool:
+        """Whether a training function is running with it."""
+        return self._session is not None
+
+    @property
     def checkpoint_config(self) -> CheckpointConfig:
         """How often to save."""
         return self._checkpoint

@@ -7,6 +7,7 @@ can remember, recall and take apart; the state is no more than all of them toget
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runtime.core.point import Point
@@ -153,8 +154,7 @@ class ObjectState(State):
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
                 "go on with the program the job was started with, or begin anew with `bash scripts/run.sh --fresh`"
             )
-        for name, handler in self.handlers.items():
-            handler.load(values[name])
+        self.load_values(values, contents["own"] if own else {})
         self._committed_steps = contents["shared"]["steps"]
         if self._rng is not RngMode.SAVED:
             return
@@ -163,6 +163,15 @@ class ObjectState(State):
             rng.restore(contents["own"]["rng"])
         else:
             rng.seed_for(self._seed(), self._rank, self._committed_steps)
+
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Values become what was given, by their names; ``own`` is what was this rank's alone.
+
+        Raises:
+            CheckpointError: they were another program's.
+        """
+        for name, value in values.items():
+            self.handlers[name].load(value)
 
     def seed_step(self) -> None:
         """With ``rng="per_step"``: let the generators draw this step's numbers."""

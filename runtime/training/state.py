@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 from runtime.core.point import Point
+from runtime.errors import UsageError
+from runtime.training import context
+from runtime.training.base_state import Session
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import ModuleHandler
 from runtime.training.object_state import ObjectState
@@ -87,6 +90,23 @@ class TorchState(ObjectState):
         """Whether a rank's own points hold something no other rank's hold."""
         return self._sharded is not None or super().has_own_parts
 
+    def bind(self, session: Session | None, rank: int) -> None:
+        """As :meth:`State.bind`.
+
+        Raises:
+            UsageError: the world may change its size, and something is sharded over its ranks.
+        """
+        if session is not None and self._sharded is not None:
+            settings = context.current("runtime.elastic.run").settings
+            if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
+                raise UsageError(
+                    f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
+                    "is sharded (fully_shard), which needs a world of fixed size: set both to WORKER_NUM, or leave "
+                    "them out. For another size write a point with `samebits ckpt export --format dcp` and begin anew "
+                    "with runtime.elastic.load_dcp"
+                )
+        super().bind(session, rank)
+
     def enter_group(self) -> None:
         """As :meth:`State.enter_group`: FSDP2 modules are sharded over the group, or get it instead of the last one.
 
@@ -133,12 +153,14 @@ class TorchState(ObjectState):
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """As :meth:`ObjectState.load`."""
-        if self._sharded is not None:
-            shards = contents["own"].get("shards") if own else None
-            values = self._sharded.put_back(contents["shared"]["values"], shards)
-            contents = {**contents, "shared": {**contents["shared"], "values": values}}
         super().load(contents, own=own)
         self._close()
+
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """As :meth:`ObjectState.load_values`; pieces of sharded tensors are put back where they were."""
+        if self._sharded is not None:
+            values = self._sharded.put_back(values, own.get("shards", {}))
+        super().load_values(values, own)
 
     def weights(self) -> list[torch.Tensor]:
         """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks; and

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
+from tests.system.kill_points import KillPoints
 
 FEATURES = 13
 WIDTH = 9  # no multiple of the ranks: their parts differ in size, and a rank may have none of a bias
@@ -64,9 +65,13 @@ def main() -> None:
     parser.add_argument("--interval", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--rng", default="per_step")
     parser.add_argument("--pause-ms", type=float, default=0.0)
+    parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
+    parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
     parser.add_argument("--begin-with", type=Path, help="a directory of torch.distributed.checkpoint")
     args = parser.parse_args()
 
+    points = KillPoints(args.kill, args.marks)
+    points.install()
     runtime.init()
     torch.manual_seed(3)
     torch.use_deterministic_algorithms(True)
@@ -86,6 +91,7 @@ def main() -> None:
         rng=args.rng,
         checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
     )
+    model.second.register_full_backward_hook(lambda *_: points.here("backward", state.step + 1))
     if args.begin_with is not None:
         runtime.elastic.load_dcp(state, args.begin_with)
 
@@ -101,16 +107,21 @@ def main() -> None:
                 schedule.step()
                 sampler.record_batch(batch, BATCH)
                 state.step += 1
+                points.here("stepped", state.step)
                 state.commit()
+                points.here("committed", state.step)
                 print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at 0", flush=True)
                 if state.step == args.steps:
                     break
             else:
                 state.epoch += 1
                 sampler.set_epoch(state.epoch)
-        return whole_sha256(model)
+        sha256 = whole_sha256(model)
+        points.here("function_returned")
+        return sha256
 
     sha256 = train(state) or whole_sha256(model)
+    points.here("train_returned")
     print(f"final step={state.step} sha256={sha256}", flush=True)
 
 

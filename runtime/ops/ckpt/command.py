@@ -70,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=exporting.FORMATS,
         help="safetensors: the tensors by name. torch: the state as nested dictionaries, for torch.load(weights_only="
-        "True). By default as FILE is called",
+        "True). dcp: a new directory FILE that torch.distributed.checkpoint.load reads in a world of any size, of a "
+        "sharded state from all ranks' points of that step. By default safetensors or torch, as FILE is called",
     )
     export.add_argument("--force", action="store_true", help="replace FILE where it exists")
     return parser

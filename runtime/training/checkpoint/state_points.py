@@ -20,13 +20,14 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint
+from runtime.store.checkpoint import Checkpoint, PointHeader
 from runtime.training import ddp, snapshot, transfer
 from runtime.training.base_state import State
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
 from runtime.training.group import Group
+from runtime.training.sharding.whole import has_pieces, whole
 
 __all__ = ["StatePoints"]
 
@@ -192,10 +193,12 @@ class StatePoints:
             GenerationEndedError: it is not whole where it was said to be.
         """
         place, device = self.present(), self._process.device
-        self._state.enter_group()
         holds = place.source == place.rank
         is_live = holds and live == point
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        self._state.enter_group()
+        if live is not None and live.step > point.step:
+            voice.say(f"goes back {live.step - point.step} steps, from step {live.step} to step {point.step}")
         filled: dict[str, torch.Tensor] = {}
         if not is_live:
             self._state.forget()  # until it is whole again
@@ -236,16 +239,32 @@ class StatePoints:
                     continue
                 try:
                     final = place.read(found)
+                    contents = self._together(snapshot.join(final.tree, final.tensors), final.header)
                 except CheckpointError as error:
                     voice.warn(f"passed over the final state in {found.where}: {error}")
                     continue
-                self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
+                self._state.load(contents, own=slot == own)
                 voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
                 return
         raise StoreError(
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
             "bring back the checkpoint folder of any rank"
         )
+
+    def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
+        """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
+        if not has_pieces(contents["shared"]["values"]):
+            return contents
+        root, job_name = self._root(), self._process.job_name
+        owns = []
+        for slot in store.slots_in(root):
+            place = store.open_place(root, slot, job=header.job, job_name=job_name, claims=False)
+            for found in place.scan():
+                if found.point == header.point and found.is_usable:
+                    other = place.read(found)
+                    owns.append(snapshot.join(other.tree, other.tensors)["own"].get("shards", {}))
+        values = whole(contents["shared"]["values"], owns)
+        return {**contents, "shared": {**contents["shared"], "values": values}}
 
     def require_equal(self) -> None:
         """Every rank's state is the same, or every rank raises. A collective.

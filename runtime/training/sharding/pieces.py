@@ -18,12 +18,12 @@ import torch
 
 from runtime.errors import CheckpointError
 
-__all__ = ["Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
+__all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
 """By its path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
 
-_PIECE = "$piece"  # {"$piece": …} stands where a tensor was
+PIECE = "$piece"  # {"$piece": …} stands where a tensor was
 _PLACEMENT = re.compile(r"Shard\(dim=(\d+)\)|Replicate\(\)")
 _MEND = (
     "go on with the world size and the sharding the point was made with, or take it elsewhere with "
@@ -143,7 +143,7 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
         if piece.is_whole:
             return local(tree)
         own[path] = {"offsets": piece.offsets, "local": local(tree)}
-        return {_PIECE: piece.to_plain()}
+        return {PIECE: piece.to_plain()}
     if isinstance(tree, Mapping):
         return {key: take_out(item, f"{path}.{key}", own) for key, item in tree.items()}
     if type(tree) in (list, tuple):
@@ -156,12 +156,12 @@ class Putting:
     """How pieces become DTensors again.
 
     Attributes:
-        own: this rank's own parts of a point; None where they are another rank's.
+        own: this rank's own pieces in a point; none where they are another rank's.
         mesh: the one that this program's tensors are sharded over.
         like: by path, a DTensor that a tensor of its shape has to be placed as where there is none yet.
     """
 
-    own: Mapping[str, Any] | None
+    own: Mapping[str, Any]
     mesh: Any
     like: Callable[[str], Any]
 
@@ -175,8 +175,8 @@ class Putting:
         Raises:
             CheckpointError: a piece is not here, or lies elsewhere than this rank's.
         """
-        if isinstance(tree, dict) and tree.keys() == {_PIECE}:
-            return self._piece_back(tree[_PIECE], path, live)
+        if isinstance(tree, dict) and tree.keys() == {PIECE}:
+            return self._piece_back(tree[PIECE], path, live)
         if isinstance(tree, torch.Tensor):
             target = live if is_distributed(live) else self.like(path)
             if target is None or tree.shape != target.shape:
@@ -196,7 +196,7 @@ class Putting:
         return tree
 
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
-        if self.own is None or path not in self.own:
+        if path not in self.own:
             raise CheckpointError(
                 f"{path}: this rank's part of it is in no point that is left, and no other rank holds it: bring back "
                 "this rank's checkpoint folder, or begin anew with `bash scripts/run.sh --fresh`, from a directory "

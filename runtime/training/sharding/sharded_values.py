@@ -77,12 +77,12 @@ class ShardedValues:
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own
 
-    def put_back(self, values: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
+    def put_back(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """What the handlers can load, of what a point holds.
 
         Args:
             values: by name.
-            own: this rank's own pieces; None where those of the point are another rank's.
+            own: this rank's own pieces; none where those of the point are another rank's.
 
         Raises:
             CheckpointError: a piece is missing, or lies elsewhere than this rank's.
