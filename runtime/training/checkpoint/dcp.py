@@ -68,6 +68,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
             "step": header.point.step,
             "generation": header.point.generation,
             "world_size": header.world_size,
+            "values": sorted(values),
         },
     }
     require_readable(content, "state")
@@ -112,6 +113,9 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
     if unknown:
         raise UsageError(f"load_dcp(names=…): the state has no {', '.join(unknown)}; it has {sorted(state.handlers)}")
     found = read_dcp(path)
+    origin = found.get(ORIGIN)
+    if isinstance(origin, dict):
+        found = {**{name: {} for name in origin.get("values", ())}, **found}  # an empty dictionary leaves no trace
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(
@@ -119,10 +123,12 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
             f"load_dcp(state, path, names={sorted(found.keys() & state.handlers.keys())})"
         )
     before = rng.capture()
-    state.load_values({name: _shaped_as(state.handlers[name].contents(), found[name]) for name in wanted}, {})
+    try:
+        state.load_values({name: _shaped_as(state.handlers[name].contents(), found[name]) for name in wanted}, {})
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:  # what load_state_dict raises
+        raise CheckpointError(f"{path}: holds another program's state: {error}") from error
     rng.restore(before)
-    origin = found.get(ORIGIN)
-    whence = f", step {origin['step']} of job {origin['job']}" if isinstance(origin, dict) else ""
+    whence = f", step {origin.get('step')} of job {origin.get('job')}" if isinstance(origin, dict) else ""
     voice.say(f"begins with {', '.join(wanted)} from {path}{whence}")
 
 
@@ -169,7 +175,7 @@ def _with_lists(tree: Any) -> Any:
 
 
 def _shaped_as(live: Any, read: Any) -> Any:
-    """What was read, with keys that are no texts, and with what is empty: in the format there is neither."""
+    """What was read, with keys that are no texts, and with empty dictionaries: in the format there is neither."""
     if not isinstance(read, dict) or (live is not None and not isinstance(live, Mapping)):
         if isinstance(read, list) and isinstance(live, list | tuple) and len(live) == len(read):
             return type(live)(_shaped_as(one, item) for one, item in zip(live, read, strict=True))
@@ -178,11 +184,7 @@ def _shaped_as(live: Any, read: Any) -> Any:
     are_numbers = all(type(key) is int for key in live) and all(key.isdecimal() for key in read)
     items = {(int(key) if are_numbers else key): item for key, item in read.items()}
     shaped = {key: _shaped_as(live.get(key), item) for key, item in items.items()}
-    return shaped | {key: one for key, one in live.items() if key not in shaped and _is_empty(one)}
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) and not value
+    return shaped | {key: {} for key, one in live.items() if key not in shaped and isinstance(one, Mapping)}
 
 
 class _Reader(dcp.FileSystemReader):
@@ -206,6 +208,11 @@ class _Reader(dcp.FileSystemReader):
         return found
 
 
+def _joined(*parts: str) -> str:
+    """Of a path, which torch notes and nobody needs."""
+    return "/".join(parts)
+
+
 class _IndexUnpickler(pickle.Unpickler):
     _KNOWN: Mapping[tuple[str, str], Any] = {
         **{
@@ -225,7 +232,7 @@ class _IndexUnpickler(pickle.Unpickler):
         ("torch", "Size"): torch.Size,
         ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
         ("collections", "OrderedDict"): dict,
-        **{("pathlib", name): str for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath")},
+        **{("pathlib", name): _joined for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath")},
     }
 
     def find_class(self, module: str, name: str) -> Any:

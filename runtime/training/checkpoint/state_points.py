@@ -198,7 +198,9 @@ class StatePoints:
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
         self._state.enter_group()
         if live is not None and live.step > point.step:
-            voice.say(f"goes back {live.step - point.step} steps, from step {live.step} to step {point.step}")
+            voice.say(
+                f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again"
+            )
         filled: dict[str, torch.Tensor] = {}
         if not is_live:
             self._state.forget()  # until it is whole again

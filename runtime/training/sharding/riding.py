@@ -112,9 +112,13 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
     for info in _mesh_infos(module):
         _give_group(info.mesh, pg)
         info.shard_process_group = pg
+    for parameter in module.parameters():
+        if pieces.is_distributed(parameter):  # an operator's result may have an equal mesh that torch has remembered
+            _give_group(parameter.device_mesh, pg)
 
 
 def _give_group(mesh: Any, pg: dist.ProcessGroup) -> None:
+    """The mesh finds its group by its name, which is the same in every generation; and by torch's own note of it."""
     mesh._dim_group_names = [pg.group_name]
     mesh._pg_registry = {pg.group_name: pg}
 
