@@ -126,7 +126,7 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
     try:
         state.load_values({name: _shaped_as(state.handlers[name].contents(), found[name]) for name in wanted}, {})
     except (KeyError, RuntimeError, TypeError, ValueError) as error:  # what load_state_dict raises
-        raise CheckpointError(f"{path}: holds another program's state: {error}") from error
+        raise CheckpointError(f"{path}: holds another program's state: {' '.join(str(error).split())}") from error
     rng.restore(before)
     whence = f", step {origin.get('step')} of job {origin.get('job')}" if isinstance(origin, dict) else ""
     voice.say(f"begins with {', '.join(wanted)} from {path}{whence}")

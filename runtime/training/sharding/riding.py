@@ -112,9 +112,8 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
     for info in _mesh_infos(module):
         _give_group(info.mesh, pg)
         info.shard_process_group = pg
-    for parameter in module.parameters():
-        if pieces.is_distributed(parameter):  # an operator's result may have an equal mesh that torch has remembered
-            _give_group(parameter.device_mesh, pg)
+    for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
+        _give_group(parameter.device_mesh, pg)  # of an operator's result: an equal mesh that torch has remembered
 
 
 def _give_group(mesh: Any, pg: dist.ProcessGroup) -> None:
