@@ -1,18 +1,15 @@
 """``torch.distributed.checkpoint`` directories: written from points for any program, read into a state that begins.
 
-The one place where that format is written or read; points of ours never are in it. Its own index is a pickle, so it is
-read here with an unpickler that knows nothing but the classes such an index is made of, and every value in it by
-``torch.load(weights_only=True)``: nothing in a directory can name code. The one idea: what goes through is whole, by
-the names it has in the training script, so the number of ranks on either side does not matter. The format has no
-hashes: what is written here was verified, but damage done to the directory afterwards is noticed by nobody.
+Points of ours never are in that format; how a directory is read without running what it holds is ``dcp_index``'s. The
+one idea: what goes through is whole, by the names it has in the training script, so the number of ranks on either side
+does not matter. The format has no hashes: what is written here was verified, but damage done to the directory
+afterwards is noticed by nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,21 +19,18 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as index
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.planner import ReadItem
 
 from runtime.errors import CheckpointError, StoreError, UsageError
 from runtime.service import voice
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint
 from runtime.training import rng, snapshot
+from runtime.training.checkpoint.dcp_index import SafePlanner, SafeReader
 from runtime.training.checkpoint.export import ORIGIN, require_readable, values_of
 from runtime.training.object_state import ObjectState
 from runtime.training.sharding.whole import whole
 
 __all__ = ["export_dcp", "load_into", "read_dcp"]
-
-_INDEX_FILE = ".metadata"
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -138,7 +132,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is none, or holds what cannot be read without running its code.
     """
-    reader = _Reader(path)
+    reader = SafeReader(path)
     found = reader.read_metadata()
     flat: dict[str, Any] = {
         name: torch.empty(one.size, dtype=one.properties.dtype)
@@ -148,7 +142,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
     }
     try:
         with _in_one_process():
-            dcp.load(flat, storage_reader=reader, planner=_Planner(), no_dist=True)
+            dcp.load(flat, storage_reader=reader, planner=SafePlanner(), no_dist=True)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # a damaged file may raise anything
@@ -185,79 +179,3 @@ def _shaped_as(live: Any, read: Any) -> Any:
     items = {(int(key) if are_numbers else key): item for key, item in read.items()}
     shaped = {key: _shaped_as(live.get(key), item) for key, item in items.items()}
     return shaped | {key: {} for key, one in live.items() if key not in shaped and isinstance(one, Mapping)}
-
-
-class _Reader(dcp.FileSystemReader):
-    """Torch's own, with an index that is not unpickled freely."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> index.Metadata:
-        """The directory's index.
-
-        Raises:
-            CheckpointError: there is none, or it names what no index is made of.
-        """
-        path = Path(self.path, _INDEX_FILE)
-        with durable.disk_errors(path, "reading the index", CheckpointError):
-            content = path.read_bytes()
-        try:
-            found = _IndexUnpickler(io.BytesIO(content)).load()
-        except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: {error}") from error
-        if not isinstance(found, index.Metadata) or not isinstance(found.storage_data, dict):
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: a {type(found).__name__}")
-        return found
-
-
-def _joined(*parts: str) -> str:
-    """Of a path, which torch notes and nobody needs."""
-    return "/".join(parts)
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    _KNOWN: Mapping[tuple[str, str], Any] = {
-        **{
-            (index.__name__, kind.__name__): kind
-            for kind in (
-                index.BytesStorageMetadata,
-                index.ChunkStorageMetadata,
-                index.Metadata,
-                index.MetadataIndex,
-                index.StorageMeta,
-                index.TensorProperties,
-                index.TensorStorageMetadata,
-                index._MEM_FORMAT_ENCODING,
-            )
-        },
-        (_StorageInfo.__module__, _StorageInfo.__name__): _StorageInfo,
-        ("torch", "Size"): torch.Size,
-        ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-        ("collections", "OrderedDict"): dict,
-        **{("pathlib", name): _joined for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath")},
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Only what an index is made of."""
-        dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
-        if isinstance(dtype, torch.dtype):
-            return dtype
-        try:
-            return self._KNOWN[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index is made of") from None
-
-
-class _Planner(dcp.DefaultLoadPlanner):
-    """Everything by its flat name; values that are no tensors by ``weights_only``."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Torch's own would unpickle anything."""
-        name = read_item.dest_index.fqn
-        try:
-            self.state_dict[name] = torch.load(value, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                f"{name} is neither a tensor nor plain data, and nothing else is read: {str(error).splitlines()[0]}"
-            ) from None
