@@ -94,10 +94,12 @@ class TorchState(ObjectState):
         """As :meth:`State.bind`.
 
         Raises:
-            UsageError: the world may change its size, and something is sharded over its ranks.
+            UsageError: something is sharded over the ranks that cannot be, or while their number may change.
         """
         if session is not None and self._sharded is not None:
             settings = context.current("runtime.elastic.run").settings
+            if settings.enable_recovery:
+                self._sharded.require_supported()
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "

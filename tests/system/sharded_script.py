@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -73,6 +74,8 @@ def main() -> None:
     points = KillPoints(args.kill, args.marks)
     points.install()
     runtime.init()
+    if not dist.is_initialized():  # ENABLE_RECOVERY=0: fully_shard does it all, in a world of that size
+        dist.init_process_group()
     torch.manual_seed(3)
     torch.use_deterministic_algorithms(True)
     images, labels = torch.randn(SAMPLES, FEATURES), torch.randint(0, 5, (SAMPLES,))

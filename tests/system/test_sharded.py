@@ -10,6 +10,7 @@ import pytest
 
 from runtime.__main__ import main
 from tests.system.job import Job
+from tests.system.kill_list import replace
 from tests.system.processes import Command, WarmStarter
 
 pytestmark = pytest.mark.system
@@ -18,16 +19,24 @@ SCRIPT = Path(__file__).with_name("sharded_script.py")
 WORKERS = 3
 
 
-def test_a_killed_worker_takes_all_back_to_the_newest_point_that_all_hold(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+KILLS = ("1:backward:11", "0:committed:14", "2:train_returned")
+
+
+def test_kills_take_all_back_to_the_newest_point_that_all_hold_and_change_no_bit(
+    new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
-    expected = undisturbed(script=SCRIPT, workers=WORKERS)
-    job = new_job("--pause-ms", "10", script=SCRIPT, workers=WORKERS)
-    job.start()
-    job.wait_for_step(13)
-    job.kill(1)
-    job.start_worker(1)
+    """One in a backward pass, one between two steps, one after the end; compared with what torch alone makes of it."""
+    trained = ("--steps", "20", "--interval", "4", "--rng", "saved")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    kills = [word for kill in KILLS for word in ("--kill", kill)]
+    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS)
+    replace(*(int(kill[0]) for kill in KILLS))(job)
     assert job.wait_finished() == expected
+    assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
+    assert job.matches(2, r"goes on from step 12, .*from every rank's own checkpoint \(step 14 is not held by all")
+    assert job.matches(2, "training is finished already: this is the final state, step 20")
 
 
 STRANGER = SCRIPT.with_name("stranger.py")

@@ -22,9 +22,10 @@ from torch import nn
 from runtime.errors import UsageError
 from runtime.training.sharding import pieces
 
-__all__ = ["attach", "require_supported", "reset"]
+__all__ = ["attach", "is_flattened", "require_supported", "reset"]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _DECLINED = "build it with fully_shard(module) on the default mesh, or run with ENABLE_RECOVERY=0"
 
 
@@ -34,8 +35,17 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
     Raises:
         UsageError: what, and what to do instead.
     """
+    if is_flattened(module):
+        raise UsageError(
+            f"{name} is in FullyShardedDataParallel (FSDP1), whose groups end with their generation; shard it with "
+            "fully_shard(module) of torch.distributed.fsdp, or run with ENABLE_RECOVERY=0"
+        )
     managed = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
     for path, parameter in module.named_parameters():
+        if parameter.is_meta:
+            raise UsageError(
+                f"{name}.{path} is on the meta device: call to_empty() and give it values before elastic.run"
+            )
         if pieces.is_distributed(parameter) and id(parameter) not in managed:
             raise UsageError(
                 f"{name}.{path} is a DTensor that no fully_shard module manages (tensor parallelism, "
@@ -161,6 +171,12 @@ def _shard_parameter(param: Any) -> None:
         param._init_sharded_post_forward_param_metadata(whole)
     param.all_gather_outputs = []  # of a forward pass in the group of one
     vars(param).pop("_unsharded_param", None)
+
+
+def is_flattened(module: nn.Module) -> bool:
+    """Whether FSDP1 has taken the module, or a part of it."""
+    found = sys.modules.get(_FSDP1_MODULE)
+    return found is not None and any(isinstance(one, found.FullyShardedDataParallel) for one in module.modules())
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

@@ -48,10 +48,15 @@ class ShardedValues:
         Raises:
             UsageError: something here cannot, or not on this one.
         """
-        self._require_supported()
+        self.require_supported()
         riding.attach(list(self._modules.values()), list(self._optimizers.values()))
 
-    def _require_supported(self) -> None:
+    def require_supported(self) -> None:
+        """All of it can be taken from one group to the next, and put into a point.
+
+        Raises:
+            UsageError: something cannot.
+        """
         if self._is_supported:
             return
         for name, module in self._modules.items():
@@ -116,4 +121,4 @@ class ShardedValues:
 
 
 def _has_shards(handler: ModuleHandler) -> bool:
-    return any(pieces.is_distributed(one) for one in handler.value.parameters())
+    return riding.is_flattened(handler.value) or any(pieces.is_distributed(one) for one in handler.value.parameters())

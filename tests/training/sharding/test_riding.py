@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -143,6 +143,21 @@ def test_what_fully_shard_makes_by_default_is_supported() -> None:
         frozen = sharded_model()
         frozen[0].requires_grad_(False)
         require(frozen)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+def test_the_older_kind_of_sharding_is_refused() -> None:
+    with world():
+        model = nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+        with pytest.raises(UsageError, match="model is in FullyShardedDataParallel"):
+            require(model)
+
+
+def test_parameters_without_values_are_refused() -> None:
+    with world(), torch.device("meta"):
+        model = fully_shard(nn.Linear(4, 4))
+        with pytest.raises(UsageError, match=r"model\.weight is on the meta device"):
+            require(model)
 
 
 def test_hybrid_sharding_is_refused() -> None:
