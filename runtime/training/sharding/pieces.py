@@ -8,10 +8,11 @@ in a sentence, never other weights; and a tensor that was saved whole is cut as 
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -69,24 +70,14 @@ class Piece:
         Raises:
             CheckpointError: its ranks' parts do not lie beside each other.
         """
-        from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        strange = [repr(one) for one in tensor.placements if type(one) not in (Replicate, Shard)]
-        if strange:
-            raise CheckpointError(
-                f"{path}: a DTensor placed as {', '.join(strange)} cannot be saved: expected Shard or Replicate; "
-                "redistribute() it before state.commit()"
-            )
         mesh = tensor.device_mesh
-        sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-        return cls(
-            tuple(tensor.shape),
-            tuple(mesh.mesh.shape),
-            tuple(repr(one) for one in tensor.placements),
-            tuple(int(one) for one in offsets),
-            tuple(int(one) for one in sizes),
-        )
+        piece = _placed(tuple(tensor.shape), tuple(mesh.shape), tuple(mesh.get_coordinate()), tensor.placements)
+        if piece is None:
+            raise CheckpointError(
+                f"{path}: a DTensor placed as {', '.join(map(repr, tensor.placements))} cannot be saved: expected "
+                "Shard or Replicate; redistribute() it before state.commit()"
+            )
+        return piece
 
     @classmethod
     def from_plain(cls, shared: Mapping[str, Any], offsets: Any, sizes: Any) -> Piece:
@@ -97,9 +88,7 @@ class Piece:
 
     def to_plain(self) -> dict[str, Any]:
         """What is the same on every rank."""
-        plain = asdict(self)
-        del plain["offsets"], plain["sizes"]
-        return plain
+        return {"shape": self.shape, "mesh": self.mesh, "placements": self.placements}
 
     @property
     def is_whole(self) -> bool:
@@ -128,6 +117,26 @@ class Piece:
     def __str__(self) -> str:
         part = ", ".join(f"{offset}:{offset + size}" for offset, size in zip(self.offsets, self.sizes, strict=True))
         return f"[{part}] of shape {self.shape}, {', '.join(self.placements)} over {' x '.join(map(str, self.mesh))}"
+
+
+@functools.lru_cache(maxsize=4096)  # at every save, for every tensor
+def _placed(
+    shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> Piece | None:
+    """The piece of the rank at these coordinates: torch cuts a dimension into parts as torch.chunk does, rounded up."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    offsets, sizes = [0] * len(shape), list(shape)
+    for ranks, rank, placement in zip(mesh, coordinate, placements, strict=True):
+        if type(placement) is Shard:
+            size = sizes[placement.dim]
+            part = -(-size // ranks)
+            start = min(rank * part, size)
+            offsets[placement.dim] += start
+            sizes[placement.dim] = min(part, size - start)
+        elif type(placement) is not Replicate:
+            return None
+    return Piece(shape, mesh, tuple(map(repr, placements)), tuple(offsets), tuple(sizes))
 
 
 def take_out(tree: Any, path: str, own: Own) -> Any:
@@ -207,8 +216,8 @@ class Putting:
         if is_distributed(live):
             _require_same(path, saved, Piece.of(live, path))
             return _wrapped(tensor, live, live.device_mesh, live.placements)
-        if saved.mesh != tuple(self.mesh.mesh.shape):
-            here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.mesh.shape))}"
+        if saved.mesh != tuple(self.mesh.shape):
+            here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.shape))}"
             raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_MEND}")
         whole = torch.empty(saved.shape, dtype=tensor.dtype, device="meta")
         found = _wrapped(tensor, whole, self.mesh, saved.torch_placements())

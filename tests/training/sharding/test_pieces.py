@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from runtime.errors import CheckpointError
 from runtime.training import snapshot
@@ -160,6 +161,24 @@ def test_a_placement_that_cannot_be_saved_is_refused_by_its_path() -> None:
         tensor = DTensor.from_local(WHOLE, mesh_of(), [Partial()], run_check=False)
         with pytest.raises(CheckpointError, match=r"state\.b: a DTensor placed as Partial.*redistribute"):
             pieces.take_out({"b": tensor}, "state", {})
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (6, 4), (7, 1, 3)])
+@pytest.mark.parametrize(
+    "placements", [(Shard(0), Shard(0)), (Replicate(), Shard(0)), (Shard(0), Replicate())], ids=str
+)
+def test_a_piece_lies_where_torch_puts_it(shape: tuple[int, ...], placements: tuple[Any, ...]) -> None:
+    for rank in range(6):
+        with world(rank, 6):
+            mesh = init_device_mesh("cpu", (2, 3))
+            sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+            part = torch.empty(sizes)
+            tensor = DTensor.from_local(
+                part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=torch.empty(shape).stride()
+            )
+            piece = Piece.of(tensor, "a")
+            assert piece.sizes == sizes
+            assert piece.offsets == offsets or 0 in sizes  # where nothing is, it begins anywhere
 
 
 def test_a_piece_says_where_it_lies() -> None:
