@@ -238,7 +238,8 @@ class TorchState(ObjectState):
 
     def _defers(self) -> bool:
         """Whether this is inside a window of gradient accumulation: the commit takes effect where that ends."""
-        if not self._open.gradients_wait():
+        accumulates = self._sharded is not None and self._sharded.accumulates()
+        if not (accumulates or self._open.gradients_wait()):
             return False
         self._deferred = self._open.marks()
         return True

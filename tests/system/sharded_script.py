@@ -106,6 +106,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensors' own
                 optimizer.step()
                 schedule.step()
                 sampler.record_batch(batch, BATCH)

@@ -22,7 +22,7 @@ from torch import nn
 from runtime.errors import UsageError
 from runtime.training.sharding import pieces
 
-__all__ = ["attach", "is_flattened", "require_supported", "reset"]
+__all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset"]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -99,6 +99,16 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
                 "(MIN_WORKER_NUM and MAX_WORKER_NUM as WORKER_NUM). For another size write a point with `samebits "
                 "ckpt export --format dcp` and begin anew with runtime.elastic.load_dcp"
             )
+
+
+def accumulates(module: nn.Module) -> bool:
+    """Whether it holds gradients that are not reduced yet (``set_requires_gradient_sync(False)``)."""
+    return any(
+        param.unsharded_accumulated_grad is not None
+        or (hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None)
+        for group in _groups(module)
+        for param in group.fsdp_params
+    )
 
 
 def reset(module: nn.Module) -> None:

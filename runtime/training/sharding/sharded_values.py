@@ -71,6 +71,10 @@ class ShardedValues:
                 )
         self._is_supported = True
 
+    def accumulates(self) -> bool:
+        """Whether a module holds gradients that are not reduced yet."""
+        return any(riding.accumulates(one) for one in self._modules.values())
+
     def reset(self) -> None:
         """Give up whatever a cut-off step has left in the modules."""
         for module in self._modules.values():

@@ -137,6 +137,21 @@ def test_a_step_that_was_cut_off_is_no_part_of_the_last_commit() -> None:
     assert all(type(one).__name__ == "DTensor" for one in state.model.parameters())
 
 
+def test_a_commit_inside_a_window_of_accumulation_waits_for_its_end() -> None:
+    """Where gradients are not reduced yet, they are no parameter's: FSDP2 keeps them."""
+    state = sharded_state(rng="per_step")
+    commits = Commits(state)
+    for number in range(4):
+        is_last = number == 3
+        state.model.set_requires_gradient_sync(is_last)
+        loss_of(state.model, number).backward()
+        if is_last:
+            state.optimizer.step()
+            state.optimizer.zero_grad()
+        state.commit()
+        assert commits.count == int(is_last)
+
+
 def test_several_steps_between_commits_are_copied_and_go_back() -> None:
     state = sharded_state(rng="per_step", copy_commits=True)
     Commits(state)
