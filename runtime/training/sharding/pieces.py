@@ -81,10 +81,17 @@ class Piece:
 
     @classmethod
     def from_plain(cls, shared: Mapping[str, Any], offsets: Any, sizes: Any) -> Piece:
-        """Of what a point holds of it: the description in the tree, and the own part's."""
-        return cls(
-            tuple(shared["shape"]), tuple(shared["mesh"]), tuple(shared["placements"]), tuple(offsets), tuple(sizes)
-        )
+        """Of what a point holds of it: the description in the tree, and the own part's.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        try:
+            return cls(
+                tuple(shared["shape"]), tuple(shared["mesh"]), tuple(shared["placements"]), tuple(offsets), tuple(sizes)
+            )
+        except (KeyError, TypeError):
+            raise CheckpointError(f"{shared!r} describes no piece of a tensor") from None
 
     def to_plain(self) -> dict[str, Any]:
         """What is the same on every rank."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from runtime.errors import UsageError
+from runtime.training.group import discard
 from runtime.training.sharding import pieces
 
 __all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset"]
@@ -84,6 +85,7 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
     """
     pg, rank, world_size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     assert pg is not None, "a generation has a group"
+    old = [one for module in modules for one in _held_groups(module)]
     for module in modules:
         reset(module)
         mesh = next(group.mesh_info.mesh for group in _groups(module))
@@ -99,6 +101,7 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
                 "(MIN_WORKER_NUM and MAX_WORKER_NUM as WORKER_NUM). For another size write a point with `samebits "
                 "ckpt export --format dcp` and begin anew with runtime.elastic.load_dcp"
             )
+    discard([old])  # the last to hold the last group's would wait here for its threads
 
 
 def accumulates(module: nn.Module) -> bool:
@@ -218,6 +221,15 @@ def _infos_of(group: Any) -> Iterator[Any]:
     yield group.mesh_info
     for param in group.fsdp_params:
         yield param.mesh_info
+
+
+def _held_groups(module: nn.Module) -> Iterator[object]:
+    """What keeps the last generation's group: FSDP2, and the meshes, each of which notes it once more."""
+    for info in _mesh_infos(module):
+        yield info.shard_process_group
+        yield info.mesh._pg_registry
+    for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
+        yield parameter.device_mesh._pg_registry
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
