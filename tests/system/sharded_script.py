@@ -35,11 +35,12 @@ class Layers(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH)
         self.second = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 5)
+        self.scale = nn.Parameter(torch.ones(1))  # which one rank holds, and the others nothing of
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.first(x)).relu()
         x = x + F.dropout(self.second(x).tanh(), 0.1, self.training)
-        logits: torch.Tensor = self.last(x)
+        logits: torch.Tensor = self.last(x) * self.scale
         return logits
 
 

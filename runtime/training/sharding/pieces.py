@@ -25,6 +25,7 @@ Own: TypeAlias = dict[str, dict[str, Any]]
 """By its path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
 
 PIECE = "$piece"  # {"$piece": …} stands where a tensor was
+_REPLICATED = "Replicate()"
 _PLACEMENT = re.compile(r"Shard\(dim=(\d+)\)|Replicate\(\)")
 _MEND = (
     "go on with the world size and the sharding the point was made with, or take it elsewhere with "
@@ -99,8 +100,10 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all of it."""
-        return self.sizes == self.shape
+        """Whether every rank holds all of it; that one happens to, of what is too little for all, does not count."""
+        return all(
+            ranks == 1 or placement == _REPLICATED for ranks, placement in zip(self.mesh, self.placements, strict=True)
+        )
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This part of the whole tensor: a view."""

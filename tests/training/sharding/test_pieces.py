@@ -67,7 +67,8 @@ def test_what_is_described_is_the_same_on_every_rank() -> None:
     described = []
     for rank in range(RANKS):
         with world(rank, RANKS):
-            described.append(through_a_point(rank, {"a": piece_of(rank)})[0])
+            tree = {"a": piece_of(rank), "few": piece_of(rank, torch.ones(1))}  # of which rank 0 happens to have all
+            described.append(through_a_point(rank, tree)[0])
     assert described[0] == described[1] == described[2]
 
 
@@ -82,9 +83,10 @@ def test_the_pieces_of_all_ranks_are_the_whole_in_any_order() -> None:
                 "n": 1,
             }
             by_rank.append(through_a_point(rank, tree))
-    together = whole(by_rank[0][0], [own for _, own in reversed(by_rank)])
-    assert torch.equal(together["rows"], WHOLE) and torch.equal(together["columns"][0], WHOLE)
-    assert torch.equal(together["few"], torch.ones(1)) and together["n"] == 1
+    for described, _ in by_rank:
+        together = whole(described, [own for _, own in reversed(by_rank)])
+        assert torch.equal(together["rows"], WHOLE) and torch.equal(together["columns"][0], WHOLE)
+        assert torch.equal(together["few"], torch.ones(1)) and together["n"] == 1
     with pytest.raises(CheckpointError, match=r"state\.rows: the points of 2 ranks hold 20 of its 35 .* all 3 ranks"):
         whole(by_rank[0][0], [own for _, own in by_rank[1:]])
 
