@@ -1,8 +1,8 @@
-"""``ckpt export``: one point as a file for other programs.
+"""``ckpt export``: one point, or one step of all ranks, as a file or a directory for other programs.
 
 What may be written where lives here, and what a safetensors file says of its origin; the copying is the store's, and
-torch's own format the training room's, imported when it is asked for. The one idea: an export is a new file, whole or
-not there, and never in the checkpoint folder.
+torch's own formats the training room's, imported when they are asked for. The one idea: an export is new, whole or not
+there, and never in the checkpoint folder.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool
                 f"{path}: lies in the checkpoint folder {ours}, which is the job's alone: choose another one"
             )
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder; give a file's name")
+        raise UsageError(f"{path}: is a folder; give a name that is not there yet")
     if path.exists() and not force:
         raise UsageError(f"{path}: exists already; --force replaces it")
 
