@@ -82,6 +82,21 @@ def test_a_sharded_state_goes_out_of_all_ranks_points_and_into_any_world(tmp_pat
         assert torch.equal(worlds.locals_of(other.model)[0], expected[0].chunk(2)[1])
 
 
+def test_it_is_read_into_what_torch_itself_has_sharded(tmp_path: Path) -> None:
+    """ENABLE_RECOVERY=0: there the model is cut before the state is made, and no moment is there yet."""
+    with worlds.world():
+        state = worlds.sharded_state()
+        worlds.train_one_step(state)
+        expected = worlds.wholes_of(state)
+        save(tmp_path / "ckpt", state.contents())
+    assert export(tmp_path) == 0
+    with worlds.world(1, worlds.RANKS):
+        other = worlds.sharded_state(seed=8)
+        elastic.load_dcp(other, tmp_path / "out")
+        for one, whole in zip(worlds.wholes_of(other), expected, strict=True):
+            assert torch.equal(one, whole.chunk(worlds.RANKS)[1])
+
+
 def test_without_all_ranks_points_a_sharded_state_is_not_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
