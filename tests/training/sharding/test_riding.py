@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -117,9 +117,10 @@ def test_a_cut_off_step_leaves_nothing_behind() -> None:
             assert torch.equal(one.grad._local_tensor, other.grad._local_tensor)  # type: ignore[union-attr]
 
 
-def test_a_window_that_was_cut_off_adds_nothing_to_the_next_one() -> None:
+@pytest.mark.parametrize("policy", [{}, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}], ids=str)
+def test_a_window_that_was_cut_off_adds_nothing_to_the_next_one(policy: dict[str, torch.dtype]) -> None:
     with world():
-        model, undisturbed = sharded_model(), sharded_model()
+        model, undisturbed = (sharded_model(mp_policy=MixedPrecisionPolicy(**policy)) for _ in range(2))
         loss_of(undisturbed, 1).backward()
         model.set_requires_gradient_sync(False)
         loss_of(model, 0).backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,12 +34,12 @@ def world(rank: int = 0, size: int = 1) -> Iterator[None]:
         _clear_sharding_prop_cache()  # else an operator's result has the mesh of another rank's world
 
 
-def sharded_model(seed: int = 0) -> nn.Sequential:
+def sharded_model(seed: int = 0, **options: Any) -> nn.Sequential:
     torch.manual_seed(seed)
     first, second, third = WIDTHS
     model = nn.Sequential(nn.Linear(4, first), nn.Tanh(), nn.Linear(first, second), nn.Linear(second, third))
-    fully_shard(model[2])
-    return fully_shard(model)
+    fully_shard(model[2], **options)
+    return fully_shard(model, **options)
 
 
 def sharded_state(seed: int = 0, **attributes: object) -> TorchState:
