@@ -108,7 +108,10 @@ def _explain(point: Point, best: Point, holders: list[int], in_memory: list[int]
         text += f"{', ' if in_memory else ''}held by rank {_some(on_disk)}" if on_disk else ""
         text += f"; sent to rank {_some(lacking)}" if lacking else ""
     if point != best:
-        text += f" (step {best.step} is not held by all, and RNG states are saved per rank; rng='per_step' avoids this)"
+        text += (
+            f" (step {best.step} is not held by all, and a rank's RNG state and shards are in its own points alone; "
+            "for RNG states rng='per_step' avoids this)"
+        )
     return text
 
 

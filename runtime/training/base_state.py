@@ -130,6 +130,11 @@ class State(ABC):
     # ---- the session's
 
     @property
+    def is_running(self) -> bool:
+        """Whether a training function is running with it."""
+        return self._session is not None
+
+    @property
     def checkpoint_config(self) -> CheckpointConfig:
         """How often to save."""
         return self._checkpoint
@@ -147,6 +152,9 @@ class State(ABC):
     def bind(self, session: Session | None, rank: int) -> None:
         """From now on commits go there, and random numbers are drawn as this rank."""
         self._session, self._rank = session, rank
+
+    def enter_group(self) -> None:  # noqa: B027 - nothing to do is the usual case
+        """A generation's group stands, and this rank holds no point of it yet: what rides on a group gets this one."""
 
     def on_reset(self) -> None:
         """The members have changed: call :meth:`reset`, then the user's callbacks."""
@@ -205,6 +213,10 @@ class State(ABC):
 
     def weights(self) -> list[torch.Tensor]:
         """What must be equal on every rank when a generation begins."""
+        return []
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's pieces of the weights that no rank holds whole."""
         return []
 
     # ---- for the classes below

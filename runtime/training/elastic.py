@@ -6,7 +6,9 @@ The public names, Horovod's where it has one; what a call of :func:`run` goes th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from runtime.core.point import Point
@@ -29,6 +31,7 @@ __all__ = [
     "State",
     "StateHandler",
     "TorchState",
+    "load_dcp",
     "register_handler",
     "run",
 ]
@@ -72,6 +75,28 @@ def run(
             session.close()
 
     return wrapper
+
+
+def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
+    """Let a job begin with what a directory of ``torch.distributed.checkpoint`` holds, in a world of any size.
+
+    Call it before :func:`run`, on every rank. A job that goes on takes its own restore point instead, so the call may
+    stay in the script. Random numbers and ``completed_steps`` are this job's own: they begin anew. The format has no
+    hashes: damage done to the directory is noticed only where it makes it unreadable.
+
+    Args:
+        state: with the model built, and sharded where it is to be; sharded tensors are cut from whole ones.
+        path: the directory, of ``samebits ckpt export --format dcp`` or of ``torch.distributed.checkpoint.save`` of
+            ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``.
+        names: of the state's values to take from there; all of them where it is None.
+
+    Raises:
+        UsageError: the training function runs already, or the state has no value of such a name.
+        CheckpointError: the directory cannot be read, holds what only code of its own could read, or lacks a value.
+    """
+    from runtime.training.checkpoint.dcp import load_into  # half a second that nobody else has to wait for
+
+    load_into(state, Path(path), names)
 
 
 class _CountingSession:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runtime.training.sampler import ElasticSampler
+from runtime.training.sharding.pieces import local
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
@@ -291,7 +292,10 @@ def _fits(live: object, given: object) -> bool:
 
 
 def _share_memory(one: torch.Tensor, other: object) -> bool:
-    return isinstance(other, torch.Tensor) and one.numel() > 0 and one.data_ptr() == other.data_ptr()
+    if not isinstance(other, torch.Tensor):
+        return False
+    one, other = local(one), local(other)
+    return one.numel() > 0 and one.data_ptr() == other.data_ptr()
 
 
 def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

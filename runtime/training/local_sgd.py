@@ -64,6 +64,8 @@ class LocalSGD(State):
     def _require_supported(self, outer: torch.optim.Optimizer | None) -> None:
         if self._sync_every < 1:
             raise UsageError(f"LocalSGD(sync_every={self._sync_every}): expected 1 or more optimizer steps")
+        if self._inner.shards():
+            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
         if self._inner.has_own_parts:
             raise UsageError('LocalSGD: make its TorchState with rng="per_step": a lost rank\'s generators are lost')
         wrapped = [

@@ -7,6 +7,7 @@ can remember, recall and take apart; the state is no more than all of them toget
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runtime.core.point import Point
@@ -97,7 +98,7 @@ class ObjectState(State):
                 "TorchState(…, copy_commits=True) to go back by hand. After a lost peer this is not needed"
             )
         self._went_back()
-        if self.has_own_parts:
+        if self._rng is RngMode.SAVED:
             self._restored_rng = self._own["rng"]
             rng.restore(self._own["rng"])
         else:
@@ -124,7 +125,7 @@ class ObjectState(State):
         """The state as it stands is the commit ``point``."""
         self._last_commit.remember(point)
         super().remember(point)
-        self._own = {"rng": rng.capture()} if self.has_own_parts else {}
+        self._own = self._own_rng()
 
     def forget(self) -> None:
         """What stands cannot be given to anybody."""
@@ -134,8 +135,7 @@ class ObjectState(State):
     def contents(self) -> dict[str, Any]:
         """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
         values = {name: one.contents() for name, one in self.handlers.items()}
-        own = {"rng": rng.capture()} if self.has_own_parts else {}
-        return {"shared": {"steps": self.completed_steps, "values": values}, "own": own}
+        return {"shared": {"steps": self.completed_steps, "values": values}, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
         """As :meth:`State.live_contents`."""
@@ -154,10 +154,9 @@ class ObjectState(State):
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
                 "go on with the program the job was started with, or begin anew with `bash scripts/run.sh --fresh`"
             )
-        for name, handler in self.handlers.items():
-            handler.load(values[name])
+        self.load_values(values, contents["own"] if own else {})
         self._committed_steps = contents["shared"]["steps"]
-        if not self.has_own_parts:
+        if self._rng is not RngMode.SAVED:
             return
         if own:
             self._restored_rng = contents["own"]["rng"]
@@ -165,12 +164,24 @@ class ObjectState(State):
         else:
             rng.seed_for(self._seed(), self._rank, self._committed_steps)
 
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Values become what was given, by their names; ``own`` is what was this rank's alone.
+
+        Raises:
+            CheckpointError: they were another program's.
+        """
+        for name, value in values.items():
+            self.handlers[name].load(value)
+
     def seed_step(self) -> None:
         """With ``rng="per_step"``: let the generators draw this step's numbers."""
         if self._rng is RngMode.PER_STEP:
             rng.seed_for(self._seed(), self._rank, self.completed_steps)
 
     # ---- for the classes below
+
+    def _own_rng(self) -> dict[str, Any]:
+        return {"rng": rng.capture()} if self._rng is RngMode.SAVED else {}
 
     def _keep(self) -> None:
         super()._keep()

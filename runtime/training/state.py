@@ -15,11 +15,16 @@ import torch
 from torch import nn
 
 from runtime.core.point import Point
+from runtime.errors import UsageError
+from runtime.training import context
+from runtime.training.base_state import Session
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import ModuleHandler
 from runtime.training.object_state import ObjectState
 from runtime.training.open_steps import Marks, OpenSteps, same_marks
 from runtime.training.sampler import ElasticSampler
+from runtime.training.sharding.pieces import is_distributed
+from runtime.training.sharding.sharded_values import ShardedValues
 
 __all__ = ["TorchState"]
 
@@ -28,7 +33,8 @@ class TorchState(ObjectState):
     """Everything a step depends on.
 
     Args:
-        model: the module to train, wrapped in DistributedDataParallel or not.
+        model: the module to train: as it is, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, which
+            makes a rank's own point the only one that holds its part.
         optimizer: its steps are what ``save_checkpoint_steps`` counts. Of several (the others among the attributes) a
             step is one of each, or of the busiest.
         sampler: an :class:`ElasticSampler`: the data position is part of the state.
@@ -70,6 +76,7 @@ class TorchState(ObjectState):
         has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
         if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
             self._last_commit.copy_from_now_on()
+        self._sharded = ShardedValues.of(self.handlers)
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
 
     @property
@@ -78,6 +85,62 @@ class TorchState(ObjectState):
         return self._committed_steps + self._open.count
 
     # ---- the session's
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether a rank's own points hold something no other rank's hold."""
+        return self._sharded is not None or super().has_own_parts
+
+    def bind(self, session: Session | None, rank: int) -> None:
+        """As :meth:`State.bind`.
+
+        Raises:
+            UsageError: something is sharded over the ranks that cannot be, or while their number may change.
+        """
+        if session is not None and self._sharded is not None:
+            settings = context.current("runtime.elastic.run").settings
+            if settings.enable_recovery:
+                self._sharded.require_supported()
+            if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
+                raise UsageError(
+                    f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
+                    "is sharded (fully_shard), which needs a world of fixed size: set both to WORKER_NUM, or leave "
+                    "them out. For another size write a point with `samebits ckpt export --format dcp` and begin anew "
+                    "with runtime.elastic.load_dcp"
+                )
+        super().bind(session, rank)
+
+    def enter_group(self) -> None:
+        """As :meth:`State.enter_group`: FSDP2 modules are sharded over the group, or get it instead of the last one.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        if self._sharded is not None:
+            self._sharded.enter_group()
+
+    def recall(self) -> Point | None:
+        """As :meth:`State.recall`."""
+        if self._sharded is not None:
+            self._sharded.reset()
+        return super().recall()
+
+    def contents(self) -> dict[str, Any]:
+        """As :meth:`ObjectState.contents`; what no rank holds whole is in ``own``."""
+        contents = super().contents()
+        if self._sharded is not None:
+            contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
+                contents["shared"]["values"]
+            )
+        return contents
+
+    def live_contents(self) -> dict[str, Any]:
+        """As :meth:`State.live_contents`."""
+        contents = super().live_contents()
+        if self._sharded is not None:
+            values, shards = self._sharded.take_out(contents["shared"]["values"])
+            contents = {"shared": {"values": values}, "own": {"shards": shards}}
+        return contents
 
     def begin(self, point: Point) -> None:
         """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
@@ -96,14 +159,27 @@ class TorchState(ObjectState):
         super().load(contents, own=own)
         self._close()
 
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """As :meth:`ObjectState.load_values`; pieces of sharded tensors are put back where they were."""
+        if self._sharded is not None:
+            values = self._sharded.put_back(values, own.get("shards", {}))
+        super().load_values(values, own)
+
     def weights(self) -> list[torch.Tensor]:
-        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks."""
+        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks; and
+        so is what is sharded.
+        """
         return [
             parameter
             for _, handler in sorted(self.handlers.items())
             if isinstance(handler, ModuleHandler)
             for _, parameter in sorted(handler.value.named_parameters())
+            if not is_distributed(parameter)
         ]
+
+    def shards(self) -> list[torch.Tensor]:
+        """As :meth:`State.shards`."""
+        return [] if self._sharded is None else self._sharded.shards()
 
     @property
     def counts_optimizer_steps(self) -> bool:
@@ -163,7 +239,8 @@ class TorchState(ObjectState):
 
     def _defers(self) -> bool:
         """Whether this is inside a window of gradient accumulation: the commit takes effect where that ends."""
-        if not self._open.gradients_wait():
+        accumulates = self._sharded is not None and self._sharded.accumulates()
+        if not (accumulates or self._open.gradients_wait()):
             return False
         self._deferred = self._open.marks()
         return True

@@ -88,7 +88,8 @@ def test_parts_that_only_a_ranks_own_point_holds_make_everybody_step_back() -> N
     assert restore.point == Point(10, 1)
     assert restore.text == (
         "restore point: step 10 of generation 1, from every rank's own checkpoint "
-        "(step 20 is not held by all, and RNG states are saved per rank; rng='per_step' avoids this)"
+        "(step 20 is not held by all, and a rank's RNG state and shards are in its own points alone; for RNG states "
+        "rng='per_step' avoids this)"
     )
 
 

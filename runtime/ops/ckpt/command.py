@@ -23,6 +23,7 @@ A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anyw
   samebits ckpt verify [POINT…]                read every byte of them, or of all; 74 if any is damaged
   samebits ckpt show POINT [--json]            its tensors and values
   samebits ckpt export POINT FILE [--force]    its tensors as a plain safetensors file; FILE.pt: for torch.load
+  samebits ckpt export POINT DIR --format dcp  a directory for torch.distributed.checkpoint.load, of all ranks' points
   samebits ckpt … --folder FOLDER              not the checkpoints of the job that was started here
 """
 
@@ -70,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=exporting.FORMATS,
         help="safetensors: the tensors by name. torch: the state as nested dictionaries, for torch.load(weights_only="
-        "True). By default as FILE is called",
+        "True). dcp: a new directory FILE that torch.distributed.checkpoint.load reads in a world of any size, of a "
+        "sharded state from all ranks' points of that step. By default safetensors or torch, as FILE is called",
     )
     export.add_argument("--force", action="store_true", help="replace FILE where it exists")
     return parser

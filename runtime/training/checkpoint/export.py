@@ -15,10 +15,11 @@ import torch
 
 from runtime.errors import CheckpointError
 from runtime.store import durable
-from runtime.store.checkpoint import Checkpoint
+from runtime.store.checkpoint import Checkpoint, PointHeader
 from runtime.training import snapshot
+from runtime.training.sharding.whole import has_pieces
 
-__all__ = ["ORIGIN", "export_for_torch", "nested"]
+__all__ = ["ORIGIN", "export_for_torch", "nested", "require_readable", "values_of"]
 
 ORIGIN = "samebits"
 """The key under which the file says where it comes from, beside the state's own names."""
@@ -39,7 +40,7 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
         StoreError: the disk refuses, or there is a file of that name already.
     """
     content = nested(checkpoint)
-    _require_readable(content, "state")
+    require_readable(content, "state")
     with durable.new_file(path, replace=replace) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
         torch.save(content, file)
 
@@ -47,14 +48,14 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
 def nested(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state's values by name, with tensors, and under ``samebits`` what belongs to the point besides them."""
     contents = snapshot.join(checkpoint.tree, checkpoint.tensors)
-    try:
-        shared = dict(contents["shared"])
-        values = dict(shared.pop("values"))
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{checkpoint.header.point}: holds no state as runtime.elastic saves it; export its tensors as safetensors"
-        ) from None
     header = checkpoint.header
+    values = values_of(checkpoint.header, contents)
+    if has_pieces(values):
+        raise CheckpointError(
+            f"{header.point}: the state is sharded, and a rank's point holds only its own part of it: export it with "
+            "--format dcp, which takes all ranks' points"
+        )
+    shared = {name: value for name, value in contents["shared"].items() if name != "values"}
     rest = {name: value for name, value in contents.items() if name != "shared"}
     origin = {
         "job": header.job,
@@ -71,15 +72,29 @@ def nested(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**values, ORIGIN: origin}
 
 
-def _require_readable(value: Any, path: str) -> None:
+def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
+    """The state's values by name, of what a point holds.
+
+    Raises:
+        CheckpointError: it is no state.
+    """
+    try:
+        return dict(contents["shared"]["values"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{header.point}: holds no state as runtime.elastic saves it; export its tensors as safetensors"
+        ) from None
+
+
+def require_readable(value: Any, path: str) -> None:
     """What weights_only does not read, though torch writes it: found here, not when the file is needed."""
     if isinstance(value, dict):
         for key, item in value.items():
-            _require_readable(key, f"{path}: the key {key!r}")
-            _require_readable(item, f"{path}.{key}")
+            require_readable(key, f"{path}: the key {key!r}")
+            require_readable(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _require_readable(item, f"{path}.{index}")
+            require_readable(item, f"{path}.{index}")
     elif isinstance(value, bytes) and not value:
         raise CheckpointError(f"{path}: torch.load(weights_only=True) reads no empty bytes; export it as safetensors")
     elif isinstance(value, int) and value.bit_length() > _LARGEST_INTEGER_BITS:

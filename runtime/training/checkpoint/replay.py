@@ -45,9 +45,9 @@ def require_steps(state: State) -> TorchState:
 
 
 def weights_digest(state: State) -> str:
-    """xxh3_128 over all parameters in the order of their names, in hex."""
+    """xxh3_128 over all parameters in the order of their names, of sharded ones this rank's pieces, in hex."""
     digest = xxhash.xxh3_128()
-    for tensor in state.weights():
+    for tensor in (*state.weights(), *state.shards()):
         digest.update(snapshot.bytes_of(tensor))
     return digest.hexdigest()
 

@@ -20,13 +20,14 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint
+from runtime.store.checkpoint import Checkpoint, PointHeader
 from runtime.training import ddp, snapshot, transfer
 from runtime.training.base_state import State
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
 from runtime.training.group import Group
+from runtime.training.sharding.whole import has_pieces, whole
 
 __all__ = ["StatePoints"]
 
@@ -168,8 +169,10 @@ class StatePoints:
         packed = self.folder.pack(Point(0, place.generation)) if place.rank == 0 else None
         received = transfer.broadcast(packed, 0, device)
         if place.rank != 0:
-            self._become(self.folder.unpack(received), own=self._state.contents()["own"])
+            own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
+            self._become(self.folder.unpack(received), own=own)
             self.save_or_fail(0)
+        self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
     def take_from_rank_0(self) -> None:
         """The state as it stands on rank 0 becomes everybody's. A collective."""
@@ -193,6 +196,11 @@ class StatePoints:
         holds = place.source == place.rank
         is_live = holds and live == point
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        self._state.enter_group()
+        if live is not None and live.step > point.step:
+            voice.say(
+                f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again"
+            )
         filled: dict[str, torch.Tensor] = {}
         if not is_live:
             self._state.forget()  # until it is whole again
@@ -233,16 +241,32 @@ class StatePoints:
                     continue
                 try:
                     final = place.read(found)
+                    contents = self._together(snapshot.join(final.tree, final.tensors), final.header)
                 except CheckpointError as error:
                     voice.warn(f"passed over the final state in {found.where}: {error}")
                     continue
-                self._state.load(snapshot.join(final.tree, final.tensors), own=slot == own)
+                self._state.load(contents, own=slot == own)
                 voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
                 return
         raise StoreError(
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
             "bring back the checkpoint folder of any rank"
         )
+
+    def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
+        """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
+        if not has_pieces(contents["shared"]["values"]):
+            return contents
+        root, job_name = self._root(), self._process.job_name
+        owns = []
+        for slot in store.slots_in(root):
+            place = store.open_place(root, slot, job=header.job, job_name=job_name, claims=False)
+            for found in place.scan():
+                if found.point == header.point and found.is_usable:
+                    other = place.read(found)
+                    owns.append(snapshot.join(other.tree, other.tensors)["own"].get("shards", {}))
+        values = whole(contents["shared"]["values"], owns)
+        return {**contents, "shared": {**contents["shared"], "values": values}}
 
     def require_equal(self) -> None:
         """Every rank's state is the same, or every rank raises. A collective.

@@ -1,0 +1,72 @@
+"""FSDP2: a model that no rank holds whole goes on after a kill, with the bits of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.__main__ import main
+from tests.system.job import Job
+from tests.system.kill_list import replace
+from tests.system.processes import Command, WarmStarter
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("sharded_script.py")
+WORKERS = 3
+
+
+KILLS = ("1:backward:11", "0:committed:14", "2:train_returned")
+
+
+def test_kills_take_all_back_to_the_newest_point_that_all_hold_and_change_no_bit(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """One in a backward pass, one between two steps, one after the end; compared with what torch alone makes of it."""
+    trained = ("--steps", "20", "--interval", "4", "--rng", "saved")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    kills = [word for kill in KILLS for word in ("--kill", kill)]
+    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS)
+    replace(*(int(kill[0]) for kill in KILLS))(job)
+    assert job.wait_finished() == expected
+    assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
+    assert job.matches(2, r"goes on from step 12, .*from every rank's own checkpoint \(step 14 is not held by all")
+    assert job.matches(2, "training is finished already: this is the final state, step 20")
+
+
+STRANGER = SCRIPT.with_name("stranger.py")
+
+
+def test_another_world_size_begins_with_what_a_job_has_exported(
+    new_job: Callable[..., Job], warm: WarmStarter, tmp_path: Path
+) -> None:
+    first = new_job("--steps", "10", script=SCRIPT, workers=WORKERS)
+    first.start()
+    expected = first.wait_finished()
+    directory = tmp_path / "exported"
+    words = ["--format", "dcp", "--folder", str(first.checkpoints)]
+    assert main(["ckpt", "export", "1/10", str(directory), *words]) == 0
+
+    log = tmp_path / "stranger.log"
+    ranks = [
+        warm.start(
+            Command(
+                STRANGER, (str(directory), str(rank), "2", str(tmp_path / "store")), first.environment(), tmp_path, log
+            )
+        )
+        for rank in range(2)
+    ]
+    assert [one.wait(60.0) for one in ranks] == [0, 0], log.read_text()
+    said = re.findall(r"epoch (\d+) rate (\S+) moments (\S+) sha256=(\w+)", log.read_text())
+    assert len(said) == 2 and said[0] == said[1], log.read_text()
+    assert said[0][:2] == ("0", "0.009") and said[0][3] == expected
+
+    second = new_job("--steps", "10", "--begin-with", str(directory), script=SCRIPT, workers=2)
+    second.start()
+    assert second.wait_finished() == expected
+    assert second.matches(0, r"begins with model, optimizer, .* step 10 of job")

@@ -1,0 +1,188 @@
+"""A TorchState whose model is sharded: its points hold this rank's pieces, and give exactly those back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, UsageError
+from runtime.training import context, snapshot
+from runtime.training.local_sgd import LocalSGD
+from runtime.training.state import TorchState
+from tests.training.commits import Commits
+from tests.training.sharding.worlds import RANKS, locals_of, loss_of, sharded_state, train_one_step, wholes_of, world
+
+FIXED = SimpleNamespace(enable_recovery=True, min_worker_num=RANKS, max_worker_num=RANKS)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(context, "get_rank", lambda: 0)
+    monkeypatch.setattr(context, "get_world_size", lambda: 1)
+    monkeypatch.setattr(context, "current", lambda _: SimpleNamespace(settings=FIXED))
+    with world():
+        yield
+
+
+def through_a_point(state: TorchState) -> dict[str, Any]:
+    """The state's contents as a point of this rank gives them back."""
+    tree, parts = snapshot.split(state.contents(), "state")
+    copied = {part.name: type(part)(part.name, part.dtype, part.shape, bytearray(part.data)) for part in parts}
+    contents: dict[str, Any] = snapshot.join(tree, copied)
+    return contents
+
+
+def entered(state: TorchState) -> TorchState:
+    state.enter_group()
+    return state
+
+
+def pieces_of(state: TorchState) -> list[torch.Tensor]:
+    """This rank's own: weights, and Adam's first moments where there are some."""
+    moments = [values["exp_avg"]._local_tensor.clone() for values in state.optimizer.state.values()]
+    return locals_of(state.model) + moments
+
+
+def require_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    assert len(some) == len(others) > 0
+    assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def trained(steps: int = 2) -> TorchState:
+    """After some steps, whole."""
+    state = sharded_state(rng="per_step", epoch=3)
+    for number in range(steps):
+        train_one_step(state, number)
+    return state
+
+
+def test_before_there_is_a_group_all_of_it_is_shared_and_whole() -> None:
+    contents = trained().contents()
+    assert contents["own"] == {"shards": {}}
+    assert contents["shared"]["values"]["model"]["0.weight"].shape == (7, 4)
+    assert type(contents["shared"]["values"]["optimizer"]["state"][0]["exp_avg"]) is torch.Tensor
+
+
+def test_what_rank_0_begins_with_is_what_all_begin_with() -> None:
+    first, other = trained(), sharded_state(seed=5, rng="per_step", epoch=0)
+    other.load(through_a_point(first), own=False)
+    require_same(wholes_of(other), wholes_of(first))
+    assert other.epoch == 3
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_each_rank_gets_its_own_pieces_back(rank: int) -> None:
+    state, fresh = trained(), sharded_state(seed=5, rng="per_step", epoch=0)
+    with world(rank, RANKS):
+        entered(state)
+        expected = pieces_of(state)
+        contents = through_a_point(state)
+        assert len(contents["own"]["shards"]) == 6 + 12
+        entered(fresh).load(contents, own=True)
+        require_same(pieces_of(fresh), expected)
+        assert (fresh.epoch, fresh.completed_steps) == (3, state.completed_steps)
+        for one in fresh.model.parameters():
+            one.grad = torch.zeros_like(one)
+        fresh.optimizer.step()
+
+
+def test_pieces_are_read_into_the_memory_they_are_in() -> None:
+    state = trained()
+    with world(1, RANKS):
+        entered(state)
+        saved = {part.name for part in snapshot.split(state.contents(), "state")[1]}
+        _, live = snapshot.take_apart(state.live_contents(), "state")
+        targets = snapshot.in_place(live)
+        shards = {name for name in saved if name.startswith("state.own.shards.")}
+        assert shards <= targets.keys() and len(shards) == 18
+        places = {one._local_tensor.data_ptr() for one in state.model.parameters()}
+        assert places <= {tensor.data_ptr() for name, tensor in live if name in shards}
+
+
+def test_a_sharded_state_has_parts_of_its_own_also_while_it_is_whole() -> None:
+    assert sharded_state(rng="per_step").has_own_parts  # a process that was killed asks for its own point
+
+
+def test_what_is_compared_between_ranks_is_what_is_equal_there() -> None:
+    state = trained()
+    assert state.weights() == []
+    with world(1, RANKS):
+        entered(state)
+        assert [tuple(one.shape) for one in state.shards()] == [(3,), (3, 4), (2,), (2, 7), (1,), (1, 5)]
+
+
+def test_another_ranks_point_is_refused() -> None:
+    state = trained()
+    with world(1, RANKS):
+        before = pieces_of(entered(state))
+        with pytest.raises(CheckpointError, match=r"state\.model\.0\.weight: this rank's part of it is in no point"):
+            state.load(through_a_point(state), own=False)
+        require_same(pieces_of(state), before)
+
+
+def test_a_step_that_was_cut_off_is_no_part_of_the_last_commit() -> None:
+    state = sharded_state(rng="per_step")
+    Commits(state)
+    train_one_step(state)
+    state.commit()
+    expected = wholes_of(state)
+    loss_of(state.model, 1)  # unsharded, and nobody goes on from there
+    assert state.recall() == Point(1, 1)
+    require_same(wholes_of(state), expected)
+    assert all(type(one).__name__ == "DTensor" for one in state.model.parameters())
+
+
+def test_a_commit_inside_a_window_of_accumulation_waits_for_its_end() -> None:
+    """Where gradients are not reduced yet, they are no parameter's: FSDP2 keeps them."""
+    state = sharded_state(rng="per_step")
+    commits = Commits(state)
+    for number in range(4):
+        is_last = number == 3
+        state.model.set_requires_gradient_sync(is_last)
+        loss_of(state.model, number).backward()
+        if is_last:
+            state.optimizer.step()
+            state.optimizer.zero_grad()
+        state.commit()
+        assert commits.count == int(is_last)
+
+
+def test_several_steps_between_commits_are_copied_and_go_back() -> None:
+    state = sharded_state(rng="per_step", copy_commits=True)
+    Commits(state)
+    train_one_step(state)
+    state.commit()
+    expected = wholes_of(state)
+    train_one_step(state, 1)
+    train_one_step(state, 2)
+    state.restore()
+    require_same(wholes_of(state), expected)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_that_may_change_its_size_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = sharded_state()
+    elastic = SimpleNamespace(enable_recovery=True, min_worker_num=2, max_worker_num=4)
+    monkeypatch.setattr(context, "current", lambda _: SimpleNamespace(settings=elastic))
+    with pytest.raises(UsageError, match="MIN_WORKER_NUM=2 and MAX_WORKER_NUM=4: the state is sharded"):
+        state.bind(SimpleNamespace(), 0)  # type: ignore[arg-type]
+    state.bind(None, 0)
+
+
+def test_a_sharded_tensor_of_the_users_own_is_refused() -> None:
+    state = sharded_state()
+    other = TorchState(state.model, mean=next(state.model.parameters()).detach())
+    with pytest.raises(UsageError, match=r"state\.mean is a DTensor that belongs to no fully_shard module"):
+        other.enter_group()
+
+
+def test_local_sgd_needs_a_whole_model() -> None:
+    with pytest.raises(UsageError, match="needs a whole model"):
+        LocalSGD(sharded_state(rng="per_step"), sync_every=4)
