@@ -235,6 +235,7 @@ class AgentCore:
                 live=entered.live,
                 looked=entered.looked,
                 commits=entered.commits,
+                copies=entered.copies,
             )
         )
 

@@ -7,13 +7,15 @@ points this process has already verified. A point is the same in memory and on d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
+from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import (
     Checkpoint,
@@ -51,6 +53,7 @@ class RankCheckpoints:
         committed: gives the newest point that every rank is known to hold.
         report: told which points are held, rising, whenever one more is.
         memory: the folder of the slots that outlive this process, in memory.
+        listener: where other ranks' points come in, to be kept for them; None: no copies are exchanged.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RankCheckpoints:
         report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
         local_state: Path | None = None,
+        listener: CopyListener | None = None,
     ) -> None:
         self.config = config
         self.root = root
@@ -82,7 +86,7 @@ class RankCheckpoints:
         self._told: set[Point] = set()  # those that others may count on
         self._has_counted = False  # what an earlier process has left among them
         self._rejected: dict[Point, str] = {}
-        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory)
+        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
@@ -144,6 +148,15 @@ class RankCheckpoints:
             self._rejected[point] = reason
             voice.warn(f"passed over the restore point of {point}: {reason}")
 
+    @contextlib.contextmanager
+    def rejecting(self, point: Point) -> Iterator[None]:
+        """Inside the block the point is used: where it turns out not to be whole it is rejected."""
+        try:
+            yield
+        except CheckpointError as error:
+            self.reject(point, str(error))
+            raise
+
     def header(self, point: Point, rank: int, world_size: int) -> PointHeader:
         """What a point of this rank, saved or sent, says of itself."""
         return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
@@ -191,6 +204,11 @@ class RankCheckpoints:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
+        self._saves.hear_of_copies()
+
+    def exchange_copies(self, brief: Brief | None) -> None:
+        """A generation begins: who keeps this rank's newest points too, and whose are kept here."""
+        self._saves.exchange(brief)
 
     def flush(self) -> None:
         """Wait until the save in hand is durable, or has failed and that was said."""
