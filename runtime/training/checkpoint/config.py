@@ -120,7 +120,7 @@ class CheckpointConfig:
                 raise UsageError(f"directory={shown!r}: {wrong.why or 'expected a folder or a URL'}") from None
         if self.when_busy not in WHEN_BUSY:
             raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
-        if self.buddy_copies not in (True, False, AUTO):
+        if type(self.buddy_copies) is not bool and self.buddy_copies != AUTO:
             raise UsageError(f'buddy_copies={self.buddy_copies!r}: expected True, False or "auto"')
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
