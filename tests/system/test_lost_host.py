@@ -128,6 +128,23 @@ def test_everything_is_killed_and_one_host_is_lost(hosts: Hosts, undisturbed: Ca
     assert_everything_is_given_back(hosts)
 
 
+def test_where_nothing_but_copies_is_left_the_hosts_give_each_other_theirs(
+    hosts: Hosts, undisturbed: Callable[..., str]
+) -> None:
+    """Every rank sends and receives: whoever waits for whom must not come round in a circle."""
+    hosts.kill_everything()
+    for host in ("a", "b"):
+        shutil.rmtree(hosts.disk_of(host))
+        for room in hosts.memory_of(host).glob("*/*/[0-9]"):
+            shutil.rmtree(room)
+    hosts.start_scheduler()
+    hosts.start_workers("a", 0, 1)
+    hosts.start_workers("b", 2, 3)
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    assert hosts.wait_finished() == undisturbed(*TRAINED)
+    hosts.wait_for(0, rf"generation 2: .* from step {SAVED}\b.*, from copies that rank .* keeps for rank 0, 1, 2, 3")
+
+
 def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
     hosts.kill(0, 1)
     hosts.lose("a")

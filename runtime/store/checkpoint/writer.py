@@ -126,6 +126,15 @@ class Writer:
         """Whether a save is in hand, as far as was heard."""
         return self._in_hand is not None
 
+    def start(self) -> None:
+        """Have the process before there is anything to write, for who accompanies it.
+
+        Raises:
+            StoreError: no process can be started.
+        """
+        if self._link is None:
+            self._start()
+
     def submit(self, name: str, sequence: int, point: Point, retention: Retention | None = None) -> None:
         """Hand over a sealed slot; nothing else may be in hand.
 

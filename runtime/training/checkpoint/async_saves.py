@@ -144,6 +144,19 @@ class AsyncSaves:
         if self._writer is not None and self._is_copying and brief is not None:
             self._writer.brief(brief.pack())
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other ranks send their copies here and nobody takes them in yet."""
+        return self._writer is None and self._brief is not None and bool(self._brief.keeps)
+
+    def take_in(self, lock_descriptor: int) -> None:
+        """Take other ranks' copies in, though nothing of this rank's was saved yet; see :meth:`begin`.
+
+        Raises:
+            StoreError: that is not possible; the first save says so too.
+        """
+        self._opened(lock_descriptor)[1].start()
+
     def hear_of_copies(self) -> None:
         """Say it once when points are not copied to the buddy, and when they are again; costs nothing otherwise."""
         if self._writer is None or not self._is_copying:
@@ -151,11 +164,11 @@ class AsyncSaves:
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
                 voice.warn(
-                    f"the newest checkpoint has no copy on another host: {problem}; training goes on, and older copies "
-                    "stay (CheckpointConfig(buddy_copies=False) does without them)"
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
+                    "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
                 )
             elif not problem and self._said_of_copies:
-                voice.say("checkpoints are copied to another host again")
+                voice.say("checkpoints are copied to this rank's buddy again")
             self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> Outcome | None:

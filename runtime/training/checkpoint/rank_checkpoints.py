@@ -92,6 +92,7 @@ class RankCheckpoints:
         self._failed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
+        self._is_asked_to_keep = False
         self._place = store.open_place(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
@@ -205,10 +206,16 @@ class RankCheckpoints:
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
         self._saves.hear_of_copies()
+        if self._is_asked_to_keep:
+            self._is_asked_to_keep = False
+            with contextlib.suppress(StoreError):  # a predecessor's writer may still be there; the first save waits
+                self._take_folder(0.0, waits_for_writer=False)
+                self._saves.take_in(self._lock.descriptor)
 
     def exchange_copies(self, brief: Brief | None) -> None:
         """A generation begins: who keeps this rank's newest points too, and whose are kept here."""
         self._saves.exchange(brief)
+        self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
 
     def flush(self) -> None:
         """Wait until the save in hand is durable, or has failed and that was said."""
@@ -223,11 +230,13 @@ class RankCheckpoints:
             else:
                 self._failed(outcome.point, outcome.problem)
 
-    def _take_folder(self, wait_s: float) -> None:
+    def _take_folder(self, wait_s: float, *, waits_for_writer: bool = True) -> None:
         """Hold the folder's lock, and have its claim durable before anything is saved in it."""
         if not self._lock.is_held:
             holder = read_holder(self._directory)
-            if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
+            if (
+                waits_for_writer and holder is not None and holder.is_gone()
+            ):  # where it is locked nevertheless, its writer has it still
                 wait_s = max(wait_s, WRITER_WAIT_S)
             self._lock.acquire(wait_s, on_wait=voice.warn)
             if not self._is_remote:  # there its writer asks: no step waits for a network

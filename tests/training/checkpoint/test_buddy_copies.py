@@ -135,6 +135,29 @@ def test_without_a_buddy_there_are_no_copies_and_later_there_are(ranks: tuple[Ra
     assert ranks[1].kept() == [2]
 
 
+def test_a_rank_takes_copies_in_from_its_first_commit_on(ranks: tuple[Rank, Rank]) -> None:
+    """It may have its first save to come: whoever lost its buddy sends it the newest point at once."""
+    exchanged(ranks, 1)
+    ranks[1].checkpoints.release()
+    newcomer = RankCheckpoints(
+        CheckpointConfig(),
+        ranks[1].host / "disk",
+        job=JOB,
+        job_name="j",
+        slot=1,
+        node="9",
+        memory=ranks[1].host / "elsewhere",
+        listener=CopyListener("127.0.0.1"),
+    )
+    (ranks[1].host / "elsewhere").mkdir()
+    third = Rank(ranks[1].host, 1, newcomer._saves._listener, newcomer)  # type: ignore[arg-type]
+    newcomer.exchange_copies(brief_of(None, str(ranks[1].host / "elsewhere"), JOB, "", "", (0,)))
+    newcomer.settle()
+    ranks[0].exchange(third)
+    wait_until(lambda: points_in_memory(ranks[1].host / "elsewhere", JOB, 0, is_copy=True)[0] != [])
+    newcomer.release()
+
+
 def test_a_buddy_that_stands_still_delays_no_save_and_is_said_once(
     ranks: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +176,9 @@ def test_a_buddy_that_stands_still_delays_no_save_and_is_said_once(
 
         wait_until(is_said)
         (said,) = caplog.messages
-        assert said.startswith("the newest checkpoint has no copy on another host: rank 1 has not answered for 10 s")
+        assert said.startswith(
+            "the newest checkpoint has no copy at this rank's buddy: rank 1 has not answered for 10 s"
+        )
         assert "buddy_copies=False" in said
     finally:
         os.kill(ranks[1].writer(), signal.SIGCONT)
@@ -165,7 +190,7 @@ def test_a_buddy_that_stands_still_delays_no_save_and_is_said_once(
         return len(caplog.messages) > 1
 
     wait_until(is_mended)
-    assert caplog.messages[1:] == ["checkpoints are copied to another host again"]
+    assert caplog.messages[1:] == ["checkpoints are copied to this rank's buddy again"]
 
 
 def test_a_writer_that_is_killed_is_followed_by_one_that_copies(ranks: tuple[Rank, Rank]) -> None:
