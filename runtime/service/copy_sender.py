@@ -95,7 +95,7 @@ class CopySender:
     def look(self, now: float) -> None:
         """Read what was answered, and act on what was not."""
         if self._socket is not None:
-            for message in self._socket.drain():
+            for message in list(self._socket.drain()):  # what is done about it may close the socket
                 if message.transfer == self._transfer and self._outgoing is not None:
                     self._take(message, now)
         if self._give_up_at is not None and self._give_up_at <= now:
@@ -155,7 +155,9 @@ class CopySender:
             if piece is None:
                 self._settle("its memory was needed for a newer one before it was copied", now)
                 return
-            self._socket.send_piece(Piece(self._transfer, self._sent_bytes), piece)
+            if not self._socket.send_piece(Piece(self._transfer, self._sent_bytes), piece):
+                self._settle(f"the connection to {self._who} takes nothing more", now, hangs_up=True)
+                return
             self._sent_bytes += len(piece)
 
     def _settle(self, problem: str, now: float, *, hangs_up: bool = False) -> None:

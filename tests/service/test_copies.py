@@ -17,10 +17,10 @@ from runtime.service.writer_process import Copies
 from runtime.store.checkpoint import MemoryRoom, memory_slot, points_in_memory, verify
 from runtime.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
-from tests.store.slots import fill_and_hash
+from tests.store.slots import fill, fill_and_hash, hash_slot
 
 WAIT_S = 30.0
-LARGE = 12_000_000  # many windows
+LARGE = 40_000_000  # many windows
 Report = tuple[str, int, str]
 
 
@@ -46,7 +46,8 @@ class End:
         self.copies.brief(brief_of(keys, str(self.base), JOB, keeper, "rank 1", keeps).pack())
 
     def save(self, step: int, *, count: int = 1000) -> None:
-        name = fill_and_hash(self.room, step, count=count)
+        name = fill(self.room, step, count=count, chunk_bytes=max(100, count // 10))
+        hash_slot(self.room, name)
         self.copies.hashed(name, self.room.sequence)
 
     def heard(self) -> Report:
