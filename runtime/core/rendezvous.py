@@ -7,11 +7,9 @@ volatile: members repeat their part until their group stands, so a restarted sch
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.core.buddies import buddies
 from runtime.core.ledger import Ledger
 from runtime.core.messages import (
     AddressMap,
@@ -24,6 +22,7 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
+from runtime.core.neighbours import Neighbourhood, neighbourhoods
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
@@ -53,32 +52,6 @@ class Round:
     version: int = -1  # of who was present when the places were told
 
 
-@dataclass(frozen=True, slots=True)
-class _Neighbourhood:
-    """What follows for one member from the hosts of all."""
-
-    local_rank: int  # among its host's, in rank order
-    local_world_size: int
-    buddy: int | None
-    is_apart: bool  # from its buddy, by host
-    keeps: tuple[int, ...]  # the ranks whose buddy it is
-
-
-def _neighbourhoods(hosts: Sequence[str]) -> list[_Neighbourhood]:
-    """By rank."""
-    sizes, seen = Counter(hosts), Counter[str]()
-    keepers, kept = buddies(hosts), [list[int]() for _ in hosts]
-    for rank, keeper in enumerate(keepers):
-        if keeper is not None:
-            kept[keeper].append(rank)
-    found = []
-    for rank, (host, keeper) in enumerate(zip(hosts, keepers, strict=True)):
-        is_apart = keeper is not None and hosts[keeper] != host
-        found.append(_Neighbourhood(seen[host], sizes[host], keeper, is_apart, tuple(kept[rank])))
-        seen[host] += 1
-    return found
-
-
 class Rendezvous:
     """Opens and closes rounds; starts generations and hands out their address maps."""
 
@@ -89,7 +62,7 @@ class Rendezvous:
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation this term committed
         self._blobs: dict[int, bytes] = {}
-        self._placed: tuple[int, dict[str, _Neighbourhood]] = (0, {})  # the generation whose places these are
+        self._placed: tuple[int, dict[str, Neighbourhood]] = (0, {})  # the generation whose places these are
 
     # ---- rounds
 
@@ -353,16 +326,16 @@ class Rendezvous:
         for node, _ in committed.members:
             self._start(node, places)
 
-    def _places(self) -> dict[str, _Neighbourhood]:
+    def _places(self) -> dict[str, Neighbourhood]:
         committed = self._ledger.state.generation
         assert committed is not None
         if self._placed[0] != committed.generation:
             nodes = [node for node, _ in committed.members]
             hosts = [self._ledger.process_of(node).host for node in nodes]
-            self._placed = (committed.generation, dict(zip(nodes, _neighbourhoods(hosts), strict=True)))
+            self._placed = (committed.generation, dict(zip(nodes, neighbourhoods(hosts), strict=True)))
         return self._placed[1]
 
-    def _start(self, node: str, places: dict[str, _Neighbourhood]) -> None:
+    def _start(self, node: str, places: dict[str, Neighbourhood]) -> None:
         ledger, restore = self._ledger, self._restore
         committed = ledger.state.generation
         assert committed is not None and restore is not None

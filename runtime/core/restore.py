@@ -51,6 +51,7 @@ class Restore:
     sources: Mapping[int, int]  # rank without the point → the holder it is sent by
     text: str
     borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
+    lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
 
     def source_of(self, rank: int) -> int:
         """The rank whose copy ``rank`` loads: itself where it holds one."""
@@ -65,7 +66,7 @@ class Restore:
 
     def lent_by(self, rank: int) -> tuple[Loan, ...]:
         """The copies that ``rank`` keeps and others load, or it itself."""
-        return tuple(Loan(other, one.slot) for other, one in self.borrowed.items() if one.keeper == rank)
+        return self.lends.get(rank, ())
 
 
 def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> bool:
@@ -129,7 +130,7 @@ def choose(
     ]
     if not common and derived:
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
-    return Restore(point, frozenset(holders), sources, text, borrowed)
+    return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed))
 
 
 def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
@@ -151,6 +152,13 @@ def _share(ranks: Sequence[int], kept: Mapping[int, int]) -> dict[int, Borrowed]
     """Any copies for these ranks, shared evenly."""
     some = [Borrowed(keeper, slot) for slot, keeper in sorted(kept.items())]
     return {rank: some[index % len(some)] for index, rank in enumerate(ranks)}
+
+
+def _by_keeper(borrowed: Mapping[int, Borrowed]) -> dict[int, tuple[Loan, ...]]:
+    lends: dict[int, list[Loan]] = {}
+    for rank, one in borrowed.items():
+        lends.setdefault(one.keeper, []).append(Loan(rank, one.slot))
+    return {keeper: tuple(loans) for keeper, loans in lends.items()}
 
 
 def _explain(

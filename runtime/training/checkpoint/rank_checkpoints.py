@@ -234,10 +234,8 @@ class RankCheckpoints:
         """Hold the folder's lock, and have its claim durable before anything is saved in it."""
         if not self._lock.is_held:
             holder = read_holder(self._directory)
-            if (
-                waits_for_writer and holder is not None and holder.is_gone()
-            ):  # where it is locked nevertheless, its writer has it still
-                wait_s = max(wait_s, WRITER_WAIT_S)
+            if waits_for_writer and holder is not None and holder.is_gone():
+                wait_s = max(wait_s, WRITER_WAIT_S)  # where it is locked nevertheless, its writer has it still
             self._lock.acquire(wait_s, on_wait=voice.warn)
             if not self._is_remote:  # there its writer asks: no step waits for a network
                 self._count_on_what_is_there()

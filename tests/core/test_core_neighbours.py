@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.buddies import buddies
+from runtime.core.neighbours import buddies
 
 
 @pytest.mark.parametrize(
