@@ -17,6 +17,7 @@ import zmq
 from runtime.errors import StoreError
 from runtime.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Offer, Piece, SenderSocket, Taken, Whole
 from runtime.net.curve import KeyPair
+from runtime.store.checkpoint import Location
 from runtime.store.checkpoint.copied_slot import OutgoingCopy, outgoing_copy
 from runtime.store.checkpoint.memory_room import NAMES
 
@@ -35,11 +36,15 @@ class CopySender:
         context: of the process.
         room: the folder of the rank's slots.
         room_descriptor: that folder, open.
+        root: the job's checkpoint folder, where each point goes as well.
         report: told what became of each point that was taken up.
     """
 
-    def __init__(self, context: zmq.Context[Any], room: Path, room_descriptor: int, report: Report) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], room: Path, room_descriptor: int, root: Location, report: Report
+    ) -> None:
         self._context = context
+        self._root = root
         self._room, self._room_descriptor = room, room_descriptor
         self._report = report
         self._endpoint, self._who = "", ""
@@ -125,7 +130,7 @@ class CopySender:
             return
         sequence, name = self._newest
         try:
-            outgoing = outgoing_copy(self._room_descriptor, self._room / name)
+            outgoing = outgoing_copy(self._room_descriptor, self._room / name, self._root)
         except StoreError as error:
             self._settled = sequence
             self._report(sequence, str(error))
@@ -153,7 +158,10 @@ class CopySender:
                 return
             piece = self._outgoing.piece(self._sent_bytes, size_bytes)
             if piece is None:
-                self._settle("its memory was needed for a newer one before it was copied", now)
+                self._settle(
+                    "it was overtaken: points are saved faster than they are copied, and go from the disk before that",
+                    now,
+                )
                 return
             if not self._socket.send_piece(Piece(self._transfer, self._sent_bytes), piece):
                 self._settle(f"the connection to {self._who} takes nothing more", now, hangs_up=True)

@@ -24,7 +24,7 @@ from runtime.net.waker import Waker
 from runtime.service.buddy import Brief
 from runtime.service.copy_keeper import CopyKeeper
 from runtime.service.copy_sender import CopySender
-from runtime.store.checkpoint import writer_process
+from runtime.store.checkpoint import Location, writer_process
 from runtime.store.checkpoint.writer_process import Tell
 from runtime.store.process_identity import ProcessIdentity
 
@@ -34,12 +34,15 @@ class Copies:
 
     Args:
         room, room_descriptor: the rank's slots.
+        root: the job's checkpoint folder.
         listener: a descriptor of a TCP socket that listens.
         trainer: with whose end this ends.
         tell: takes a word to the trainer.
     """
 
-    def __init__(self, room: Path, room_descriptor: int, listener: int, trainer: ProcessIdentity, tell: Tell) -> None:
+    def __init__(
+        self, room: Path, room_descriptor: int, root: Location, listener: int, trainer: ProcessIdentity, tell: Tell
+    ) -> None:
         self._context = zmq.Context()
         self._listener = listener
         self._trainer = trainer
@@ -47,6 +50,7 @@ class Copies:
             self._context,
             room,
             room_descriptor,
+            root,
             lambda sequence, problem: tell("uncopied" if problem else "copied", sequence, problem),
         )
         self._keeper: CopyKeeper | None = None
@@ -132,9 +136,9 @@ class Copies:
             return None
 
 
-def _copies(given: argparse.Namespace, tell: Tell) -> Copies:
+def _copies(given: argparse.Namespace, root: Location, tell: Tell) -> Copies:
     trainer = ProcessIdentity(*given.trainer)
-    return Copies(given.room, given.room_descriptor, given.listener, trainer, tell)
+    return Copies(given.room, given.room_descriptor, root, given.listener, trainer, tell)
 
 
 if __name__ == "__main__":

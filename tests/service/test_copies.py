@@ -36,6 +36,7 @@ class End:
         self.copies = Copies(
             self.room.path,
             self.room.descriptor,
+            base / "disk",
             os.dup(self.listener.descriptor),
             ProcessIdentity.current(),
             lambda *words: self.told.put(words),

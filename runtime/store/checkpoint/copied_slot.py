@@ -3,7 +3,8 @@
 Here live the order of the bytes (the manifest, then the data file, as one stream) and what is compared when; how they
 travel is not known. The one idea: the manifest comes first and brings the hash of every chunk, so the receiving end
 compares each chunk as it completes, in the memory where it will stay, and a point that changed on the way, or in its
-slot while it was read, never becomes a copy.
+slot while it was read, never becomes a copy. A slot is filled anew two saves later, whoever still reads it; by then the
+same bytes are on disk, and the rest is read there.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import xxhash
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
 from runtime.store import durable
+from runtime.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, point_name, rank_directory
 from runtime.store.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
 from runtime.store.checkpoint.memory_room import MemoryRoom
 from runtime.store.checkpoint.memory_slot import SlotHeader, Stage, open_slot, read_header, read_manifest
+from runtime.store.checkpoint.place import Location
 from runtime.store.checkpoint.pruning import is_abandoned
 from runtime.store.checkpoint.reading import require_digest
 from runtime.store.checkpoint.scanning import FoundPoint
@@ -51,12 +54,17 @@ class CopyOffer:
 class OutgoingCopy:
     """The hashed point of one slot, held open to be read.
 
+    Args:
+        descriptor: of the slot.
+        header, manifest_data: what was read there.
+        folder: of the rank's points on disk, if they are on one.
+
     Attributes:
         offer: what it is.
         sequence: of the slot's content.
     """
 
-    def __init__(self, descriptor: int, header: SlotHeader, manifest_data: bytes) -> None:
+    def __init__(self, descriptor: int, header: SlotHeader, manifest_data: bytes, folder: Path | None) -> None:
         manifest = decode_manifest(manifest_data)
         whose = manifest.header
         self.sequence = header.sequence
@@ -69,36 +77,57 @@ class OutgoingCopy:
             header.data_bytes,
         )
         self._descriptor = descriptor
-        self._header = header
+        self._header: SlotHeader | None = header
+        self._data_offset, self._data_bytes = header.data_offset, header.data_bytes
         self._manifest_data = manifest_data
+        self._durable = None if folder is None else folder / point_name(whose.point)
 
     def piece(self, offset: int, size_bytes: int) -> bytes | None:
-        """So much of the stream from there on, or up to its end; None where the slot is being filled anew."""
+        """So much of the stream from there on, or up to its end; None where it is nowhere any more."""
         begin = offset - len(self._manifest_data)
         if begin < 0:
             return self._manifest_data[offset : offset + size_bytes]
-        size_bytes = min(size_bytes, self._header.data_bytes - begin)
-        data = os.pread(self._descriptor, size_bytes, self._header.data_offset + begin)
-        return data if len(data) == size_bytes and self._is_unchanged() else None
+        size_bytes = min(size_bytes, self._data_bytes - begin)
+        data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
+        if len(data) == size_bytes and self._is_unchanged():
+            return data
+        return self.piece(offset, size_bytes) if self._turns_to_disk() else None
 
     def _is_unchanged(self) -> bool:
-        """Whoever fills a slot takes its header away first."""
+        """Whoever fills a slot takes its header away first. A point on disk never changes."""
+        if self._header is None:
+            return True
         try:
             return read_header(self._descriptor) == self._header
         except CheckpointError:
             return False
+
+    def _turns_to_disk(self) -> bool:
+        """From now on read the data file, if this very point is on disk."""
+        if self._durable is None or self._header is None:
+            return False
+        try:
+            if (self._durable / MANIFEST_FILE).read_bytes() != self._manifest_data:
+                return False
+            descriptor = os.open(self._durable / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False  # it never got there, or is gone already: a newer one is being saved
+        os.close(self._descriptor)
+        self._descriptor, self._data_offset, self._header = descriptor, 0, None
+        return True
 
     def close(self) -> None:
         """Let go of the slot."""
         os.close(self._descriptor)
 
 
-def outgoing_copy(directory: int, path: Path) -> OutgoingCopy | None:
+def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> OutgoingCopy | None:
     """The hashed point of the slot; None where there is none.
 
     Args:
         directory: an open descriptor of the slot's folder.
         path: of the slot.
+        root: the job's checkpoint folder, where the point goes as well.
 
     Raises:
         CheckpointError: what is there cannot be used.
@@ -109,7 +138,8 @@ def outgoing_copy(directory: int, path: Path) -> OutgoingCopy | None:
     try:
         header = read_header(descriptor)
         if header is not None and header.stage is Stage.HASHED:
-            return OutgoingCopy(descriptor, header, read_manifest(descriptor, header))
+            folder = rank_directory(root, int(path.parent.name)) if isinstance(root, Path) else None
+            return OutgoingCopy(descriptor, header, read_manifest(descriptor, header), folder)
     except BaseException:
         os.close(descriptor)
         raise

@@ -198,11 +198,11 @@ def step_back() -> None:
     os.nice(NICENESS)
 
 
-def main(accompanied_by: Callable[[argparse.Namespace, Tell], Companion] | None = None) -> None:
+def main(accompanied_by: Callable[[argparse.Namespace, Location, Tell], Companion] | None = None) -> None:
     """Take this process's place; see :mod:`writer` for who calls it.
 
     Args:
-        accompanied_by: makes the companion, of what this process was started with.
+        accompanied_by: makes the companion, of what this process was started with and where it writes to.
     """
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
@@ -218,15 +218,16 @@ def main(accompanied_by: Callable[[argparse.Namespace, Tell], Companion] | None 
         first = link.recv(MAX_MESSAGE_BYTES)
         if not first:
             return  # its trainer is gone, and had not sealed anything
-        root, job_name = msgpack.unpackb(first)
+        text, job_name = msgpack.unpackb(first)
+        root = text if "://" in text else Path(text)
         process = WriterProcess(
             link,
             ProcessIdentity(*given.trainer),
-            root if "://" in root else Path(root),
+            root,
             given.room,
             given.room_descriptor,
             job_name=job_name,
-            accompanied_by=None if accompanied_by is None else functools.partial(accompanied_by, given),
+            accompanied_by=None if accompanied_by is None else functools.partial(accompanied_by, given, root),
         )
         process.run()
 

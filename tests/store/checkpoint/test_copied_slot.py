@@ -13,9 +13,11 @@ from runtime.store.checkpoint import (
     MemoryRoom,
     copied_slots,
     memory_slot,
+    open_place,
     points_in_memory,
     read,
     remove_room,
+    sealed_slot,
     sweep,
     verify,
 )
@@ -165,6 +167,31 @@ def test_a_slot_that_is_filled_anew_gives_no_more_pieces(rooms: tuple[MemoryRoom
     assert outgoing.piece(data, 100) is not None, "that was the other slot"
     fill_and_hash(ours, 3, count=COUNT)
     assert outgoing.piece(data, 100) is None
+
+
+def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
+    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path
+) -> None:
+    ours, theirs = rooms
+    root = tmp_path / "disk"
+    name = fill(ours, 1, count=COUNT)
+    with sealed_slot.hashed(ours.path / name, ours.descriptor) as point:
+        place = open_place(root, 0, job=JOB, job_name="j")
+        place.claim()
+        place.write_prepared(point.manifest.header, point.manifest_data, [point.data])
+    outgoing = outgoing_copy(ours.descriptor, ours.path / name, root)
+    assert outgoing is not None
+    incoming = IncomingCopy(theirs, outgoing.offer)
+    is_whole = False
+    while not is_whole:
+        piece = outgoing.piece(incoming.received_bytes, 1000)
+        assert piece is not None
+        is_whole = incoming.take(piece)
+        if incoming.received_bytes == 3000:
+            fill_and_hash(ours, 2, count=COUNT)
+            fill_and_hash(ours, 3, count=COUNT)
+    assert steps_there(tmp_path) == [1]
+    outgoing.close()
 
 
 def test_what_is_not_hashed_is_not_offered(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
