@@ -236,6 +236,7 @@ class AgentCore:
                 live=entered.live,
                 looked=entered.looked,
                 commits=entered.commits,
+                copies=entered.copies,
             )
         )
 

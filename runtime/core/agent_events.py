@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Admitted, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
+from runtime.core.messages import Admitted, Copy, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
 from runtime.core.point import Point
 
 # ---- events
@@ -57,6 +57,7 @@ class Entered:
     looked: bool = True
     commits: int = 0
     seen: int | None = None  # the last generation that the process knew of when it said this
+    copies: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

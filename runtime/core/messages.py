@@ -111,6 +111,22 @@ class Place:
     world_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy, in its keeper's memory, of the point that the rank of ``slot`` saved."""
+
+    slot: int
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Whom a keeper sends a copy to, and whose point it is."""
+
+    rank: int
+    slot: int
+
+
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
@@ -155,6 +171,7 @@ class Join:
     live: Point | None = None  # the commit that it holds in memory, whole
     looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
     commits: int = 0  # of the line that ``live`` is on: which of several commits after one step it is
+    copies: tuple[Copy, ...] = ()  # verified, that it keeps for others; as ``points``, of who has looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +303,10 @@ class GenerationStarted:
     serves: tuple[int, ...]  # the ranks the receiver sends its copy to
     text: str
     slot: int
+    lends: tuple[Loan, ...] = ()  # the copies the receiver sends; to its own rank: it loads that copy itself
+    buddy: int | None = None  # the rank that keeps copies of the receiver's newest points
+    is_apart: bool = False  # on another host
+    keeps: tuple[int, ...] = ()  # the slots whose copies the receiver keeps
 
 
 @dataclass(frozen=True, slots=True)

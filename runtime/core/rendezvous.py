@@ -7,7 +7,6 @@ volatile: members repeat their part until their group stands, so a restarted sch
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
+from runtime.core.neighbours import Neighbourhood, neighbourhoods
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
@@ -62,7 +62,7 @@ class Rendezvous:
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation this term committed
         self._blobs: dict[int, bytes] = {}
-        self._placed: tuple[int, dict[str, tuple[int, int]]] = (0, {})  # the generation whose places these are
+        self._placed: tuple[int, dict[str, Neighbourhood]] = (0, {})  # the generation whose places these are
 
     # ---- rounds
 
@@ -190,6 +190,7 @@ class Rendezvous:
             message.live,
             message.looked,
             message.commits,
+            message.copies,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
@@ -238,7 +239,7 @@ class Rendezvous:
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
-        restore = choose(by_rank, state.generation)
+        restore = choose(by_rank, state.generation, slots)
         ledger.write(
             GenerationCommitted(
                 generation=state.generation_number + 1,
@@ -325,22 +326,16 @@ class Rendezvous:
         for node, _ in committed.members:
             self._start(node, places)
 
-    def _places(self) -> dict[str, tuple[int, int]]:
-        """(local rank, local world size) of every node: ranks of one host in rank order."""
+    def _places(self) -> dict[str, Neighbourhood]:
         committed = self._ledger.state.generation
         assert committed is not None
-        if self._placed[0] == committed.generation:
-            return self._placed[1]
-        hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
-        sizes, seen = Counter(hosts), Counter[str]()
-        places = {}
-        for (node, _), host in zip(committed.members, hosts, strict=True):
-            places[node] = (seen[host], sizes[host])
-            seen[host] += 1
-        self._placed = (committed.generation, places)
-        return places
+        if self._placed[0] != committed.generation:
+            nodes = [node for node, _ in committed.members]
+            hosts = [self._ledger.process_of(node).host for node in nodes]
+            self._placed = (committed.generation, dict(zip(nodes, neighbourhoods(hosts), strict=True)))
+        return self._placed[1]
 
-    def _start(self, node: str, places: dict[str, tuple[int, int]]) -> None:
+    def _start(self, node: str, places: dict[str, Neighbourhood]) -> None:
         ledger, restore = self._ledger, self._restore
         committed = ledger.state.generation
         assert committed is not None and restore is not None
@@ -356,13 +351,17 @@ class Rendezvous:
                 round=committed.round,
                 rank=rank,
                 world_size=world_size,
-                local_rank=places[node][0],
-                local_world_size=places[node][1],
+                local_rank=places[node].local_rank,
+                local_world_size=places[node].local_world_size,
                 restore=restore.point,
                 source=restore.source_of(rank),
                 serves=restore.served_by(rank),
                 text=restore.text,
                 slot=committed.slots[rank],
+                lends=restore.lent_by(rank),
+                buddy=places[node].buddy,
+                is_apart=places[node].is_apart,
+                keeps=tuple(committed.slots[other] for other in places[node].keeps),
             ),
         )
 

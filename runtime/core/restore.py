@@ -1,18 +1,20 @@
 """Which restore point a generation starts from, and where each member gets it (DESIGN section 6).
 
 Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
-holds none. The last commit lives in the memory of whoever survived, so disks are asked only where no memory has enough:
-looking at one (every byte is verified) may take longer than all the rest of a recovery. Only state that a rank's own
-point alone holds (a saved RNG state) makes everybody step back, to the greatest point that all such ranks hold; where
-there is none, the greatest point stands and the choice says what is derived instead.
+holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that
+rank its own parts back. The last commit lives in the memory of whoever survived, so disks are asked only where no
+memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Only state
+that a rank's own point alone holds (a saved RNG state) makes everybody step back, to the greatest point that all such
+ranks, or their buddies, hold; where there is none, the greatest point stands and the choice says what is derived
+instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from runtime.core.messages import Pairs
+from runtime.core.messages import Copy, Loan, Pairs
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted
 from runtime.core.state import is_on_line
@@ -29,6 +31,15 @@ class Joined:
     live: Point | None = None  # in its memory
     looked: bool = True  # at its disk
     commits: int = 0  # of the line, up to ``live``
+    copies: tuple[Copy, ...] = ()  # that it keeps for others
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A copy that a rank loads: of which slot's point, and the rank that keeps it."""
+
+    keeper: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +50,23 @@ class Restore:
     holders: frozenset[int]
     sources: Mapping[int, int]  # rank without the point → the holder it is sent by
     text: str
+    borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
+    lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
 
     def source_of(self, rank: int) -> int:
         """The rank whose copy ``rank`` loads: itself where it holds one."""
-        return self.sources.get(rank, rank)
+        borrowed = self.borrowed.get(rank)
+        return self.sources.get(rank, rank) if borrowed is None else borrowed.keeper
 
     def served_by(self, rank: int) -> tuple[int, ...]:
-        """The ranks that load ``rank``'s copy."""
+        """The ranks that load ``rank``'s own point."""
         if rank not in self.holders or not self.sources:
             return ()
         return tuple(other for other, source in self.sources.items() if source == rank)
+
+    def lent_by(self, rank: int) -> tuple[Loan, ...]:
+        """The copies that ``rank`` keeps and others load, or it itself."""
+        return self.lends.get(rank, ())
 
 
 def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> bool:
@@ -65,17 +83,29 @@ def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | Non
     return any(member.own_parts and newest not in {member.live, *member.points} for member in joined.values())
 
 
-def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> Restore:
-    """The restore point for these members, by rank."""
+def choose(
+    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int] | None = None
+) -> Restore:
+    """The restore point for these members, by rank.
+
+    Args:
+        joined: what they brought.
+        committed: the last generation.
+        slots: of the ranks; where a rank is its slot, they need not be given.
+    """
+    slot_of = dict(enumerate(range(len(joined)) if slots is None else slots))
     held = {
         rank: {point for point in {member.live, *member.points} if point is not None and is_on_line(point, committed)}
         for rank, member in joined.items()
     }
-    best = max((point for points in held.values() for point in points), default=None)
+    copies = _copies(joined, committed)
+    own = {rank: held[rank] | copies.get(slot_of[rank], {}).keys() for rank in joined}
+    everything = set().union(*held.values(), *copies.values())
+    best = max(everything, default=None)
     if best is None:
         return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
     needing = [rank for rank, member in joined.items() if member.own_parts]
-    common = set.intersection(*(held[rank] for rank in needing)) if needing else {best}
+    common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
     newest = max((member.commits for member in joined.values() if member.live == point), default=0)
     in_memory = [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
@@ -86,27 +116,73 @@ def choose(joined: Mapping[int, Joined], committed: GenerationCommitted | None) 
         for rank, one in sorted(joined.items())
         if point in held[rank] and (not in_memory or rank in in_memory or (one.own_parts and one.live != point))
     ]
-    lacking = [rank for rank in joined if rank not in set(holders)]
+    kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
+    without = {rank: slot_of[rank] for rank in joined if point not in held[rank]}
+    borrowed = _borrow({rank: slot for rank, slot in without.items() if joined[rank].own_parts or not holders}, kept)
+    if not holders:  # only keepers have it: who has no copy of its own point takes another's
+        borrowed |= _share(sorted(without.keys() - borrowed.keys()), kept)
+    lacking = [rank for rank in joined if rank not in borrowed and rank not in set(holders)]
     senders = in_memory or holders
     sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
-    text = _explain(point, best, holders, in_memory, lacking)
-    if not common:
-        derived = [rank for rank in needing if rank in sources]
+    text = _explain(point, best, holders, in_memory, lacking, borrowed)
+    derived = [
+        rank for rank in needing if rank in sources or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
+    ]
+    if not common and derived:
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
-    return Restore(point, frozenset(holders), sources, text)
+    return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed))
 
 
-def _explain(point: Point, best: Point, holders: list[int], in_memory: list[int], lacking: list[int]) -> str:
+def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
+    """By slot, the points of it that are kept elsewhere, and the first rank that keeps each."""
+    found: dict[int, dict[Point, int]] = {}
+    for rank, member in sorted(joined.items()):
+        for copy in member.copies:
+            if is_on_line(copy.point, committed):
+                found.setdefault(copy.slot, {}).setdefault(copy.point, rank)
+    return found
+
+
+def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
+    """The copies of their own points that ranks load: ``wanted`` gives their slots, ``kept`` a slot's keeper."""
+    return {rank: Borrowed(kept[slot], slot) for rank, slot in wanted.items() if slot in kept}
+
+
+def _share(ranks: Sequence[int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
+    """Any copies for these ranks, shared evenly."""
+    some = [Borrowed(keeper, slot) for slot, keeper in sorted(kept.items())]
+    return {rank: some[index % len(some)] for index, rank in enumerate(ranks)}
+
+
+def _by_keeper(borrowed: Mapping[int, Borrowed]) -> dict[int, tuple[Loan, ...]]:
+    lends: dict[int, list[Loan]] = {}
+    for rank, one in borrowed.items():
+        lends.setdefault(one.keeper, []).append(Loan(rank, one.slot))
+    return {keeper: tuple(loans) for keeper, loans in lends.items()}
+
+
+def _explain(
+    point: Point,
+    best: Point,
+    holders: list[int],
+    in_memory: list[int],
+    lacking: list[int],
+    borrowed: Mapping[int, Borrowed],
+) -> str:
     text = f"restore point: step {point.step} of generation {point.generation}, "
     on_disk = [rank for rank in holders if rank not in set(in_memory)]
-    if not lacking and not in_memory:
-        text += "from every rank's own checkpoint"
-    elif not lacking and not on_disk:
-        text += "in every rank's memory"
+    parts = []
+    if in_memory and not lacking and not borrowed and not on_disk:
+        parts.append("in every rank's memory")
+    elif on_disk and not lacking and not borrowed and not in_memory:
+        parts.append("from every rank's own checkpoint")
     else:
-        text += f"in the memory of rank {_some(in_memory)}" if in_memory else ""
-        text += f"{', ' if in_memory else ''}held by rank {_some(on_disk)}" if on_disk else ""
-        text += f"; sent to rank {_some(lacking)}" if lacking else ""
+        parts += [f"in the memory of rank {_some(in_memory)}"] if in_memory else []
+        parts += [f"held by rank {_some(on_disk)}"] if on_disk else []
+    if borrowed:
+        keepers = sorted({one.keeper for one in borrowed.values()})
+        parts.append(f"from copies that rank {_some(keepers)} keeps for rank {_some(sorted(borrowed))}")
+    text += ", ".join(parts) + (f"; sent to rank {_some(lacking)}" if lacking else "")
     if point != best:
         text += (
             f" (step {best.step} is not held by all, and a rank's RNG state and shards are in its own points alone; "

@@ -105,6 +105,7 @@ class Agent:
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
         committed_point: the newest restore point that every rank is known to hold on its disk.
+        keys: the cluster's, where there is a secret.
         is_addressed: the present generation was entered with the part of its address map that belongs there.
     """
 
@@ -145,9 +146,9 @@ class Agent:
         self._said = ""
         self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
-        keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+        self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
-        self._client = Client(host, port, self.session, settings.node_timeout_s, keys=keys)
+        self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     @property

@@ -38,9 +38,10 @@ class ComingGroup:
     Args:
         settings: of this worker.
         place: the one it will have.
+        words: what this process has to say to all members.
     """
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(self, settings: Settings, place: Place, words: str = "") -> None:
         self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()
@@ -52,6 +53,7 @@ class ComingGroup:
             self,
             name="the next generation",
             address=address_towards(settings.sched_host, settings.sched_port),
+            words=words,
         )
         for awaited in (self._blob, self._generation):
             self.group.breaker.watch(awaited)

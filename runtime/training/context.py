@@ -27,12 +27,14 @@ from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UsageError
 from runtime.service import voice
 from runtime.service.agent import Agent
+from runtime.service.buddy import CopyListener
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
 from runtime.training import breaking, ddp, device, gloo, group, launch, numerics
 from runtime.training.coming import ComingGroup, likely_place
 from runtime.training.departing import Departure
 from runtime.training.group import Group
+from runtime.training.launch import address_towards
 
 COLLECTIVE_TOO_EARLY = (
     "a collective of the script's own before runtime.elastic.run would run in this process alone: move it into the "
@@ -60,6 +62,7 @@ class Process:
     place: GenerationStarted | None = None  # in the present or last generation
     group: Group | None = None
     coming: ComingGroup | None = None  # begun already, for the first generation
+    copy_listener: CopyListener | None = None  # where its writer takes other ranks' points in
     has_trained: bool = False  # elastic.run was entered
     is_over: bool = False  # training is finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
@@ -96,7 +99,7 @@ class Process:
             return coming
         if coming is not None:
             coming.group.drop()
-        return ComingGroup(self.settings, place)
+        return ComingGroup(self.settings, place, _words(self.copy_listener))
 
 
 _process: Process | None = None
@@ -141,7 +144,10 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     kind = device.choose(settings.device, 0).type
-    alone, coming = _prepare(settings, kind)
+    listener = None
+    if settings.enable_recovery:
+        listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
+    alone, coming = _prepare(settings, kind, _words(listener))
     agent = Agent(settings, job_name, kind)
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
@@ -149,7 +155,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     _say_seated(agent, admitted)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
-    process = Process(settings, job_name, chosen, agent, admitted, addresses, coming=coming, ending=ending)
+    process = Process(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
+    process.coming, process.copy_listener = coming, listener
     if settings.enable_recovery:
         ending.departure = process.departure
         process.departure.install()
@@ -166,7 +173,12 @@ def _say_seated(agent: Agent, admitted: Admitted) -> None:
     voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
 
 
-def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup | None]:
+def _words(listener: CopyListener | None) -> str:
+    """What this process tells the members of each of its generations."""
+    return "" if listener is None else listener.endpoint
+
+
+def _prepare(settings: Settings, kind: str, words: str) -> tuple[Group | None, ComingGroup | None]:
     """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
     if not settings.enable_recovery:
         return None, None
@@ -178,7 +190,7 @@ def _prepare(settings: Settings, kind: str) -> tuple[Group | None, ComingGroup |
     cpu = torch.device(kind)
     numerics.describe(cpu)
     place = likely_place(settings)
-    coming = None if place is None else ComingGroup(settings, place)
+    coming = None if place is None else ComingGroup(settings, place, words)
     return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), coming
 
 

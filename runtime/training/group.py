@@ -66,6 +66,7 @@ class Group:
         timeout_s: of one collective. Recovery does not depend on it; it bounds how long a cut-off buffer is kept.
         connect_timeout_s: how long one connection may take while the group forms.
         refusal: when given, the sentence a script's own ``dist.*`` call is refused with (gloo only).
+        words: told to all ranks with this rank's message; :meth:`words_of` gives everybody's.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Group:
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 30.0,
         refusal: str | None = None,
+        words: str = "",
     ) -> None:
         gloo.check_address(address)
         self.device = device
@@ -90,7 +92,8 @@ class Group:
         self._pg: dist.ProcessGroup | None = None
         self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
-        store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout)
+        store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, words)
+        self._all_words = store.all_words  # a list of its own: nothing here may keep the store
         self._link: _Link | None
         if devices.backend_of(device) == dist.Backend.GLOO:
             self._link = _GlooLink(
@@ -105,6 +108,10 @@ class Group:
         if self._pg is None:
             raise UsageError(f"the process group of {self.name} was not formed; call form() first")
         return self._pg
+
+    def words_of(self, rank: int) -> str:
+        """What that rank told all, once the group stands."""
+        return self._all_words[rank]
 
     @property
     def broken(self) -> bool:

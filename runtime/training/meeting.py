@@ -55,6 +55,10 @@ class MeetingStore(Store):
         breaker: ends waiting for later keys.
         endpoints: told every address that passes through, so that its connections can be cut.
         timeout: of waiting for a later key where the caller gives none.
+        words: what this rank has to say besides what gloo and torch set.
+
+    Attributes:
+        all_words: everybody's, by rank, once they have met.
     """
 
     def __init__(
@@ -66,9 +70,12 @@ class MeetingStore(Store):
         breaker: Breaker,
         endpoints: Endpoints,
         timeout: timedelta,
+        words: str = "",
     ) -> None:
         super().__init__()
         self._exchange = exchange
+        self._words = words
+        self.all_words: list[str] = []
         self._rank = rank
         self._world_size = world_size
         self._listen_address = address
@@ -91,7 +98,9 @@ class MeetingStore(Store):
                     raise CommunicationError(f"the meeting of {self._breaker.name} did not come about")
                 listener = self._listen_for_later() if self._rank == 0 else None
                 self._published = True
-                self._exchange.publish(msgpack.packb({"keys": self._own, "later": self._later_address}))
+                self._exchange.publish(
+                    msgpack.packb({"keys": self._own, "later": self._later_address, "words": self._words})
+                )
                 if listener is not None:
                     self._serve_later(listener)
                 self._union = self._read(self._exchange.wait())
@@ -106,6 +115,7 @@ class MeetingStore(Store):
         for blob in blobs:
             message: dict[str, Any] = msgpack.unpackb(blob)
             union.update(message["keys"])
+            self.all_words.append(str(message["words"]))
             if message["later"] is not None:
                 host, port = message["later"]
                 self._later_address = (host, port)

@@ -243,6 +243,7 @@ class Session:
             live=self._live,
             looked=look,
             commits=self._points.commits,
+            copies=tuple(self._points.copies()) if look else (),
         )
 
     def _begin(self, place: GenerationStarted) -> None:
@@ -262,6 +263,7 @@ class Session:
         if not is_first or place.world_size != process.admitted.world_size:
             self._state.on_reset()
         self._restore(place, formed)
+        self._points.exchange_copies(formed)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
         sys.setswitchinterval(self._at_ease_s)
@@ -341,7 +343,7 @@ class Session:
             self._replay.finished()
         self._points.save_or_fail(step)
         self._agent.complete(place.generation, step)
-        self._points.folder.discard_memory()
+        self._points.discard_memory()
         self._agent.on_break = _nothing_to_break
 
 

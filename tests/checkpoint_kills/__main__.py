@@ -1,4 +1,4 @@
-"""``python -m tests.checkpoint_kills [--kills 500] [--seed 1]``: kill -9 a rank that loads, saves and deletes.
+"""``python -m tests.checkpoint_kills [--kills 500] [--seed 1]``: kill -9 a rank that loads, saves, copies and deletes.
 
 Prints what was killed while it did what, and in the end what was found; the status is 1 if that is anything at all. The
 points lie below the current folder, or ``--directory``, and the memory slots in ``/dev/shm``; both go afterwards.
@@ -34,16 +34,21 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="checkpoint-kills-", dir=arguments.directory) as folder,
         tempfile.TemporaryDirectory(prefix="samebits-kills-", dir="/dev/shm") as memory,
     ):
-        campaign = Campaign(Place(Path(folder).resolve() / "points", Path(memory)), arguments.seed)
+        place = Place(Path(folder).resolve() / "points", Path(memory, "here"), Path(memory, "elsewhere"))
+        campaign = Campaign(place, arguments.seed)
         found = campaign.found
-        while found.kills < arguments.kills and not found.problems:
-            campaign.kill_once()
-            if found.kills % SAY_EVERY == 0 or found.kills == arguments.kills:
-                print(f"[{time.monotonic() - began_s:6.1f} s] {found.kills} kills", flush=True)
+        try:
+            while found.kills < arguments.kills and not found.problems:
+                campaign.kill_once()
+                if found.kills % SAY_EVERY == 0 or found.kills == arguments.kills:
+                    print(f"[{time.monotonic() - began_s:6.1f} s] {found.kills} kills", flush=True)
+        finally:
+            campaign.keeper.kill()
     for problem in found.problems:
         print(problem)
     print(f"killed: {dict(found.killed)}; last said before: {dict(found.doing)}")
     print(f"{found.unproven} points in memory passed over, and said, because their writers were killed before hashing")
+    print(f"{found.copies} times a copy on the other host was found whole and right")
     print(
         f"{found.kills} kills, seed {arguments.seed}: {len(found.unloadable)} unloadable, {len(found.wrong)} silently "
         f"wrong, {len(found.lost)} lost, {len(found.failures)} other failures, never fewer than {found.least_verified} "

@@ -1,9 +1,10 @@
 """The killing: a victim, a moment drawn in what it says, kill -9, a look at what is left, and again on the same folder.
 
 Here live the draws, the kill, and the judgement, which is the same after every kill: every directory with a point's
-name is whole, whatever loads is right, what was durable or something newer is held, and at least one point is verified
-that every rank had. The one idea: victims follow one another on one folder, as the processes of one rank do, so
-each also begins from what the kill of the one before has left.
+name is whole, whatever loads is right, what was durable or something newer is held, at least one point is verified
+that every rank had, and what was copied to another host, or something newer, is kept there. The one idea: victims
+follow one another on one folder, as the processes of one rank do, so each also begins from what the kill of the one
+before has left.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtime.errors import CheckpointError
 from runtime.service import voice
 from runtime.store import checkpoint as store
+from runtime.training.checkpoint.kept_copies import KeptCopies
 from tests.checkpoint_kills import victim
+from tests.checkpoint_kills.keeper import Keeper
 from tests.checkpoint_kills.victim import JOB, Life, Place
 
 MOMENTS = ("load", "save", "save", "delete")
-VICTIMS = ("trainer", "trainer", "trainer and writer", "writer, then trainer")
+VICTIMS = (
+    "trainer",
+    "trainer",
+    "trainer and writer",
+    "writer, then trainer",
+    "keeper, then trainer",
+    "trainer, writer and keeper",
+)
 ELEMENTS = (1_000, 100_000, 1_000_000)
 UNPROVEN = "its writer died before it was hashed"
 MOST_OCCURRENCES = 6
@@ -68,6 +78,8 @@ class Found:
     unloadable: list[str] = field(default_factory=list)
     unproven: int = 0
     """slots whose writer was killed before it had hashed them: passed over, and said"""
+    copies: int = 0
+    """copies on the other host that were verified and right"""
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -83,17 +95,21 @@ class Campaign:
     """One folder, and the kills on it."""
 
     def __init__(self, place: Place, seed: int) -> None:
-        place.memory.mkdir(mode=0o700, exist_ok=True)
+        for memory in (place.memory, place.elsewhere):
+            memory.mkdir(mode=0o700, exist_ok=True)
+        self.keeper = Keeper(place.elsewhere)
         self.found = Found()
         self._place = place
         self._chance = random.Random(seed)
         self._durable = 0
+        self._copied = 0
         self._global: set[int] = set()
 
     def kill_once(self) -> None:
         """One victim, from its start to the look at what it left."""
         draw = Draw.of(self._chance)
-        pid, listen = victim.start(self._place, draw.life)
+        life = draw.life if not draw.life.is_async else replace(draw.life, buddy=self.keeper.endpoint())
+        pid, listen = victim.start(self._place, life)
         with os.fdopen(listen, "rb", buffering=0) as pipe:
             lines = Lines(pipe.fileno())
             try:
@@ -118,11 +134,16 @@ class Campaign:
             return writers
         if draw.whom == "writer, then trainer":
             _kill_all(writers)
+        elif draw.whom == "keeper, then trainer":
+            self.keeper.kill()
+        if "then" in draw.whom:
             lines.read_until("save", 2)
             writers = _children(pid)
         os.kill(pid, signal.SIGKILL)
-        if draw.whom == "trainer and writer":
+        if "and" in draw.whom:
             _kill_all(writers)
+        if "and keeper" in draw.whom:
+            self.keeper.kill()
         return writers
 
     def _note(self, draw: Draw, lines: Lines, status: int) -> None:
@@ -153,6 +174,7 @@ class Campaign:
                 if not victim.is_right(checkpoints.load(point)):
                     found.wrong.append(f"{case}: {point}")
             checkpoints.release()
+        self._judge_copies(case)
         unproven = [warning for warning in warnings if UNPROVEN in warning]
         found.unproven += len(unproven)
         found.unloadable += [f"{case}: {warning}" for warning in warnings if warning not in unproven]
@@ -163,6 +185,22 @@ class Campaign:
             found.least_verified = verified if found.least_verified is None else min(verified, found.least_verified)
             if not verified:
                 found.lost.append(f"{case}: of the points that every rank had, none is left: {on_disk}")
+
+    def _judge_copies(self, case: str) -> None:
+        """As a process of the other host finds them, after this one is lost."""
+        found, copies = self.found, KeptCopies(JOB, memory=self._place.elsewhere)
+        copies.begin(1, (victim.SLOT,))
+        self.keeper.stop()
+        with _warnings() as warnings:
+            kept = copies.look()
+            found.wrong += [f"{case}: the copy {copy}" for copy in kept if not victim.is_right(copies.read(copy))]
+        self.keeper.go_on()
+        found.unloadable += [f"{case}: {warning}" for warning in warnings]
+        found.copies += len(kept)
+        newest = max((copy.point.step for copy in kept), default=0)
+        if newest < self._copied:
+            found.lost.append(f"{case}: step {self._copied} was copied, kept are {kept}")
+        self._copied = max(newest, self._copied)
 
 
 class Lines:

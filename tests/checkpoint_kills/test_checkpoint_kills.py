@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from runtime.core.point import Point
+from runtime.store.checkpoint import MemoryRoom, PointHeader, sealed_slot
 from runtime.training import snapshot
+from runtime.training.checkpoint.staging import Staging
 from tests.checkpoint_kills import victim
 from tests.checkpoint_kills.campaign import MOMENTS, VICTIMS, Campaign, Draw
 from tests.checkpoint_kills.victim import Place
@@ -19,7 +21,7 @@ from tests.store.points import change_byte
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "points", tmp_path / "memory")
+    return Place(tmp_path / "points", tmp_path / "memory", tmp_path / "elsewhere")
 
 
 @pytest.mark.system
@@ -29,6 +31,7 @@ def test_kills_at_any_moment_leave_whole_points(tmp_path: Path, repository: Path
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "10 kills, seed 1: 0 unloadable, 0 silently wrong, 0 lost, 0 other failures" in shown.stdout
     assert "never fewer than 0 " not in shown.stdout
+    assert "\n0 times a copy" not in shown.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,6 +78,41 @@ def test_the_judge_finds_that_a_durable_point_is_gone(place: Place) -> None:
     campaign._judge()
     (problem,) = campaign.found.lost
     assert "step 3 was durable" in problem
+
+
+def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> Path:
+    """Copies of these steps, as a keeper has them; the newest one's slot."""
+    room = MemoryRoom(place.elsewhere, victim.JOB, victim.SLOT, is_copy=True)
+    staging = Staging(room)
+    name = ""
+    for step in steps:
+        tree, tensors = snapshot.take_apart(victim.state_of(content_of or step, 10), "state")
+        header = PointHeader(victim.JOB, Point(step, 1), 1, 0, victim.SLOT, "0")
+        name, _ = staging.stage(header, tensors, tree, {})
+        with sealed_slot.hashed(room.path / name, room.descriptor):
+            """What its writer does first."""
+    room.close()
+    return room.path / name
+
+
+def test_the_judge_finds_a_damaged_copy(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    newest = kept_elsewhere(place, 1, 2)
+    campaign._judge()
+    assert (campaign.found.problems, campaign.found.copies) == ([], 2)
+    change_byte(newest, newest.stat().st_size - 4096 + 10)
+    campaign._judge()
+    assert len(campaign.found.unloadable) == 1
+    (problem,) = campaign.found.lost
+    assert "step 2 was copied" in problem
+
+
+def test_the_judge_finds_a_wrong_copy(place: Place) -> None:
+    campaign = Campaign(place, seed=1)
+    kept_elsewhere(place, 1, content_of=9)
+    campaign._judge()
+    (problem,) = campaign.found.wrong
+    assert "the copy" in problem
 
 
 def test_the_judge_finds_that_no_global_point_is_left(place: Place) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from runtime.core.point import Point
+from runtime.service.buddy import CopyListener, brief_of
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import pruning
 from runtime.training import snapshot
@@ -22,6 +23,7 @@ from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 
 JOB = "6a1f0c1e-0000-4000-8000-00000000dead"
+SLOT = 0
 KEEP = 2
 LOOK_EVERY = 4
 WAIT_S = 60.0
@@ -53,28 +55,35 @@ class Place:
     Attributes:
         root: the checkpoint folder.
         memory: the folder of the memory slots.
+        elsewhere: that of another host, where copies are kept.
     """
 
     root: Path
     memory: Path
+    elsewhere: Path
 
     @property
     def rank_folder(self) -> Path:
-        return store.rank_directory(self.root, 0)
+        return store.rank_directory(self.root, SLOT)
 
-    def open(self, committed: Committed | None = None, *, is_async: bool = True) -> RankCheckpoints:
+    def open(self, committed: Committed | None = None, *, is_async: bool = True, buddy: str = "") -> RankCheckpoints:
+        """``buddy``: where a keeper listens."""
         committed = committed or Committed()
-        return RankCheckpoints(
+        checkpoints = RankCheckpoints(
             CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async),
             self.root,
             job=JOB,
             job_name="kills",
-            slot=0,
+            slot=SLOT,
             node="0",
             committed=lambda: committed.point,
             report=committed.report,
             memory=self.memory,
+            listener=CopyListener("127.0.0.1") if buddy else None,
         )
+        if buddy:
+            checkpoints.exchange_copies(brief_of(None, str(self.memory), JOB, buddy, "the keeper", ()))
+        return checkpoints
 
     def newest_on_disk(self) -> int:
         """The step of the newest directory with a point's name; 0 where there is none."""
@@ -110,11 +119,13 @@ class Life:
         elements: of its largest tensor.
         is_async: whether a writer process writes.
         is_heard: whether its scheduler is there; nothing is to be deleted while it is not.
+        buddy: where its copies go; none where empty.
     """
 
     elements: int
     is_async: bool
     is_heard: bool
+    buddy: str = ""
 
 
 def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
@@ -132,7 +143,7 @@ def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
         return prune(*arguments, **options)  # type: ignore[arg-type]
 
     pruning.prune = told_prune
-    checkpoints = place.open(Committed(is_there=life.is_heard, say=say), is_async=life.is_async)
+    checkpoints = place.open(Committed(is_there=life.is_heard, say=say), is_async=life.is_async, buddy=life.buddy)
     step = load(checkpoints, say)
     while True:
         step += 1

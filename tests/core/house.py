@@ -15,6 +15,7 @@ from runtime.core.messages import (
     PROTOCOL,
     Activity,
     Admitted,
+    Copy,
     Credential,
     FromScheduler,
     FromWorker,
@@ -164,12 +165,14 @@ class House:
         place: Place | None = None,
         live: tuple[int, int] | None = None,
         looked: bool = True,
+        copies: Iterable[tuple[int, tuple[int, int]]] = (),
     ) -> Ready:
         credential = self.credential(node)
         asked = round_id or self.last(credential.session, RoundOpened).round
         held = tuple(Point(step, generation) for step, generation in points)
         in_memory = None if live is None else Point(*live)
-        join = Join(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked)
+        kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
+        join = Join(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked, copies=kept)
         return self.receive(credential.session, join)
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:

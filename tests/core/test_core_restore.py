@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.messages import RoundId
+from runtime.core.messages import Copy, Loan, RoundId
 from runtime.core.point import Point
 from runtime.core.records import Cut, GenerationCommitted
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
@@ -291,3 +293,118 @@ def test_differing_shows_both_values(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...], text: str
 ) -> None:
     assert differing(mine, theirs) == text
+
+
+# ---- copies that buddies keep
+
+
+def keeping(joined: dict[int, Joined], rank: int, *copies: tuple[int, tuple[int, int]]) -> dict[int, Joined]:
+    """This rank keeps (slot, (step, generation)) of others."""
+    kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
+    return joined | {rank: replace(joined[rank], copies=kept)}
+
+
+def test_a_copy_brings_a_lost_rank_its_own_parts_back() -> None:
+    joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)), (0, (10, 1)))
+    restore = choose(joined, committed())
+    assert (restore.point, restore.holders) == (Point(20, 1), {1})
+    assert (restore.source_of(0), restore.served_by(1), restore.lent_by(1)) == (1, (), (Loan(0, 0),))
+    assert restore.text == (
+        "restore point: step 20 of generation 1, held by rank 1, from copies that rank 1 keeps for rank 0"
+    )
+
+
+def test_the_newest_point_that_copies_and_own_points_have_in_common() -> None:
+    joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (10, 1)))
+    restore = choose(joined, committed())
+    assert restore.point == Point(10, 1)
+    assert "step 20 is not held by all" in restore.text
+
+
+def test_a_rank_goes_by_its_own_point_before_its_copy() -> None:
+    joined = keeping(holding([(20, 1)], [(20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)))
+    restore = choose(joined, committed())
+    assert (restore.source_of(0), restore.lent_by(1)) == (0, ())
+    assert restore.text.endswith("from every rank's own checkpoint")
+
+
+def test_a_copy_comes_with_its_own_parts_also_where_a_memory_has_the_point() -> None:
+    joined = holding([], [], own_parts=(0, 1)) | {1: Joined(1, (), True, (), Point(20, 1), commits=20)}
+    restore = choose(keeping(joined, 1, (0, (20, 1))), committed())
+    assert (restore.source_of(0), restore.lent_by(1), restore.served_by(1)) == (1, (Loan(0, 0),), ())
+    assert restore.text == (
+        "restore point: step 20 of generation 1, in the memory of rank 1, from copies that rank 1 keeps for rank 0"
+    )
+
+
+def test_who_needs_no_parts_of_its_own_is_served_by_holders_as_long_as_there_are_any() -> None:
+    joined = keeping(holding([], [(20, 1)], []), 2, (0, (20, 1)))
+    restore = choose(joined, committed())
+    assert (restore.source_of(0), restore.source_of(2), restore.lent_by(2)) == (1, 1, ())
+
+
+def test_where_only_keepers_have_the_newest_point_everybody_borrows() -> None:
+    joined = keeping(holding([(10, 1)], [(10, 1)], [(10, 1)]), 1, (0, (20, 1)), (5, (20, 1)))
+    restore = choose(joined, committed())
+    assert (restore.point, restore.holders) == (Point(20, 1), frozenset())
+    assert [restore.source_of(rank) for rank in range(3)] == [1, 1, 1]
+    assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0), Loan(2, 5)), "its own, then any, shared evenly"
+    assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
+    assert restore.text == "restore point: step 20 of generation 1, from copies that rank 1 keeps for rank 0, 1, 2"
+
+
+def test_own_parts_that_no_copy_has_are_said_to_be_lost() -> None:
+    joined = keeping(holding([], [], own_parts=(0, 1)), 1, (0, (20, 1)))
+    restore = choose(joined, committed())
+    assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0))
+    assert restore.text.endswith("(the RNG state of rank 1 is lost: it is derived from seed, rank and step)")
+
+
+def test_copies_are_by_slot_not_by_rank() -> None:
+    joined = keeping(holding([], [(20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)), (3, (20, 1)))
+    assert choose(joined, committed(), (3, 7)).lent_by(1) == (Loan(0, 3),)
+
+
+def test_a_copy_of_an_abandoned_line_is_none() -> None:
+    second = committed(2, Point(10, 1), next_line(committed(1), Point(10, 1)))
+    joined = keeping(holding([(10, 1)], [(10, 1)]), 1, (0, (20, 1)))
+    assert choose(joined, second).point == Point(10, 1)
+
+
+POINTS = st.sampled_from([Point(10, 1), Point(20, 1), Point(30, 1)])
+
+
+@given(st.data())
+def test_every_source_holds_what_it_sends(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 5))
+    points = st.lists(POINTS, max_size=3, unique=True).map(tuple)
+    copies = st.lists(st.builds(Copy, st.integers(0, size), POINTS), max_size=4, unique=True).map(tuple)
+    joined = {
+        rank: Joined(
+            1,
+            data.draw(points),
+            data.draw(st.booleans()),
+            (),
+            data.draw(st.none() | POINTS),
+            commits=data.draw(st.integers(0, 2)),
+            copies=data.draw(copies),
+        )
+        for rank in range(size)
+    }
+    restore = choose(joined, committed())
+    held = {rank: {*one.points, one.live} for rank, one in joined.items()}
+    lent = {loan.rank: (keeper, loan.slot) for keeper in joined for loan in restore.lent_by(keeper)}
+    for rank, member in joined.items():
+        source = restore.source_of(rank)
+        if restore.point is None:
+            assert not any(one.points or one.live or one.copies for one in joined.values())
+        elif rank in lent:
+            assert source == lent[rank][0]
+            assert Copy(lent[rank][1], restore.point) in joined[source].copies
+            assert restore.point not in held[rank]
+        else:
+            assert restore.point in held[source]
+            assert source == rank or rank in restore.served_by(source)
+        has_copy = any(Copy(rank, restore.point) in one.copies for one in joined.values() if restore.point)
+        if member.own_parts and restore.point not in held[rank] and has_copy:
+            assert lent[rank][1] == rank

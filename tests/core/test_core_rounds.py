@@ -9,6 +9,7 @@ from runtime.core.messages import (
     EndJob,
     EndKind,
     GenerationStarted,
+    Loan,
     Place,
     Process,
     RoundId,
@@ -68,6 +69,46 @@ def test_local_ranks_count_the_ranks_of_one_host() -> None:
     house.train()
     started = [house.start_of(str(slot)) for slot in range(5)]
     assert [(one.local_rank, one.local_world_size) for one in started] == [(0, 3), (0, 1), (1, 3), (0, 1), (2, 3)]
+
+
+def test_buddies_are_on_other_hosts_and_are_told_to_both_ends() -> None:
+    house = House(policy(4))
+    for slot, host in enumerate(["a", "a", "b", "b"]):
+        house.register(str(slot), process=Process(host, slot, 1, "cpu"))
+    house.train()
+    started = [house.start_of(str(slot)) for slot in range(4)]
+    assert [(one.buddy, one.is_apart, one.keeps) for one in started] == [
+        (2, True, (2,)),
+        (3, True, (3,)),
+        (0, True, (0,)),
+        (1, True, (1,)),
+    ]
+
+
+@pytest.mark.parametrize(("size", "buddy", "keeps"), [(1, None, ()), (2, 1, (1,))])
+def test_on_one_host_the_next_rank_is_the_buddy_and_alone_there_is_none(
+    size: int, buddy: int | None, keeps: tuple[int, ...]
+) -> None:
+    house = House(policy(size))
+    for slot in range(size):
+        house.register(str(slot), process=Process("a", slot, 1, "cpu"))
+    house.train()
+    started = house.start_of("0")
+    assert (started.buddy, started.is_apart, started.keeps) == (buddy, False, keeps)
+
+
+def test_a_copy_is_lent_by_who_brought_it() -> None:
+    house = training_house(2)
+    house.close("s0", gone=True)
+    for _ in range(8):
+        house.beat("1", Activity.WAITING)
+        house.tick(4.0)
+    house.register("0", "new")
+    house.join("1", [(10, 1)], own_parts=True, copies=[(0, (10, 1))])
+    house.join("0", own_parts=True)
+    lender, borrower = house.start_of("1"), house.start_of("0")
+    assert (lender.restore, lender.serves, lender.lends) == (Point(10, 1), (), (Loan(0, 0),))
+    assert (borrower.source, borrower.lends) == (1, ())
 
 
 def test_one_loss_makes_one_round() -> None:

@@ -293,12 +293,13 @@ def _start_second_scheduler(world: World, rng: random.Random) -> bool:
 
 
 def _lose_disk(world: World, rng: random.Random) -> bool:
-    """A node dies and its checkpoint directory with it."""
+    """A node dies and its checkpoint directory with it, and what its host kept in memory for others."""
     worker = _some_worker(world, rng)
     if worker is None:
         return False
     worker.die()
     world.checkpoints_of(worker.agent.job, worker.node).lose()
+    world.copies.lose(worker.process.host)
     world.operator.start_worker_later(worker.node)
     return True
 

@@ -384,7 +384,8 @@ class Worker:
         if look:
             self._agent_step(Saved(disk.tellable(self.committed)))
         live = self.memory if mix.has_memory else None
-        self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look))
+        copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
+        self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
         """Out of the collective; what is being saved is finished or dropped before the rendezvous is entered."""
@@ -441,6 +442,7 @@ class Worker:
         disk = self.world.checkpoints_of(self.agent.job, self.node)
         disk.save(point, self.committed)
         self.world.note("saved", self, point)
+        self.world.copies.send(self, point)
         self._agent_step(Saved(disk.tellable(self.committed)))
         for watch in self.world.watch_saved:
             watch(self.node)

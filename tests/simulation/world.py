@@ -21,6 +21,7 @@ from runtime.core.records import Record
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
+from tests.simulation.copies import Copies
 from tests.simulation.faults import Faults, Planned, draw_schedule
 from tests.simulation.group import Groups
 from tests.simulation.mix import Mix
@@ -111,6 +112,7 @@ class World(Places):
         self.host = SchedulerHost(self)
         self.network = Network(self, self.mix)
         self.groups = Groups(self)
+        self.copies = Copies(self)
         self.witness = Witness(self)
         self.checkers = [checker(self) for checker in (ALL if checkers is None else checkers)]
         self.operator = Operator(self)

@@ -16,7 +16,9 @@ COUNT = 96
 
 
 def content_of(step: int, count: int = COUNT) -> bytes:
-    return bytes((step * 7 + index) % 251 for index in range(count))
+    turn = bytes(range(251))
+    start = step * 7 % 251
+    return (turn[start:] + turn * (count // 251 + 1))[:count]
 
 
 def fill(

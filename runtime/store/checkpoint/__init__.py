@@ -16,6 +16,7 @@ from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader
 from runtime.store.checkpoint.memory_room import (
     SHARED_MEMORY,
     MemoryRoom,
+    copied_slots,
     is_being_hashed,
     points_in_memory,
     remove_room,
@@ -63,6 +64,7 @@ __all__ = [
     "TensorPart",
     "Tree",
     "Writer",
+    "copied_slots",
     "disposable",
     "encode_header",
     "encode_manifest",

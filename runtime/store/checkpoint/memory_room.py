@@ -2,7 +2,8 @@
 
 ::
 
-    /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}
+    /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
+    /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
 
 Here live names, ownership and the lock; a slot's content is ``memory_slot``'s. The one idea: /dev/shm is everybody's,
 so nothing below it is used that is not this user's alone, looked at by descriptor and never by name twice; and the
@@ -30,6 +31,7 @@ from runtime.store.checkpoint.scanning import FoundPoint
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")
+COPY = ".copy"
 SWEPT_AFTER_S = 3600.0
 """How long a job's slots may lie untouched and unlocked before another job of the user's takes their memory."""
 
@@ -44,16 +46,17 @@ class MemoryRoom:
     Args:
         base: a folder in memory; ``SHARED_MEMORY`` but in tests.
         job, slot: whose points.
+        is_copy: they are copies that another rank, the slot's buddy, keeps.
 
     Raises:
         LockedError: another live process has them.
         StoreError: there is no such folder, or something in it is not this user's alone.
     """
 
-    def __init__(self, base: Path, job: str, slot: int) -> None:
-        self.path = room_path(base, job, slot)
+    def __init__(self, base: Path, job: str, slot: int, *, is_copy: bool = False) -> None:
+        self.path = room_path(base, job, slot, is_copy=is_copy)
         self._base, self._job, self._rank_slot = base, job, slot
-        self.descriptor = _lock(base, job, slot)
+        self.descriptor = _lock(base, self.path)
         self._slots = [MemorySlot(self.path / name, self.descriptor) for name in NAMES]
         try:
             headers = [slot.header() for slot in self._slots]
@@ -73,11 +76,27 @@ class MemoryRoom:
 
         return min(self._slots, key=worth)
 
-    def seal(self, slot: MemorySlot, manifest: bytes, data_bytes: int) -> int:
-        """All bytes of the slot's point are there: its sequence."""
+    def seal(self, slot: MemorySlot, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> int:
+        """All bytes of the slot's point are there: its sequence.
+
+        Args:
+            slot: of this room, filled.
+            manifest: with the data's hashes, and they were compared, where ``stage`` is hashed.
+            data_bytes: of the data file.
+            stage: what the slot says of itself from now on.
+        """
         self.sequence += 1
-        slot.seal(self.sequence, manifest, data_bytes)
+        slot.seal(self.sequence, manifest, data_bytes, stage)
         return self.sequence
+
+    def points(self) -> list[FoundPoint]:
+        """What can be used of it, once verified."""
+        found = []
+        for slot in self._slots:
+            with contextlib.suppress(StoreError):  # whoever looks for points says why
+                one = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+                found += [] if one is None else [one]
+        return found
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
         """Empty the slots whose point is unwanted; no save may be in hand."""
@@ -102,19 +121,28 @@ class MemoryRoom:
             self.descriptor = -1
 
 
-def room_path(base: Path, job: str, slot: int) -> Path:
-    """The folder of one rank's memory slots."""
+def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path:
+    """The folder of one rank's memory slots, or of the copies of what it saved."""
     if not _JOB.fullmatch(job):
         raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler makes them")
-    return base / f"samebits-{os.geteuid()}" / job / str(slot)
+    return base / f"samebits-{os.geteuid()}" / job / (f"{slot}{COPY}" if is_copy else str(slot))
 
 
-def points_in_memory(base: Path, job: str, slot: int) -> tuple[list[FoundPoint], list[str]]:
+def copied_slots(base: Path, job: str) -> list[int]:
+    """The slots of which copies are kept on this host, by whomever."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # nothing is kept here, or it is not this user's
+        names = [entry.name for entry in room_path(base, job, 0).parent.iterdir()]
+    numbers = [name.removesuffix(COPY) for name in names if name.endswith(COPY)]
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) -> tuple[list[FoundPoint], list[str]]:
     """The hashed points of a rank's slots, the newest first, and why others cannot be used, one sentence each.
 
     A slot that was being filled when its process died holds nothing, and is not spoken of.
     """
-    path = room_path(base, job, slot)
+    path = room_path(base, job, slot, is_copy=is_copy)
     try:
         descriptor = _descend(base, path)
     except StoreError as error:
@@ -151,9 +179,9 @@ def is_being_hashed(base: Path, job: str, slot: int) -> bool:
     return False
 
 
-def remove_room(base: Path, job: str, slot: int) -> bool:
+def remove_room(base: Path, job: str, slot: int, *, is_copy: bool = False) -> bool:
     """Give the memory of a rank's slots back, unless a live process has them; whether they are gone."""
-    return _remove(base, room_path(base, job, slot), lambda descriptor: True)
+    return _remove(base, room_path(base, job, slot, is_copy=is_copy), lambda descriptor: True)
 
 
 def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
@@ -223,7 +251,7 @@ def _rooms_of_others(base: Path, job: str) -> list[Path]:
     with contextlib.suppress(OSError):  # whatever cannot be listed stays
         for entry in ours.iterdir():
             if entry.name != job and _JOB.fullmatch(entry.name):
-                found += [room for room in entry.iterdir() if room.name.isdecimal()]
+                found += [room for room in entry.iterdir() if room.name.removesuffix(COPY).isdecimal()]
     return found[:_MOST_SWEPT]
 
 
@@ -235,9 +263,8 @@ def _newest_change_s(descriptor: int) -> float:
     return max(changes)
 
 
-def _lock(base: Path, job: str, slot: int) -> int:
+def _lock(base: Path, path: Path) -> int:
     """The room's folder, made where it is missing, and locked."""
-    path = room_path(base, job, slot)
     for _ in range(_ATTEMPTS):
         descriptor = _descend(base, path, make=True)
         if descriptor is None:

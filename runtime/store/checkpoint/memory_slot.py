@@ -174,10 +174,10 @@ class MemorySlot:
         """Where the bytes of the data file belong, page-aligned."""
         return self._view[self._data_offset : self._data_offset + data_bytes]
 
-    def seal(self, sequence: int, manifest: bytes, data_bytes: int) -> None:
-        """All bytes are there. The manifest has no digests yet."""
+    def seal(self, sequence: int, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> None:
+        """All bytes are there. Before the slot is hashed the manifest has no digests."""
         self._view[HEADER_BYTES : HEADER_BYTES + len(manifest)] = manifest
-        header = SlotHeader(sequence, Stage.SEALED, len(manifest), self._data_offset, data_bytes)
+        header = SlotHeader(sequence, stage, len(manifest), self._data_offset, data_bytes)
         self._view[:_SPOKEN_BYTES] = header.encode()
         os.utime(self.path.name, dir_fd=self._directory)  # a store through a mapping changes no file time
 

@@ -5,9 +5,12 @@ messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
 
     trainer → writer    root, job name                  once: where to, which may hold a password, so no argument does
                         slot name, sequence, retention  this slot is sealed; how long points of a remote folder stay
+                        brief                           for who accompanies the writer (``writer_process``)
     writer → trainer    "hashed", sequence, "", []      it will be found after a crash
                         "durable", sequence, "", gone   it is on disk under its name; these points are gone
-                        "failed", sequence, text, []   it is not; the text is a StoreError's
+                        "failed", sequence, text, []    it is not; the text is a StoreError's
+                        "copied", sequence, "", []      the writer's companion has done its part with it
+                        "uncopied", sequence, text, []  it has not
 
 The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for.
 """
@@ -20,6 +23,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +41,18 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 16 * 1024
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
-_PROGRAM = (
-    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "runpy.run_module('runtime.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
-)
-COMMAND = (sys.executable, "-P", "-c", _PROGRAM, str(PACKAGE_FOLDER))
-"""``python -m`` that finds this very package, from any folder and however the trainer found it."""
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """``python -m`` that finds this very package, from any folder and however the trainer found it."""
+    program = (
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return sys.executable, "-P", "-c", program, str(PACKAGE_FOLDER)
+
+
+COMMAND = command_of("runtime.store.checkpoint.writer_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,7 @@ class Writer:
         lock_descriptor: of that lock, which the process holds on to.
         job_name: whose a remote folder is, which the writer claims: no step waits for a network.
         command: what is started.
+        inherited: descriptors that the process gets, besides its own.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class Writer:
         *,
         job_name: str = "",
         command: tuple[str, ...] = COMMAND,
+        inherited: Sequence[int] = (),
     ) -> None:
         self._root = root
         self._job_name = job_name
@@ -98,6 +110,9 @@ class Writer:
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._in_hand: tuple[int, Point] | None = None
+        self._inherited = tuple(inherited)
+        self._brief: bytes | None = None
+        self._copies: list[str] = []  # what was heard of them: empty where all went well
         self.is_hashed = False  # what is in hand, or the last
         _open_writers.add(self)
 
@@ -110,6 +125,15 @@ class Writer:
     def is_busy(self) -> bool:
         """Whether a save is in hand, as far as was heard."""
         return self._in_hand is not None
+
+    def start(self) -> None:
+        """Have the process before there is anything to write, for who accompanies it.
+
+        Raises:
+            StoreError: no process can be started.
+        """
+        if self._link is None:
+            self._start()
 
     def submit(self, name: str, sequence: int, point: Point, retention: Retention | None = None) -> None:
         """Hand over a sealed slot; nothing else may be in hand.
@@ -138,17 +162,13 @@ class Writer:
     def outcome(self, *, wait: bool) -> Outcome | None:
         """The end of the save in hand; None where there is none yet, or nothing in hand."""
         while self._in_hand is not None:
-            assert self._link is not None
-            try:
-                message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-            except ConnectionResetError:
-                message = b""
             sequence, point = self._in_hand
-            if not message:
+            found = self._hear(wait=wait)
+            if found is None:
+                return None
+            what, of, text, gone = found
+            if what == "died":
                 return self._died(point)
-            what, of, text, gone = msgpack.unpackb(message)
             if of != sequence:
                 continue
             if what == "hashed":
@@ -156,6 +176,37 @@ class Writer:
                 continue
             self._in_hand = None
             return Outcome(point, str(text) if what == "failed" else None, tuple(Point(*one) for one in gone))
+        return None
+
+    def brief(self, words: bytes) -> None:
+        """Tell whoever accompanies the writer, now or when there is a process, and again whenever there is another."""
+        self._brief = words
+        if self._link is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the next one is told
+                self._link.send(msgpack.packb((words,)))
+
+    def copies(self) -> list[str]:
+        """What became of the copies since this was asked last, in order: a problem, or empty where one is there."""
+        if self._in_hand is None:
+            self._hear(wait=False)
+        heard, self._copies = self._copies, []
+        return heard
+
+    def _hear(self, *, wait: bool) -> tuple[str, int, str, list[Any]] | None:
+        """The next word of the save in hand; None where there is none yet. News of copies is put aside."""
+        while self._link is not None:
+            try:
+                message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                return "died", 0, "", []
+            what, of, text, gone = msgpack.unpackb(message)
+            if what not in ("copied", "uncopied"):
+                return what, of, text, gone
+            self._copies.append(str(text))
         return None
 
     def close(self) -> None:
@@ -180,7 +231,7 @@ class Writer:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         trainer = ProcessIdentity.current()
-        descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor)
+        descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor, *self._inherited)
         words = [
             *("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at)),
             *("--room", str(self._room.path), "--room-descriptor", str(self._room.descriptor)),
@@ -201,6 +252,8 @@ class Writer:
                 ) from error
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
             ours.send(msgpack.packb((str(self._root), self._job_name)))
+            if self._brief is not None:
+                ours.send(msgpack.packb((self._brief,)))
         self._link = ours
         return ours
 

@@ -1,8 +1,10 @@
 """The process that hashes a rank's sealed slots and writes them to disk, one at a time, beside its trainer.
 
-``writer`` starts it and describes the messages; the order of a save is ``writing``'s. The one idea: whatever has been
-sealed gets finished. The process has a group of its own, so no Ctrl-C reaches it, it ignores being asked to end, and
-when its trainer is gone it writes what is sealed and only then ends, the folder's lock still its own till then.
+``writer`` starts it and describes the messages; the order of a save is ``writing``'s. Somebody may accompany it, who
+takes each hashed slot further (``service`` sends copies to other hosts): what that is, is not known here, and no save
+waits for it. The one idea: whatever has been sealed gets finished. The process has a group of its own, so no Ctrl-C
+reaches it, it ignores being asked to end, and when its trainer is gone it writes what is sealed and only then ends, the
+folder's lock still its own till then.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import select
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 
@@ -38,6 +41,23 @@ _log = logging.getLogger(__name__)
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Companion(Protocol):
+    """Does something else with hashed slots, in a thread of its own; none of these calls may wait."""
+
+    def brief(self, words: bytes) -> None:
+        """What the trainer has for it."""
+
+    def hashed(self, name: str, sequence: int) -> None:
+        """This slot is hashed."""
+
+    def close(self) -> None:
+        """The trainer is gone, or through."""
+
+
+Tell = Callable[[str, int, str], None]
+"""Takes a word to the trainer: "copied" or "uncopied", a sequence, and a problem."""
+
+
 class WriterProcess:
     """The loop.
 
@@ -48,6 +68,7 @@ class WriterProcess:
         room: the folder of the rank's slots.
         room_descriptor: that folder, open and locked.
         job_name: see ``Writer``.
+        accompanied_by: makes the companion, if there is to be one.
     """
 
     def __init__(
@@ -59,6 +80,7 @@ class WriterProcess:
         room_descriptor: int,
         *,
         job_name: str = "",
+        accompanied_by: Callable[[Tell], Companion] | None = None,
     ) -> None:
         self._link = link
         self._trainer = trainer
@@ -67,6 +89,7 @@ class WriterProcess:
         self._place: Place[Any] | None = None
         self._room = room
         self._room_descriptor = room_descriptor
+        self._companion = None if accompanied_by is None else accompanied_by(self._tell)
         self._finished: set[int] = set()  # sequences
         self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
 
@@ -89,9 +112,18 @@ class WriterProcess:
                     continue  # it left without having read everything; what it sent comes after this
                 if not message:
                     break
-                name, sequence, retention = msgpack.unpackb(message)
-                self._finish(str(name), int(sequence), None if retention is None else retention_of(retention))
+                self._take(msgpack.unpackb(message))
+        if self._companion is not None:
+            self._companion.close()
         self._finish_what_is_sealed()
+
+    def _take(self, message: list[Any]) -> None:
+        if len(message) == 1:
+            if self._companion is not None:
+                self._companion.brief(message[0])
+            return
+        name, sequence, retention = message
+        self._finish(str(name), int(sequence), None if retention is None else retention_of(retention))
 
     def _finish_what_is_sealed(self) -> None:
         """A trainer that is killed between sealing a slot and saying so has done its part."""
@@ -105,6 +137,8 @@ class WriterProcess:
         try:
             with sealed_slot.hashed(self._room / name, self._room_descriptor) as point:
                 self._tell("hashed", sequence)
+                if self._companion is not None:
+                    self._companion.hashed(name, sequence)
                 header = point.manifest.header
                 place = self._place_of(header)
                 if self._was_there is None:
@@ -164,13 +198,18 @@ def step_back() -> None:
     os.nice(NICENESS)
 
 
-def main() -> None:
-    """Take this process's place; see :mod:`writer` for who calls it."""
+def main(accompanied_by: Callable[[argparse.Namespace, Location, Tell], Companion] | None = None) -> None:
+    """Take this process's place; see :mod:`writer` for who calls it.
+
+    Args:
+        accompanied_by: makes the companion, of what this process was started with and where it writes to.
+    """
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
     parser.add_argument("--room", type=Path, required=True)
     parser.add_argument("--room-descriptor", type=int, required=True)
+    parser.add_argument("--listener", type=int, help="a descriptor, for the companion")
     given = parser.parse_args()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -179,14 +218,16 @@ def main() -> None:
         first = link.recv(MAX_MESSAGE_BYTES)
         if not first:
             return  # its trainer is gone, and had not sealed anything
-        root, job_name = msgpack.unpackb(first)
+        text, job_name = msgpack.unpackb(first)
+        root = text if "://" in text else Path(text)
         process = WriterProcess(
             link,
             ProcessIdentity(*given.trainer),
-            root if "://" in root else Path(root),
+            root,
             given.room,
             given.room_descriptor,
             job_name=job_name,
+            accompanied_by=None if accompanied_by is None else functools.partial(accompanied_by, given, root),
         )
         process.run()
 

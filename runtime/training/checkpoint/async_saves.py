@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
+from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import FoundPoint, Location, MemoryRoom, Outcome, PointHeader, Retention, Tree, Writer
 from runtime.training.checkpoint.staging import Staging
@@ -32,6 +34,7 @@ class AsyncSaves:
         root: the job's checkpoint folder.
         slot, job, job_name: whose points.
         memory: the folder in memory; ``store.SHARED_MEMORY`` but in tests.
+        listener: where copies of other ranks' points come in; None: none are exchanged.
     """
 
     def __init__(
@@ -42,7 +45,12 @@ class AsyncSaves:
         job: str,
         job_name: str,
         memory: Path = store.SHARED_MEMORY,
+        listener: CopyListener | None = None,
     ) -> None:
+        self._listener = listener
+        self._brief: Brief | None = None
+        self._is_copying = False  # the writer that runs
+        self._said_of_copies = False
         self._root, self._job, self._job_name, self._slot, self._memory = root, job, job_name, slot, memory
         self._room: MemoryRoom | None = None
         self._staging: Staging | None = None
@@ -105,12 +113,63 @@ class AsyncSaves:
         self._said = True
 
     def _opened(self, lock_descriptor: int) -> tuple[Staging, Writer]:
-        if self._room is None or self._staging is None or self._writer is None:
+        if self._room is None or self._staging is None:
             store.sweep(self._memory, self._job)
             self._room = MemoryRoom(self._memory, self._job, self._slot)
             self._staging = Staging(self._room)
-            self._writer = Writer(self._root, self._room, lock_descriptor, job_name=self._job_name)
+        if self._writer is not None and self._brief is not None and not self._is_copying:
+            self._writer.close()  # the ranks were all on one host before; nothing is in hand here
+            self._writer = None
+        if self._writer is None:
+            self._writer = self._new_writer(self._room, lock_descriptor)
         return self._staging, self._writer
+
+    def _new_writer(self, room: MemoryRoom, lock_descriptor: int) -> Writer:
+        self._is_copying = self._listener is not None and self._brief is not None
+        if self._listener is None or self._brief is None:
+            return Writer(self._root, room, lock_descriptor, job_name=self._job_name)
+        inherited = (self._listener.descriptor,)
+        command = self._listener.command
+        writer = Writer(
+            self._root, room, lock_descriptor, job_name=self._job_name, command=command, inherited=inherited
+        )
+        writer.brief(self._brief.pack())
+        return writer
+
+    def exchange(self, brief: Brief | None) -> None:
+        """A generation begins: who keeps this rank's copies, and whose come here; None where nobody's do."""
+        if brief is None and self._brief is not None:
+            brief = replace(self._brief, keeper="", who="", keeps=())
+        self._brief = brief
+        if self._writer is not None and self._is_copying and brief is not None:
+            self._writer.brief(brief.pack())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other ranks send their copies here and nobody takes them in yet."""
+        return self._writer is None and self._brief is not None and bool(self._brief.keeps)
+
+    def take_in(self, lock_descriptor: int) -> None:
+        """Take other ranks' copies in, though nothing of this rank's was saved yet; see :meth:`begin`.
+
+        Raises:
+            StoreError: that is not possible; the first save says so too.
+        """
+        self._opened(lock_descriptor)[1].start()
+
+    def hear_of_copies(self) -> None:
+        """Say it once when points are not copied to the buddy, and when they are again; costs nothing otherwise."""
+        if self._writer is None or not self._is_copying:
+            return
+        for problem in self._writer.copies():
+            if problem and not self._said_of_copies:
+                voice.warn(
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
+                    "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
+                )
+            elif not problem and self._said_of_copies:
+                voice.say("checkpoints are copied to this rank's buddy again")
+            self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> Outcome | None:
         """The end of the save in hand, if it has one or ``wait`` says to wait for it."""

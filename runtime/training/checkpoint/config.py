@@ -70,6 +70,10 @@ class CheckpointConfig:
             to disk; False: it waits for the disk.
         when_busy: what a save that is due does while the one before it is not on disk yet: ``"wait"`` for that, or
             ``"skip"`` this one. In a remote folder it is left out in any case: no step waits for a network.
+        buddy_copies: keep a copy of each rank's two newest points in the memory of another rank's host, sent there
+            beside the training, so that a host lost with its disk takes no rank's own parts along. ``"auto"``: where
+            the ranks are on more than one host; True: also between ranks of one host; False: none. It takes as much
+            shared memory again as ``async_save``, without which there are no copies.
         directory: the job's checkpoint folder, a path or a URL; CHECKPOINT_PATH where it is None.
         prefix: the name of a folder below it that takes the ranks' folders; none where empty.
         step_log: log every step before it is taken and compare steps that are done again; a :class:`StepLog` says how.
@@ -85,6 +89,7 @@ class CheckpointConfig:
     directory: str | Path | None = None
     async_save: bool = True
     when_busy: str = "wait"
+    buddy_copies: bool | Literal["auto"] = AUTO
     prefix: str = ""
     step_log: bool | StepLog = False
     keep_checkpoint_per_n_minutes: InitVar[int | None] = None
@@ -115,6 +120,8 @@ class CheckpointConfig:
                 raise UsageError(f"directory={shown!r}: {wrong.why or 'expected a folder or a URL'}") from None
         if self.when_busy not in WHEN_BUSY:
             raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
+        if type(self.buddy_copies) is not bool and self.buddy_copies != AUTO:
+            raise UsageError(f'buddy_copies={self.buddy_copies!r}: expected True, False or "auto"')
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
                 f"prefix={self.prefix!r}: expected a folder's name of letters, digits, - and _ that begins with no "

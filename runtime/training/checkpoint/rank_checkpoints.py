@@ -7,13 +7,15 @@ points this process has already verified. A point is the same in memory and on d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
+from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import (
     Checkpoint,
@@ -51,6 +53,7 @@ class RankCheckpoints:
         committed: gives the newest point that every rank is known to hold.
         report: told which points are held, rising, whenever one more is.
         memory: the folder of the slots that outlive this process, in memory.
+        listener: where other ranks' points come in, to be kept for them; None: no copies are exchanged.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RankCheckpoints:
         report: Callable[[Sequence[Point]], object] = lambda points: None,
         memory: Path = store.SHARED_MEMORY,
         local_state: Path | None = None,
+        listener: CopyListener | None = None,
     ) -> None:
         self.config = config
         self.root = root
@@ -82,12 +86,13 @@ class RankCheckpoints:
         self._told: set[Point] = set()  # those that others may count on
         self._has_counted = False  # what an earlier process has left among them
         self._rejected: dict[Point, str] = {}
-        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory)
+        self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
+        self._is_asked_to_keep = False
         self._place = store.open_place(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
@@ -144,6 +149,15 @@ class RankCheckpoints:
             self._rejected[point] = reason
             voice.warn(f"passed over the restore point of {point}: {reason}")
 
+    @contextlib.contextmanager
+    def rejecting(self, point: Point) -> Iterator[None]:
+        """Inside the block the point is used: where it turns out not to be whole it is rejected."""
+        try:
+            yield
+        except CheckpointError as error:
+            self.reject(point, str(error))
+            raise
+
     def header(self, point: Point, rank: int, world_size: int) -> PointHeader:
         """What a point of this rank, saved or sent, says of itself."""
         return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
@@ -191,6 +205,17 @@ class RankCheckpoints:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
+        self._saves.hear_of_copies()
+        if self._is_asked_to_keep:
+            self._is_asked_to_keep = False
+            with contextlib.suppress(StoreError):  # a predecessor's writer may still be there; the first save waits
+                self._take_folder(0.0, waits_for_writer=False)
+                self._saves.take_in(self._lock.descriptor)
+
+    def exchange_copies(self, brief: Brief | None) -> None:
+        """A generation begins: who keeps this rank's newest points too, and whose are kept here."""
+        self._saves.exchange(brief)
+        self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
 
     def flush(self) -> None:
         """Wait until the save in hand is durable, or has failed and that was said."""
@@ -205,12 +230,12 @@ class RankCheckpoints:
             else:
                 self._failed(outcome.point, outcome.problem)
 
-    def _take_folder(self, wait_s: float) -> None:
+    def _take_folder(self, wait_s: float, *, waits_for_writer: bool = True) -> None:
         """Hold the folder's lock, and have its claim durable before anything is saved in it."""
         if not self._lock.is_held:
             holder = read_holder(self._directory)
-            if holder is not None and holder.is_gone():  # where it is locked nevertheless, its writer has it still
-                wait_s = max(wait_s, WRITER_WAIT_S)
+            if waits_for_writer and holder is not None and holder.is_gone():
+                wait_s = max(wait_s, WRITER_WAIT_S)  # where it is locked nevertheless, its writer has it still
             self._lock.acquire(wait_s, on_wait=voice.warn)
             if not self._is_remote:  # there its writer asks: no step waits for a network
                 self._count_on_what_is_there()

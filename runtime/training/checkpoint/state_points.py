@@ -15,15 +15,18 @@ from typing import Any
 import torch
 import xxhash
 
-from runtime.core.messages import GenerationStarted
+from runtime.core.messages import Copy, GenerationStarted
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
+from runtime.service.buddy import brief_of
 from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint, PointHeader
 from runtime.training import ddp, snapshot, transfer
 from runtime.training.base_state import State
+from runtime.training.checkpoint.config import AUTO
 from runtime.training.checkpoint.due import due_by
+from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
 from runtime.training.group import Group
@@ -50,6 +53,7 @@ class StatePoints:
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
+        self._copies = KeptCopies(process.admitted.job, memory=store.SHARED_MEMORY)
 
     # ---- the folder
 
@@ -60,8 +64,14 @@ class StatePoints:
                 self._folder.release()
             self._folder = self._open(slot)
 
+    def discard_memory(self) -> None:
+        """The job has ended well: nobody will look for points in memory."""
+        self.folder.discard_memory()
+        self._copies.discard()
+
     def release(self) -> None:
         """Nobody saves here any more."""
+        self._copies.let_go()
         if self._folder is not None:
             self._folder.release()
 
@@ -74,6 +84,27 @@ class StatePoints:
     def held(self) -> Sequence[Point]:
         """What this process's folder holds, verified; nothing where it has none yet."""
         return () if self._folder is None else self._folder.held()
+
+    def copies(self) -> Sequence[Copy]:
+        """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""
+        return self._copies.look()
+
+    def exchange_copies(self, formed: Group) -> None:
+        """The generation's group stands: from now on newest points go to this rank's buddy, and others' come here."""
+        place, process, config = self.present(), self._process, self._state.checkpoint_config
+        brief = None
+        wanted = config.async_save and (place.is_apart if config.buddy_copies == AUTO else config.buddy_copies)
+        if wanted and place.buddy is not None and process.copy_listener is not None:
+            brief = brief_of(
+                process.agent.keys,
+                str(store.SHARED_MEMORY),
+                process.admitted.job,
+                formed.words_of(place.buddy),
+                f"rank {place.buddy}",
+                place.keeps,
+            )
+        self.folder.exchange_copies(brief)
+        self._copies.begin(place.generation, () if brief is None else place.keeps)
 
     def local_folder(self) -> Path:
         """Where what cannot lie in an object store does."""
@@ -94,6 +125,8 @@ class StatePoints:
             node=agent.node,
             committed=lambda: agent.committed_point,
             report=agent.report_saved,
+            memory=store.SHARED_MEMORY,
+            listener=process.copy_listener,
         )
 
     # ---- saving
@@ -107,6 +140,7 @@ class StatePoints:
     def save(self, step: int) -> None:
         """The state as it stands, on every rank at the same step."""
         self.layouts = ddp.capture_all()
+        self._copies.saved_by_all(self._process.agent.committed_point)
         self._save(Point(step, self.present().generation))
 
     def save_or_fail(self, step: int) -> None:
@@ -150,6 +184,11 @@ class StatePoints:
         header = self.folder.header(point, place.rank, place.world_size)
         return store.pack_state(header, parts, tree, dict(self.layouts))
 
+    def _packed_from_folder(self, point: Point) -> memoryview:
+        """One of this rank's points as bytes for another rank."""
+        with self.folder.rejecting(point):
+            return self.folder.pack(point)
+
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
 
@@ -192,7 +231,7 @@ class StatePoints:
         Raises:
             GenerationEndedError: it is not whole where it was said to be.
         """
-        place, device = self.present(), self._process.device
+        place = self.present()
         holds = place.source == place.rank
         is_live = holds and live == point
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
@@ -205,24 +244,37 @@ class StatePoints:
         if not is_live:
             self._state.forget()  # until it is whole again
         try:
-            if not holds:
-                found = self.folder.unpack(transfer.receive(place.source, device))
-            else:
-                if place.serves:
-                    packed = self._packed(point) if is_live else self.folder.pack(point)
-                    transfer.send(packed, place.serves, device)
-                if is_live:
-                    return
+            # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
+            received = None if holds or place.source > place.rank else self._receive()
+            self._send(point, is_live=is_live)
+            if is_live:
+                return
+            if holds:
                 found, filled = self._load(point)
+            else:
+                found = self.folder.unpack(self._receive() if received is None else received)
         except CheckpointError as error:
-            if holds and not is_live:
-                self.folder.reject(point, str(error))
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own, filled)
         if found.header.world_size != place.world_size:  # saved in a world of another size
             self._state.on_reset()
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
         self.layouts = found.layout
+
+    def _receive(self) -> memoryview:
+        return transfer.receive(self.present().source, self._process.device)
+
+    def _send(self, point: Point, *, is_live: bool) -> None:
+        """What others load: this rank's own point, and the copies it keeps."""
+        place, device = self.present(), self._process.device
+        if place.serves:
+            transfer.send(self._packed(point) if is_live else self._packed_from_folder(point), place.serves, device)
+        for loan in place.lends:
+            if loan.rank != place.rank:
+                copy = Copy(loan.slot, point)
+                with self._copies.rejecting(copy):
+                    packed = self._copies.pack(copy)
+                transfer.send(packed, (loan.rank,), device)
 
     def load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's.
@@ -234,6 +286,7 @@ class StatePoints:
         own = None if self._folder is None else self._folder.slot
         if self._folder is not None:
             self._folder.discard_memory()
+        self._copies.discard()
         for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
             place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
             for found in place.scan():
@@ -285,9 +338,16 @@ class StatePoints:
 
         Where it fails, the state is no longer anything.
         """
+        place = self.present()
+        for loan in place.lends:
+            if loan.rank == place.rank:  # it has none of its own
+                copy = Copy(loan.slot, point)
+                with self._copies.rejecting(copy):
+                    return self._copies.read(copy), {}
         _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
         targets = snapshot.in_place(tensors)
-        found = self.folder.load(point, targets)
+        with self.folder.rejecting(point):
+            found = self.folder.load(point, targets)
         filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
         return found, {name: tensor for name, tensor in tensors if name in filled}
 

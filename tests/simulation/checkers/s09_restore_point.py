@@ -1,12 +1,13 @@
 """S9: a generation starts from the greatest point that DESIGN section 6 allows, from sources that hold it.
 
+A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it.
 Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
 cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
 """
 
 from __future__ import annotations
 
-from runtime.core.messages import GenerationStarted, Join
+from runtime.core.messages import Copy, GenerationStarted, Join
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted
 from runtime.core.scheduler import Event
@@ -31,11 +32,12 @@ class RestorePoint(Checker):
         kept = line.kept()
         joins = [join for join in line.joins_of(record) if join is not None]
         on_line = [{point for point in _held(join) if is_kept(point, kept)} for join in joins]
-        expected = _greatest(joins, on_line)
+        copies = [copy for join in joins for copy in join.copies if is_kept(copy.point, kept)]
+        expected = _greatest(joins, on_line, copies, record.slots)
         if not all(join.looked for join in joins) and line.committed and not self._suffices(joins, on_line):
             self.violated(f"{record}: memories {[join.live for join in joins]} do not tell; not every disk was asked")
         if record.restore != expected:
-            self.violated(f"{record}: the members hold {on_line}; expected {expected}")
+            self.violated(f"{record}: the members hold {on_line} and copies {copies}; expected {expected}")
 
     def _suffices(self, joins: list[Join], on_line: list[set[Point]]) -> bool:
         """Whether what is remembered is as far as anybody can have come, and everybody's own parts are there."""
@@ -49,25 +51,45 @@ class RestorePoint(Checker):
     def _said(self, session: str, message: GenerationStarted) -> None:
         line = self.world.witness.line
         record = line.committed[message.generation - 1]
-        node, incarnation = record.members[message.source]
         if message.restore is not None:
-            source = line.join_of(record.round, node, incarnation)
-            if source is None or message.restore not in _held(source):
-                self.violated(f"{message}: its source brought {source}")
+            self._judge_source(record, message, message.restore)
         sources = self._sources.setdefault(message.generation, {})
         sources[message.rank] = message.source
-        for rank in message.serves:
+        for rank in (*message.serves, *(loan.rank for loan in message.lends)):
             if sources.get(rank, message.rank) != message.rank:
                 self.violated(f"{message}: rank {rank} was told to load from rank {sources[rank]}")
+
+    def _judge_source(self, record: GenerationCommitted, message: GenerationStarted, restore: Point) -> None:
+        joins = self.world.witness.line.joins_of(record)
+        source, own = joins[message.source], joins[message.rank]
+        assert source is not None and own is not None, "who is told of a generation has joined it"
+        if message.serves and restore not in _held(own):
+            self.violated(f"{message}: it serves what it does not hold, {own}")
+        for loan in message.lends:
+            if Copy(loan.slot, restore) not in own.copies:
+                self.violated(f"{message}: it lends what it does not keep, {own}")
+            has_own_copy = any(Copy(record.slots[loan.rank], restore) in join.copies for join in joins if join)
+            if has_own_copy and loan.slot != record.slots[loan.rank]:
+                self.violated(f"{message}: rank {loan.rank} is lent another slot's point, and there is its own")
+        if restore in _held(source):
+            return
+        if not any(copy.point == restore for copy in source.copies):
+            self.violated(f"{message}: its source brought {source}")
 
 
 def _held(join: Join) -> set[Point]:
     return {*join.points, *([join.live] if join.live is not None else [])}
 
 
-def _greatest(joins: list[Join], on_line: list[set[Point]]) -> Point | None:
-    """The most advanced; where members need their own parts, the most advanced that those all hold."""
-    everything = set().union(*on_line)
-    needing = [points for join, points in zip(joins, on_line, strict=True) if join.own_parts]
+def _greatest(joins: list[Join], on_line: list[set[Point]], copies: list[Copy], slots: tuple[int, ...]) -> Point | None:
+    """The most advanced; where members need their own parts, the most advanced that those all hold, or others for
+    them.
+    """
+    everything = set().union(*on_line, {copy.point for copy in copies})
+    of_slots = [
+        points | {copy.point for copy in copies if copy.slot == slot}
+        for slot, points in zip(slots, on_line, strict=True)
+    ]
+    needing = [points for join, points in zip(joins, of_slots, strict=True) if join.own_parts]
     common = everything.intersection(*needing) if needing else everything
     return max(common or everything, key=lambda point: (point.step, point.generation), default=None)

@@ -6,7 +6,7 @@ A mutant is the real core otherwise, so it breaks, and says so, when that decisi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -136,14 +136,14 @@ class MovesRanks(SchedulerCore):
         admission._grant = grant_next  # type: ignore[method-assign]
 
 
-def _worst(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> Restore:
+def _worst(joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int]) -> Restore:
     """The smallest point somebody holds."""
     smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
     least = {
         rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
         for rank, member in joined.items()
     }
-    return choose(least, committed) if smallest else choose(joined, committed)
+    return choose(least if smallest else joined, committed, slots)
 
 
 class DeafToJoins(SchedulerCore):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from runtime.core.durable_points import DurablePoints
-from runtime.core.messages import CommittedPoint, SavedPoints
+from runtime.core.messages import CommittedPoint, GenerationStarted, SavedPoints
 from runtime.core.point import Point
+from runtime.core.ready import Ready
 from runtime.core.records import PointCommitted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import Seat
@@ -57,6 +59,19 @@ def _replaces_told_ones(
     return set(waiting[1:2])
 
 
+class _LendsAnothers(SchedulerCore):
+    """Who borrows is sent the copy of the next slot."""
+
+    def _finish_step(self) -> Ready:
+        ready = super()._finish_step()
+        for index, send in enumerate(ready.sends):
+            if isinstance(send.message, GenerationStarted) and send.message.lends:
+                lends = tuple(replace(loan, slot=loan.slot + 1) for loan in send.message.lends)
+                ready.sends[index] = replace(send, message=replace(send.message, lends=lends))
+        return ready
+
+
+LOST_DISKS = {"save_every": 1, "world_size": 3, "has_own_parts": True, "rates_hz": {"disk lost": 0.3}}
 AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0.2, "scheduler killed": 0.1}}
 
 MUTANTS = (
@@ -76,4 +91,12 @@ MUTANTS = (
         patches={"tests.simulation.checkpoints.disposable": _replaces_told_ones},
         changes=AWAY,
     ),
+    Mutant(
+        "copies are no points",
+        frozenset({"S9"}),
+        100,
+        patches={"runtime.core.restore._copies": lambda joined, committed: {}},
+        changes=LOST_DISKS,
+    ),
+    Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),
 )

@@ -18,6 +18,11 @@ def test_steps_are_counted_where_nothing_is_said() -> None:
     assert CheckpointConfig(save_checkpoint_steps="auto").save_checkpoint_steps == "auto"
 
 
+def test_copies_are_kept_where_there_is_another_host() -> None:
+    assert CheckpointConfig().buddy_copies == "auto"
+    assert [CheckpointConfig(buddy_copies=value).buddy_copies for value in (True, False)] == [True, False]
+
+
 @pytest.mark.parametrize("steps", [None, 0])
 def test_seconds_alone_and_with_mindspores_no_steps(steps: int | None) -> None:
     config = CheckpointConfig(save_checkpoint_steps=steps, save_checkpoint_seconds=0.5)
@@ -41,6 +46,9 @@ def test_seconds_alone_and_with_mindspores_no_steps(steps: int | None) -> None:
         {"save_checkpoint_steps": "auto", "save_checkpoint_seconds": 60},
         {"keep_checkpoint_max": 1},
         {"keep_checkpoint_max": 2.5},
+        {"buddy_copies": "always"},
+        {"buddy_copies": 2},
+        {"buddy_copies": None},
         {"prefix": "a/b"},
         {"prefix": ".."},
         {"prefix": "0"},

@@ -1,0 +1,69 @@
+"""What follows for each member of a generation from the hosts of all: its index on its own, and its buddy on another.
+
+A rank's buddy keeps a copy of its newest points; only the choice lives here, never the copying. The one idea: order the
+ranks by host and shift them by as many places as the largest host has ranks. Nobody then meets its own host, everybody
+keeps exactly one other's copies, and all members who know the hosts would choose alike. Where one host has more than
+half of the ranks no such shift exists: its ranks are dealt out over the others', and theirs over its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """One member's."""
+
+    local_rank: int  # among its host's, in rank order
+    local_world_size: int
+    buddy: int | None
+    is_apart: bool  # from its buddy, by host
+    keeps: tuple[int, ...]  # the ranks whose buddy it is
+
+
+def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
+    """By rank.
+
+    Args:
+        hosts: of the members, by rank.
+    """
+    sizes, seen = Counter(hosts), Counter[str]()
+    keepers, kept = buddies(hosts), [list[int]() for _ in hosts]
+    for rank, keeper in enumerate(keepers):
+        if keeper is not None:
+            kept[keeper].append(rank)
+    found = []
+    for rank, (host, keeper) in enumerate(zip(hosts, keepers, strict=True)):
+        is_apart = keeper is not None and hosts[keeper] != host
+        found.append(Neighbourhood(seen[host], sizes[host], keeper, is_apart, tuple(kept[rank])))
+        seen[host] += 1
+    return found
+
+
+def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
+    """By rank, the rank that keeps its copies: on another host where there is one; None in a world of one.
+
+    Args:
+        hosts: of the members, by rank.
+    """
+    size = len(hosts)
+    if size == 1:
+        return (None,)
+    ranks_on: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_on.setdefault(host, []).append(rank)
+    by_host = sorted(ranks_on.values(), key=lambda ranks: (-len(ranks), ranks))
+    most = len(by_host[0])
+    in_order = [rank for ranks in by_host for rank in ranks]
+    keeper_of: dict[int, int] = {}
+    if most == size or most <= size - most:
+        shift = 1 if most == size else most
+        keeper_of = {rank: in_order[(index + shift) % size] for index, rank in enumerate(in_order)}
+    else:
+        largest, others = in_order[:most], in_order[most:]
+        keeper_of = {rank: others[index % len(others)] for index, rank in enumerate(largest)}
+        keeper_of |= dict(zip(others, largest, strict=False))
+    return tuple(keeper_of[rank] for rank in range(size))

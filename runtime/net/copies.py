@@ -1,0 +1,206 @@
+"""Copies of restore points between two hosts: what sender and keeper say, and the two sockets they say it over.
+
+Here live the messages, their bounds and the encryption; who sends what when is ``service.buddy``'s. The one idea: the
+keeper answers every piece, and the sender never has more than ``WINDOW_BYTES`` unanswered, so that neither end holds
+more of a point outside the slots than that, however large it is and however slow the other end.
+
+With a secret both sockets speak CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair: its public
+half is as secret as the rest, and without it no handshake can even be asked for (RFC 26, section 6.2), so whoever gets
+through knows the secret. Without a secret the keeper believes whoever can reach its port and names the job, a slot that
+it keeps and a point that is whole by its own hashes, as the scheduler does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from runtime.core.point import Point
+from runtime.core.schema import Schema
+from runtime.errors import ProtocolError
+from runtime.net.curve import KeyPair
+
+PIECE_BYTES = 4 << 20  # per GiB a third less of both ends' processors than with 1 MiB
+WINDOW_BYTES = 2 * PIECE_BYTES
+MAX_WORDS_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 4 * 1024
+_QUEUE = 8
+"""Messages waiting in one direction. ZeroMQ hears of what was read in steps of half a queue, so the window and as many
+messages again must fit.
+"""
+_OVERHEAD_BYTES = 1024  # of encryption
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The sender has this point for the keeper."""
+
+    transfer: int  # rises with every offer of the sender's
+    job: str
+    slot: int
+    point: Point
+    digest: bytes  # xxh3_128 of the manifest
+    manifest_bytes: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next bytes of the stream, which are a frame of their own behind this one."""
+
+    transfer: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The keeper has so many bytes of it; 0: there is room, go on."""
+
+    transfer: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The keeper has the point, compared with its hashes, or had it already."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The keeper does not take it, or takes no more of it."""
+
+    transfer: int
+    text: str
+    again: bool  # it may a moment later
+
+
+FromSender = Offer | Piece
+FromKeeper = Taken | Whole | Declined
+
+SCHEMA = Schema({1: Offer, 2: Piece, 3: Taken, 4: Whole, 5: Declined})
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a sender said; ``data`` is a piece's."""
+
+    sender: bytes
+    message: FromSender
+    data: memoryview
+
+
+class KeeperSocket:
+    """Takes copies in. Not thread-safe.
+
+    Args:
+        context: of the process.
+        descriptor: of a TCP socket that listens already; ZeroMQ closes it in the end.
+        keys: both ends' where there is a secret.
+    """
+
+    def __init__(self, context: zmq.Context[Any], descriptor: int, keys: KeyPair | None) -> None:
+        self.socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: PIECE_BYTES + _OVERHEAD_BYTES,
+            zmq.RCVHWM: _QUEUE,
+            zmq.SNDHWM: _QUEUE,
+            zmq.USE_FD: descriptor,
+        }.items():
+            self.socket.setsockopt(option, value)
+        if keys is not None:
+            self.socket.curve_server = True
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.public, keys.secret
+        self.socket.bind("tcp://127.0.0.1:*")  # the descriptor's own address counts, not this one
+
+    def drain(self, most: int = 2 * _QUEUE) -> Iterator[Said]:
+        """What has come in; what is no message of ours is dropped."""
+        for _ in range(most):
+            try:
+                frames = self.socket.recv_multipart(_NOW, copy=False)
+            except zmq.Again:
+                return
+            with contextlib.suppress(ProtocolError):
+                yield _said(frames)
+
+    def send(self, sender: bytes, message: FromKeeper) -> None:
+        """Answer, or drop it where the sender is gone or does not read."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([sender, SCHEMA.pack(message)], _NOW)
+
+    def close(self) -> None:
+        """Stop listening, at once."""
+        self.socket.close()
+
+
+class SenderSocket:
+    """One connection to a keeper, which comes and comes again by itself. Not thread-safe.
+
+    Args:
+        context: of the process.
+        endpoint: ``tcp://address:port``.
+        keys: both ends' where there is a secret.
+    """
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, keys: KeyPair | None) -> None:
+        self.socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.IPV6: 1,
+            zmq.MAXMSGSIZE: MAX_WORDS_BYTES,
+            zmq.RCVHWM: _QUEUE,
+            zmq.SNDHWM: _QUEUE,
+            zmq.RECONNECT_IVL: 100,
+        }.items():
+            self.socket.setsockopt(option, value)
+        if keys is not None:
+            self.socket.curve_serverkey = keys.public
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.public, keys.secret
+        self.socket.connect(endpoint)
+
+    def drain(self, most: int = 2 * _QUEUE) -> Iterator[FromKeeper]:
+        """What has come in; what is no message of ours is dropped."""
+        for _ in range(most):
+            try:
+                frames = self.socket.recv_multipart(_NOW)
+            except zmq.Again:
+                return
+            with contextlib.suppress(ProtocolError):
+                message = SCHEMA.unpack(frames[0], MAX_WORDS_BYTES)
+                if len(frames) == 1 and isinstance(message, FromKeeper):
+                    yield message
+
+    def send(self, message: Offer) -> None:
+        """Say so as soon as the connection stands."""
+        with contextlib.suppress(zmq.Again):  # there is no answer then, and that is noticed
+            self.socket.send(SCHEMA.pack(message), _NOW)
+
+    def send_piece(self, message: Piece, data: bytes) -> bool:
+        """As :meth:`send`; False where the queue is full, and nothing was said."""
+        try:
+            self.socket.send(SCHEMA.pack(message), _MORE)
+        except zmq.Again:
+            return False
+        self.socket.send(data, _NOW, copy=False)
+        return True
+
+    def close(self) -> None:
+        """Give it up, at once."""
+        self.socket.close()
+
+
+def _said(frames: list[Any]) -> Said:
+    if len(frames) not in (2, 3):
+        raise ProtocolError(f"{len(frames)} frames")
+    message = SCHEMA.unpack(frames[1].buffer, MAX_WORDS_BYTES)
+    if not isinstance(message, FromSender) or (len(frames) == 3) is not isinstance(message, Piece):
+        raise ProtocolError(f"{len(frames)} frames of {type(message).__name__}")
+    return Said(frames[0].bytes, message, frames[2].buffer if len(frames) == 3 else memoryview(b""))

@@ -1,0 +1,103 @@
+"""Buddy copies as a trainer sees them: where its writer will listen, and what it is told when a generation begins.
+
+Here live the listening socket, made before anybody knows whether it will be needed, and the brief; the exchange itself
+is ``writer_process``'s. The one idea: a port that is open from the start can be told to the peers in the one message in
+which a generation meets, and whoever connects before the writer runs waits in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from dataclasses import dataclass
+
+from runtime.core.schema import Schema
+from runtime.net.address import endpoint
+from runtime.net.curve import ClusterKeys
+from runtime.store.checkpoint.writer import command_of
+
+MAX_BRIEF_BYTES = 64 * 1024
+_BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a generation means for a rank's copies.
+
+    Attributes:
+        base, job: where in memory copies are kept, and whose.
+        keeper: where this rank's are to go, ``tcp://address:port``; empty where there is nobody.
+        who: the keeper, for people.
+        keeps: the slots whose copies come here.
+        public_key, secret_key: both ends', where there is a secret.
+    """
+
+    base: str
+    job: str
+    keeper: str
+    who: str
+    keeps: tuple[int, ...]
+    public_key: bytes = b""
+    secret_key: bytes = b""
+
+    def pack(self) -> bytes:
+        """For :meth:`runtime.store.checkpoint.Writer.brief`."""
+        return _SCHEMA.pack(self)
+
+    @classmethod
+    def unpack(cls, words: bytes) -> Brief:
+        """The reverse of :meth:`pack`."""
+        brief = _SCHEMA.unpack(words, MAX_BRIEF_BYTES)
+        assert isinstance(brief, cls)
+        return brief
+
+
+_SCHEMA = Schema({1: Brief})
+
+
+def brief_of(keys: ClusterKeys | None, base: str, job: str, keeper: str, who: str, keeps: tuple[int, ...]) -> Brief:
+    """A :class:`Brief` with the cluster's keys."""
+    pair = (b"", b"") if keys is None else (keys.worker.public, keys.worker.secret)
+    return Brief(base, job, keeper, who, keeps, *pair)
+
+
+class CopyListener:
+    """A TCP socket of this process that its writer will take copies in from.
+
+    Args:
+        address: a numeric IP address of this host that all peers reach.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.bind((address, 0))
+        self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)  # ZeroMQ asks for connections when there may be none any more
+        self.endpoint = endpoint(address, self._socket.getsockname()[1])
+        _open_listeners.add(self)
+
+    @property
+    def descriptor(self) -> int:
+        """To be inherited by the writer."""
+        return self._socket.fileno()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What starts a writer that exchanges copies here; it must inherit the descriptor."""
+        return *command_of("runtime.service.writer_process"), "--listener", str(self.descriptor)
+
+    def close(self) -> None:
+        """Close this process's copy."""
+        self._socket.close()
+
+
+_open_listeners: weakref.WeakSet[CopyListener] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for listener in list(_open_listeners):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,46 @@
+"""Who keeps whose copies: on another host wherever there is one, and as evenly as the hosts allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.core.neighbours import buddies
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("a", (None,)),
+        ("aa", (1, 0)),
+        ("aaa", (1, 2, 0)),
+        ("ab", (1, 0)),
+        ("aabb", (2, 3, 0, 1)),
+        ("abab", (1, 0, 3, 2)),
+        ("abc", (1, 2, 0)),
+        ("aab", (2, 2, 0)),
+        ("aaab", (3, 3, 3, 0)),
+        ("aaabc", (3, 4, 3, 0, 1)),
+        ("aabc", (2, 3, 0, 1)),
+        ("baa", (1, 0, 0)),
+    ],
+)
+def test_tables(hosts: str, expected: tuple[int | None, ...]) -> None:
+    assert buddies(hosts) == expected
+
+
+@given(st.text("abcd", min_size=2, max_size=24))
+def test_nobody_keeps_its_own_hosts_copies_nor_more_than_its_share(hosts: str) -> None:
+    keepers = buddies(hosts)
+    sizes = Counter(hosts)
+    load = Counter(keepers)
+    for rank, keeper in enumerate(keepers):
+        assert keeper is not None and keeper != rank
+        assert len(sizes) == 1 or hosts[keeper] != hosts[rank]
+    most = max(sizes.values())
+    others = len(hosts) - most
+    fair = 1 if others in (0, *range(most, len(hosts))) else -(-most // others)
+    assert max(load.values()) == fair

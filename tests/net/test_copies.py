@@ -1,0 +1,107 @@
+"""The two sockets that copies travel over: what is no message of ours reaches nobody."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from runtime.core.point import Point
+from runtime.net.copies import (
+    MAX_WORDS_BYTES,
+    PIECE_BYTES,
+    SCHEMA,
+    Declined,
+    KeeperSocket,
+    Offer,
+    Piece,
+    Said,
+    SenderSocket,
+    Taken,
+    Whole,
+)
+
+WAIT_MS = 10_000
+OFFER = Offer(1, "job", 0, Point(1, 1), b"d" * 16, 100, 1000)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def listening() -> tuple[int, str]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(8)
+    listener.setblocking(False)
+    port = listener.getsockname()[1]
+    return listener.detach(), f"tcp://127.0.0.1:{port}"
+
+
+def next_of(keeper: KeeperSocket) -> Said:
+    while keeper.socket.poll(WAIT_MS):
+        for said in keeper.drain(1):
+            return said
+    raise AssertionError("nothing came")
+
+
+def test_both_ends_understand_each_other(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+    keeper, sender = KeeperSocket(context, listening[0], None), SenderSocket(context, listening[1], None)
+    sender.send(OFFER)
+    assert next_of(keeper).message == OFFER
+    sender.send_piece(Piece(1, 0), b"x" * PIECE_BYTES)
+    said = next_of(keeper)
+    assert (said.message, bytes(said.data)) == (Piece(1, 0), b"x" * PIECE_BYTES)
+    answers = [Taken(1, 5), Whole(1), Declined(1, "no", again=True)]
+    heard = []
+    for answer in answers:
+        keeper.send(said.sender, answer)
+        assert sender.socket.poll(WAIT_MS)
+        heard += list(sender.drain())
+    assert heard == answers
+
+
+def test_what_is_no_message_is_dropped(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+    keeper, stranger = KeeperSocket(context, listening[0], None), context.socket(zmq.DEALER)
+    stranger.connect(listening[1])
+    offer = SCHEMA.pack(OFFER)
+    for frames in (
+        [b""],
+        [b"\xc1"],
+        [offer, b"a frame too many"],
+        [SCHEMA.pack(Piece(1, 0))],
+        [SCHEMA.pack(Piece(1, 0)), b"", b""],
+        [SCHEMA.pack(Whole(1))],
+        [msgpack.packb([1, "not a number", "job", 0, [1, 1], b"", 1, 1])],
+        [msgpack.packb([1] + [[[]]] * 7)],
+        [b"\xdd\xff\xff\xff\xff"],
+        [b"\xc4" * (MAX_WORDS_BYTES + 1)],
+        [b""] * 50,
+    ):
+        stranger.send_multipart(frames)
+    stranger.send(offer)
+    assert next_of(keeper).message == OFFER, "and nothing before it"
+
+
+def test_a_piece_that_is_too_long_ends_its_connection(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+    keeper, stranger = KeeperSocket(context, listening[0], None), context.socket(zmq.DEALER)
+    monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    stranger.connect(listening[1])
+    stranger.send_multipart([SCHEMA.pack(Piece(1, 0)), b"x" * (2 * PIECE_BYTES)])
+    assert monitor.poll(WAIT_MS)
+    assert not keeper.socket.poll(0)
+    stranger.disable_monitor()
+
+
+def test_a_keeper_says_nothing_to_who_is_gone(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+    keeper = KeeperSocket(context, listening[0], None)
+    for _ in range(1000):
+        keeper.send(b"nobody", Whole(1))

@@ -1,0 +1,240 @@
+"""Copies between two writers' companions: what arrives, what is reported, and that nobody is waited for."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.net.curve import derive_keys
+from runtime.service import copy_sender
+from runtime.service.buddy import Brief, CopyListener, brief_of
+from runtime.service.writer_process import Copies
+from runtime.store.checkpoint import MemoryRoom, memory_slot, points_in_memory, verify
+from runtime.store.process_identity import ProcessIdentity
+from tests.store.points import JOB
+from tests.store.slots import fill, fill_and_hash, hash_slot
+
+WAIT_S = 30.0
+LARGE = 40_000_000  # many windows
+Report = tuple[str, int, str]
+
+
+class End:
+    """One host with one rank's writer's companion."""
+
+    def __init__(self, base: Path, slot: int = 0, listener: CopyListener | None = None) -> None:
+        base.mkdir()
+        self.base = base
+        self.room = MemoryRoom(base, JOB, slot)
+        self.listener = listener or CopyListener("127.0.0.1")
+        self.told: queue.Queue[Report] = queue.Queue()
+        self.copies = Copies(
+            self.room.path,
+            self.room.descriptor,
+            base / "disk",
+            os.dup(self.listener.descriptor),
+            ProcessIdentity.current(),
+            lambda *words: self.told.put(words),
+        )
+
+    def brief(self, keeper: str = "", *, keeps: tuple[int, ...] = (), secret: bytes | None = None) -> None:
+        keys = None if secret is None else derive_keys(secret)
+        self.copies.brief(brief_of(keys, str(self.base), JOB, keeper, "rank 1", keeps).pack())
+
+    def save(self, step: int, *, count: int = 1000) -> None:
+        name = fill(self.room, step, count=count, chunk_bytes=max(100, count // 10))
+        hash_slot(self.room, name)
+        self.copies.hashed(name, self.room.sequence)
+
+    def heard(self) -> Report:
+        return self.told.get(timeout=WAIT_S)
+
+    def kept(self, slot: int = 0) -> list[int]:
+        found, problems = points_in_memory(self.base, JOB, slot, is_copy=True)
+        assert problems == []
+        for one in found:
+            verify(one)
+        return [one.point.step for one in found]
+
+    def close(self) -> None:
+        self.copies.close()
+        self.room.close()
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Callable[[str], End]]:
+    """Makes hosts."""
+    made: list[End] = []
+
+    def make(name: str, slot: int = 0) -> End:
+        made.append(End(tmp_path / name, slot))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def pair(ends: Callable[..., End]) -> tuple[End, End]:
+    """A rank, and its buddy on another host, both told so."""
+    rank, buddy = ends("here"), ends("there", 1)
+    buddy.brief(keeps=(0,))
+    rank.brief(buddy.listener.endpoint)
+    return rank, buddy
+
+
+@pytest.mark.parametrize("count", [0, 1000, LARGE])
+def test_what_is_hashed_is_copied(pair: tuple[End, End], count: int) -> None:
+    rank, buddy = pair
+    rank.save(1, count=count)
+    assert rank.heard() == ("copied", 1, "")
+    assert buddy.kept() == [1]
+    rank.save(2, count=count)
+    assert rank.heard() == ("copied", 2, "")
+    assert buddy.kept() == [2, 1]
+
+
+def test_who_was_hashed_before_there_was_a_buddy_is_copied_when_there_is(ends: Callable[..., End]) -> None:
+    rank, buddy = ends("here"), ends("there", 1)
+    fill_and_hash(rank.room, 1)  # by a process before this one
+    buddy.brief(keeps=(0,))
+    rank.brief(buddy.listener.endpoint)
+    assert rank.heard() == ("copied", 1, "")
+    assert buddy.kept() == [1]
+
+
+def test_a_new_buddy_gets_the_newest_at_once(pair: tuple[End, End], ends: Callable[..., End]) -> None:
+    rank, _ = pair
+    rank.save(1)
+    rank.heard()
+    other = ends("elsewhere", 2)
+    other.brief(keeps=(0,))
+    rank.brief(other.listener.endpoint)
+    assert rank.heard() == ("copied", 1, "")
+    assert other.kept() == [1]
+
+
+def test_a_buddy_may_hear_of_it_later(ends: Callable[..., End]) -> None:
+    rank, buddy = ends("here"), ends("there", 1)
+    buddy.brief(keeps=(7,))
+    rank.brief(buddy.listener.endpoint)
+    rank.save(1)
+    with pytest.raises(queue.Empty):
+        rank.told.get(timeout=0.1)
+    buddy.brief(keeps=(0,))
+    assert rank.heard() == ("copied", 1, "")
+
+
+def test_a_keeper_that_keeps_no_more_lets_another_process_of_its_host_keep(
+    pair: tuple[End, End],
+) -> None:
+    rank, buddy = pair
+    rank.save(1)
+    rank.heard()
+    buddy.brief(keeps=())
+    rank.save(2)
+    with pytest.raises(queue.Empty):
+        rank.told.get(timeout=0.1)
+    MemoryRoom(buddy.base, JOB, 0, is_copy=True).close()  # it is free
+    assert buddy.kept() == [1], "what was kept stays"
+
+
+def test_where_the_keeper_has_no_memory_it_says_so_and_the_next_one_is_tried(
+    pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, buddy = pair
+    with monkeypatch.context() as short:
+        name = fill_and_hash(rank.room, 1)
+        short.setattr(memory_slot, "available_bytes", lambda: 1000)
+        rank.copies.hashed(name, rank.room.sequence)
+        what, sequence, text = rank.heard()
+    assert (what, sequence) == ("uncopied", 1)
+    assert text.startswith("rank 1: ") and "1000 are available" in text
+    rank.save(2)
+    assert rank.heard() == ("copied", 2, "")
+    assert buddy.kept() == [2]
+
+
+def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
+    ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_sender, "SILENT_S", 0.2)
+    rank = ends("here")
+    nobody = CopyListener("127.0.0.1")
+    rank.brief(nobody.endpoint)
+    rank.save(1)
+    assert rank.heard() == ("uncopied", 1, "rank 1 has not answered for 0.2 s")
+    nobody.close()
+
+
+def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
+    pair: tuple[End, End], ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_sender, "SILENT_S", 0.3)
+    rank, buddy = pair
+    rank.save(1)
+    rank.heard()
+    buddy.copies.close()
+    rank.save(2, count=LARGE)
+    assert rank.heard()[0] == "uncopied"
+    other = ends("elsewhere", 2)
+    other.brief(keeps=(0,))
+    rank.brief(other.listener.endpoint)
+    assert rank.heard() == ("copied", 2, "")
+    assert buddy.kept() == [1]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_copied"),
+    [
+        (b"sixteen bytes and more", b"sixteen bytes and more", True),
+        (b"sixteen bytes and more", b"another sixteen bytes!", False),
+        (None, b"sixteen bytes and more", False),
+        (b"sixteen bytes and more", None, False),
+    ],
+)
+def test_only_who_knows_the_secret_is_heard(
+    ends: Callable[..., End],
+    monkeypatch: pytest.MonkeyPatch,
+    ours: bytes | None,
+    theirs: bytes | None,
+    is_copied: bool,
+) -> None:
+    monkeypatch.setattr(copy_sender, "SILENT_S", WAIT_S if is_copied else 0.5)
+    rank, buddy = ends("here"), ends("there", 1)
+    buddy.brief(keeps=(0,), secret=theirs)
+    rank.brief(buddy.listener.endpoint, secret=ours)
+    rank.save(1, count=LARGE)
+    assert (rank.heard()[0] == "copied") is is_copied
+    assert buddy.kept() == ([1] if is_copied else [])
+
+
+def test_another_jobs_points_are_refused(ends: Callable[..., End]) -> None:
+    rank, buddy = ends("here"), ends("there", 1)
+    buddy.copies.brief(Brief(str(buddy.base), "another", "", "", (0,)).pack())
+    rank.brief(buddy.listener.endpoint)
+    rank.save(1)
+    what, _, text = rank.heard()
+    assert what == "uncopied"
+    assert "it keeps copies of job another" in text
+
+
+def test_over_ipv6_as_well(tmp_path: Path) -> None:
+    try:
+        listener = CopyListener("::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    rank, buddy = End(tmp_path / "here"), End(tmp_path / "there", 1, listener)
+    buddy.brief(keeps=(0,))
+    rank.brief(buddy.listener.endpoint)
+    rank.save(1)
+    assert rank.heard() == ("copied", 1, "")
+    assert rank.room.points()[0].point == Point(1, 1)
+    rank.close()
+    buddy.close()

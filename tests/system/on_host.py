@@ -1,0 +1,30 @@
+"""Runs the probe as if this process were on a host of its own: another host name, and shared memory nobody else sees.
+
+``TEST_HOST`` names the host, ``TEST_MEMORY`` the folder that stands for its shared memory. Everything else is the
+probe's; its disk is what ``CHECKPOINT_PATH`` says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from runtime.store import checkpoint
+from runtime.store.process_identity import host_id
+from tests.system import probe
+
+HOST, MEMORY = "TEST_HOST", "TEST_MEMORY"
+
+
+def main() -> None:
+    name = os.environ.get(HOST)
+    if name is not None:
+        socket.gethostname = lambda: name
+        host_id.cache_clear()
+        checkpoint.SHARED_MEMORY = Path(os.environ[MEMORY])  # type: ignore[misc]
+    probe.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A host that is lost with memory and disk: its ranks go on, elsewhere, from what their buddies have kept of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.store.checkpoint import points_in_memory, rank_directory, scan
+from runtime.store.owner import read_owner
+from tests.system.job import PROBE, Job, JobFolder, is_writer
+from tests.system.kill_list import INTERVAL
+from tests.system.on_host import HOST, MEMORY
+from tests.system.probe import gate_of
+from tests.system.processes import WarmStarter, signal_process
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "60", "--interval", str(INTERVAL), "--rng", "saved")
+SAVED = 2 * INTERVAL
+SECRET = "a secret of more than sixteen bytes"
+
+
+class Hosts(Job):
+    """A job whose workers are on hosts: ranks 0 and 1 on ``a``, the others on ``b``."""
+
+    def __init__(self, folder: Path, starter: WarmStarter, *, settings: Mapping[str, str] | None = None) -> None:
+        args = (*TRAINED, "--gates", str(INTERVAL), "--marks", str(folder))
+        super().__init__(folder, starter, script=PROBE.with_name("on_host.py"), args=args, settings=settings)
+
+    def start_workers(self, host: str, *ranks: int) -> None:
+        """With a memory and a disk of that host's."""
+        self.memory_of(host).mkdir(parents=True, exist_ok=True)
+        for rank in ranks:
+            self.start_worker(
+                rank,
+                **{HOST: host, MEMORY: str(self.memory_of(host)), "CHECKPOINT_PATH": str(self.disk_of(host))},
+            )
+
+    def memory_of(self, host: str) -> Path:
+        return self.folder / host / "memory"
+
+    def disk_of(self, host: str) -> Path:
+        return self.folder / host / "disk"
+
+    def lose(self, host: str) -> None:
+        """All that a host had: its workers are gone already, their writers go now."""
+        mark = os.fsencode(self.memory_of(host))
+        for identity in self.processes():
+            if is_writer(identity) and mark in Path(f"/proc/{identity.pid}/cmdline").read_bytes():
+                signal_process(identity, signal.SIGKILL)
+                assert identity.wait_for_exit(10.0)
+        shutil.rmtree(self.folder / host)
+
+    def open_gates(self, *steps: int) -> None:
+        for step in steps:
+            gate_of(self.folder, step).touch()
+
+    def wait_for_gate(self, step: int) -> None:
+        for rank in self.ranks:
+            self.wait_for(rank, f"gate of step {step}")
+
+    def copies(self, host: str, slot: int) -> list[Point]:
+        """What that host keeps of what the slot's rank saved elsewhere."""
+        owner = read_owner(rank_directory(self.disk_of("b"), 2))
+        assert owner is not None
+        found, problems = points_in_memory(self.memory_of(host), owner.job, slot, is_copy=True)
+        assert problems == []
+        return [one.point for one in found]
+
+    def wait_for_copies(self, step: int) -> None:
+        for slot, host in {0: "b", 1: "b", 2: "a", 3: "a"}.items():
+            self.wait_until(
+                lambda host=host, slot=slot: [one for one in self.copies(host, slot) if one.step == step] or None,
+                f"copy of slot {slot} on host {host}",
+            )
+
+
+@pytest.fixture
+def hosts(
+    tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None], request: pytest.FixtureRequest
+) -> Iterator[Hosts]:
+    """A job at the gate behind step 20, which all ranks have saved and whose copies are all there."""
+    job = Hosts(tmp_path, warm, settings=getattr(request, "param", {}))
+    watched(job)
+    job.start_scheduler()
+    job.start_workers("a", 0, 1)
+    job.start_workers("b", 2, 3)
+    job.open_gates(0, INTERVAL)
+    job.wait_for_gate(SAVED)
+    job.wait_for_copies(SAVED)
+    yield job
+
+
+def assert_everything_is_given_back(job: Hosts) -> None:
+    for host in ("b", "c"):
+        assert [path for path in job.memory_of(host).rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("hosts", [{}, {"CLUSTER_SECRET": SECRET}], indirect=True)
+def test_lost_ranks_load_what_the_survivors_keep_for_them(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+    hosts.kill(0, 1)
+    hosts.lose("a")
+    hosts.start_workers("c", 0, 1)
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    assert hosts.wait_finished() == undisturbed(*TRAINED)
+    for rank in hosts.ranks:
+        hosts.wait_for(rank, rf"generation 2: .* from step {SAVED}\b.*from copies that rank 2, 3 keeps for rank 0, 1")
+    assert_everything_is_given_back(hosts)
+
+
+def test_everything_is_killed_and_one_host_is_lost(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+    hosts.kill_everything()
+    hosts.lose("a")
+    hosts.start_scheduler()
+    hosts.start_workers("c", 0, 1)
+    hosts.start_workers("b", 2, 3)
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    assert hosts.wait_finished() == undisturbed(*TRAINED)
+    found = hosts.wait_for(0, rf"generation 2: .* from step {SAVED}\b.*from copies that rank (.*) keeps for rank 0, 1")
+    assert set(re.split(", ", found[1])) <= {"2", "3"}
+    assert_everything_is_given_back(hosts)
+
+
+def test_where_nothing_but_copies_is_left_the_hosts_give_each_other_theirs(
+    hosts: Hosts, undisturbed: Callable[..., str]
+) -> None:
+    """Every rank sends and receives: whoever waits for whom must not come round in a circle."""
+    hosts.kill_everything()
+    for host in ("a", "b"):
+        shutil.rmtree(hosts.disk_of(host))
+        for room in hosts.memory_of(host).glob("*/*/[0-9]"):
+            shutil.rmtree(room)
+    hosts.start_scheduler()
+    hosts.start_workers("a", 0, 1)
+    hosts.start_workers("b", 2, 3)
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    assert hosts.wait_finished() == undisturbed(*TRAINED)
+    hosts.wait_for(0, rf"generation 2: .* from step {SAVED}\b.*, from copies that rank .* keeps for rank 0, 1, 2, 3")
+
+
+def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+    hosts.kill(0, 1)
+    hosts.lose("a")
+    owner = read_owner(rank_directory(hosts.disk_of("b"), 2))
+    assert owner is not None
+    (newest, *_), _ = points_in_memory(hosts.memory_of("b"), owner.job, 0, is_copy=True)
+    assert newest.data_offset is not None
+    with newest.path.open("r+b") as file:
+        file.seek(newest.data_offset + 1000)
+        byte = file.read(1)[0]
+        file.seek(newest.data_offset + 1000)
+        file.write(bytes([byte ^ 1]))
+    hosts.start_workers("c", 0, 1)
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    assert hosts.wait_finished() == undisturbed(*TRAINED)
+    hosts.wait_for(0, rf"generation 2: .* from step {INTERVAL}\b.*from copies that rank 2, 3 keeps for rank 0, 1")
+    said = [match for rank in (2, 3) for match in hosts.matches(rank, r"passed over a copy .*0\.copy.*chunk 0")]
+    assert len(said) == 1
+
+
+def test_the_copies_survive_and_take_part_where_the_whole_job_is_saved_on_disk_as_well(hosts: Hosts) -> None:
+    """Nobody needs a copy where every rank has its own point; and none is left when the job is done."""
+    newest, *_ = scan(rank_directory(hosts.disk_of("a"), 0), None)
+    assert newest.point.step == SAVED
+    hosts.open_gates(*range(SAVED, 60, INTERVAL))
+    hosts.wait_finished()
+    for host in ("a", "b"):
+        assert [path for path in hosts.memory_of(host).rglob("*") if path.is_file()] == []
