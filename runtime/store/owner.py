@@ -82,14 +82,26 @@ def read_owner(directory: Path) -> FolderOwner | None:
                 data = file.read(MAX_OWNER_BYTES + 1)
         except FileNotFoundError:
             return None
+    return owner_in(data, str(path), "`bash scripts/run.sh --fresh` moves the folder aside")
+
+
+def owner_in(data: bytes, where: str, mend: str) -> FolderOwner | None:
+    """The job that these bytes name; none where there are none.
+
+    Args:
+        data: what the owner file holds.
+        where: its place, for the error.
+        mend: what to do where it is damaged.
+
+    Raises:
+        StoreError: they name nobody.
+    """
     if not data:
         return None
     try:
         return decode_owner(data)
     except ValueError as error:
-        raise StoreError(
-            f"{path}: does not say whose folder this is: {error}; `bash scripts/run.sh --fresh` moves the folder aside"
-        ) from None
+        raise StoreError(f"{where}: does not say whose folder this is: {error}; {mend}") from None
 
 
 def encode_owner(owner: FolderOwner) -> bytes:

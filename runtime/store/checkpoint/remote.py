@@ -40,7 +40,7 @@ from runtime.store.checkpoint.safetensors_header import encode_header, in_file_o
 from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
 from runtime.store.checkpoint.tree import Tree
 from runtime.store.durable import BytesLike
-from runtime.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner
+from runtime.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner, owner_in
 
 LEFTOVER_AGE_S = 24 * 3600.0
 """How old, by the server's clock, the data of an unfinished upload must be before it is swept."""
@@ -231,14 +231,7 @@ class RemotePlace:
     def _read_owner(self) -> FolderOwner | None:
         name = self._name(OWNER_FILE)
         data = self._store.read(name, MAX_OWNER_BYTES + 1)
-        if not data:
-            return None
-        try:
-            return decode_owner(data)
-        except ValueError as error:
-            raise StoreError(
-                f"{self._store.where(name)}: does not say whose folder this is: {error}; choose another CHECKPOINT_PATH"
-            ) from None
+        return owner_in(data, self._store.where(name), "choose another CHECKPOINT_PATH")
 
     def _require_own(self, owner: FolderOwner | None) -> None:
         if owner is not None and owner.job == self._owner.job:
