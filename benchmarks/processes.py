@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -15,19 +16,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from benchmarks.moments import CHANNEL, WHO, Channel
 from runtime.settings_table import VARIABLES
 
-__all__ = ["REPOSITORY", "Job", "Stage", "free_port", "wait_until_listening", "worker_module", "worker_name"]
+__all__ = [
+    "REPOSITORY",
+    "Job",
+    "Stage",
+    "free_port",
+    "processes_below",
+    "wait_until_listening",
+    "worker_module",
+    "worker_name",
+]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_BYTES = 3000
 _START_S = 60.0
+_LEFT_WITHIN_S = 30.0
 _PARENT_GRACE_S = 40.0  # torchrun gives its workers 30 s
 
 
@@ -59,6 +70,7 @@ class Stage:
         self.channel = Channel(self.folder / "moments", self.require_alive)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._parents: set[str] = set()
+        self._left: list[int] = []  # descriptors of the processes of processes that were ended
 
     def __enter__(self) -> Stage:
         return self
@@ -72,8 +84,19 @@ class Stage:
         """End every process and remove the folder."""
         for name in [*self._running]:
             self.end(name)
+        self._wait_for_those_left()
         self.channel.close()
         shutil.rmtree(self.folder)
+
+    def _wait_for_those_left(self) -> None:
+        """A rank's writer finishes what its trainer has sealed before it was killed, here in the folder."""
+        deadline_s = time.monotonic() + _LEFT_WITHIN_S
+        for descriptor in self._left:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+            os.close(descriptor)
+        self._left.clear()
 
     def start(
         self,
@@ -111,6 +134,9 @@ class Stage:
     def end(self, name: str) -> None:
         """kill -9 (a parent gets the time to end its own first), and wait until the process is gone."""
         process = self._running.pop(name)
+        for pid in processes_below(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                self._left.append(os.pidfd_open(pid))
         if name in self._parents:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,6 +172,18 @@ class Stage:
         for log in sorted(self.folder.glob("*.log")):
             texts.append(f"== {log.name}\n" + log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace"))
         return "\n".join(texts)
+
+
+def processes_below(pid: int) -> Iterator[int]:
+    """Every process that this one or one of its own has started, as far as its parents still live."""
+    children: list[int] = []
+    with contextlib.suppress(FileNotFoundError):  # the process has just ended
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or that thread of it
+                children += map(int, (thread / "children").read_text().split())
+    for child in children:
+        yield child
+        yield from processes_below(child)
 
 
 def _environment() -> dict[str, str]:

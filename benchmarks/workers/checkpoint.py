@@ -23,6 +23,7 @@ from torch import nn
 
 import runtime
 from benchmarks.moments import Notebook
+from benchmarks.processes import processes_below
 from benchmarks.workers.checkpoint_ways import Way, flat, ways
 from runtime.core.point import Point
 from runtime.training.session import Session
@@ -238,21 +239,10 @@ def train_while_saving(way: Way, training: Training, *, on_one_core: bool) -> di
 def helpers_cpu_s() -> dict[int, float]:
     """What every process below this one has computed so far, by pid (clock_getcpuclockid(3))."""
     found = {}
-    for pid in _below(os.getpid()):
+    for pid in processes_below(os.getpid()):
         with contextlib.suppress(OSError):  # it has just ended
             found[pid] = time.clock_gettime((~pid << 3) | 2)
     return found
-
-
-def _below(pid: int) -> Iterator[int]:
-    children: list[int] = []
-    with contextlib.suppress(FileNotFoundError):  # the process has just ended
-        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or that thread of it
-                children += map(int, (thread / "children").read_text().split())
-    for child in children:
-        yield child
-        yield from _below(child)
 
 
 @contextlib.contextmanager
@@ -267,7 +257,7 @@ def on_core_of_its_own() -> Iterator[None]:
 
 
 def _place_on(cores: set[int]) -> None:
-    for pid in (os.getpid(), *_below(os.getpid())):
+    for pid in (os.getpid(), *processes_below(os.getpid())):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cores)

@@ -18,6 +18,7 @@ from runtime.core.messages import Admitted, GenerationStarted, RoundId, RoundOpe
 
 REGISTER, JOIN = 1, 3
 MAX_SOCKETS = 65535
+_LONG_LIST = 0xDC
 ROUND = RoundId(1, 1)
 ADMITTED = messages.SCHEMA.pack(Admitted("0" * 32, "0" * 36, 1, 9999, 1, 10000, None))
 ROUND_OPENED = messages.SCHEMA.pack(RoundOpened(1, 1, ROUND, "all 10000 workers are registered", ""))
@@ -29,6 +30,11 @@ GENERATION_STARTED = messages.SCHEMA.pack(
         slot=9999,
     )
 )  # fmt: skip
+
+
+def tag_of(packed: bytes) -> int:
+    """Of a packed message: the first item of a list, behind the byte, or the three bytes, that begin one (msgpack)."""
+    return packed[3] if packed[0] == _LONG_LIST else packed[1]
 
 
 def listen(kind: int, port: int) -> zmq.Socket[bytes]:
@@ -53,12 +59,13 @@ def be_router(port: int, world_size: int) -> None:
                 peer, said = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            if said[1] == REGISTER:
+            tag = tag_of(said)
+            if tag == REGISTER:
                 registered.add(peer)
                 router.send_multipart([peer, ADMITTED], zmq.NOBLOCK)
                 if len(registered) == world_size and not joined:
                     tell(router, registered, ROUND_OPENED)
-            elif said[1] == JOIN:
+            elif tag == JOIN:
                 joined.add(peer)
                 if len(joined) == world_size:
                     tell(router, joined, GENERATION_STARTED)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import zmq
 
 from benchmarks.moments import Notebook
+from benchmarks.workers.control_plane_bare import tag_of
 from runtime.config import Settings, fixed_settings
 from runtime.core import messages
 from runtime.core.messages import (
@@ -221,7 +222,7 @@ class Crowd:
     # ---- the conversation
 
     def _hear(self, worker: Worker, frame: bytes) -> None:
-        tag = frame[1]  # [tag, field, …]: one byte of msgpack's, then the tag
+        tag = tag_of(frame)
         if tag == ADMITTED:
             self._admitted(worker, frame)
         elif tag == ROUND_OPENED:

@@ -88,7 +88,7 @@ def test_what_the_bare_router_says_are_messages_of_a_scheduler() -> None:
         (control_plane_bare.ROUND_OPENED, 24),
         (control_plane_bare.GENERATION_STARTED, 25),
     ):
-        assert packed[1] == tag
+        assert control_plane_bare.tag_of(packed) == tag
         assert messages.SCHEMA.pack(messages.SCHEMA.unpack(packed)) == packed
 
 

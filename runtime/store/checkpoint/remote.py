@@ -231,7 +231,7 @@ class RemotePlace:
     def _read_owner(self) -> FolderOwner | None:
         name = self._name(OWNER_FILE)
         data = self._store.read(name, MAX_OWNER_BYTES + 1)
-        return owner_in(data, self._store.where(name), "choose another CHECKPOINT_PATH")
+        return owner_in(data or b"", self._store.where(name), "choose another CHECKPOINT_PATH")
 
     def _require_own(self, owner: FolderOwner | None) -> None:
         if owner is not None and owner.job == self._owner.job:
