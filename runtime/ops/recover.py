@@ -24,7 +24,7 @@ from runtime.ops.scheduler_link import ask_once, is_listening
 from runtime.store.lock import read_holder
 from runtime.store.process_identity import ProcessIdentity, host_id
 
-ANSWER_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
 TERM_GRACE_S = 5.0
 
 
