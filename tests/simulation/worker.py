@@ -103,6 +103,7 @@ class Worker:
         self.restored: Point | None = None
         self.memory: Point | None = None  # its last commit
         self.committed: Point | None = None  # what it was told that every member's disk holds
+        self._in_hand: list[Point] = []  # being saved, in this order
         self._is_dirty = False  # between a step and its commit: that memory is not whole
         self._leaves_at_commit = False
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
@@ -380,15 +381,16 @@ class Worker:
         made_for = place or full
         blob = blob_of(self.session, made_for) if self._addresses_early and made_for is not None else b""
         disk = self.world.checkpoints_of(self.agent.job, self.node)
-        points = disk.held() if look else ()
         if look:
+            self._flush()  # else a save that ends now would let points go that are offered here
             self._agent_step(Saved(disk.tellable(self.committed)))
+        points = disk.held() if look else ()
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
         self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
-        """Out of the collective; what is being saved is finished or dropped before the rendezvous is entered."""
+        """Out of the collective; what is being saved is finished before this process's disk is looked at."""
         if self.stage is Stage.TRAINING and not at_commit and self.world.mix.p_dirty:
             self._is_dirty = self.world.rng.random() < self.world.mix.p_dirty
         self.stage, self._leaves_at_commit = Stage.LEAVING_GROUP, False
@@ -434,11 +436,18 @@ class Worker:
         if self.step >= self.world.mix.target_step:
             self.stage = Stage.SAVING
         point = Point(self.step, self.generation)
+        self._in_hand.append(point)
         self.world.after(self.world.rng.uniform(0.001, self.world.mix.saves_s), self._saved, point)
 
+    def _flush(self) -> None:
+        """Wait until all that is being saved is durable."""
+        for point in [*self._in_hand]:
+            self._saved(point)
+
     def _saved(self, point: Point) -> None:
-        if self._held(self._saved, point):
+        if point not in self._in_hand or self._held(self._saved, point):
             return
+        self._in_hand.remove(point)
         disk = self.world.checkpoints_of(self.agent.job, self.node)
         disk.save(point, self.committed)
         self.world.note("saved", self, point)

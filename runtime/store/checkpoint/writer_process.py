@@ -4,7 +4,8 @@
 takes each hashed slot further (``service`` sends copies to other hosts): what that is, is not known here, and no save
 waits for it. The one idea: whatever has been sealed gets finished. The process has a group of its own, so no Ctrl-C
 reaches it, it ignores being asked to end, and when its trainer is gone it writes what is sealed and only then ends, the
-folder's lock still its own till then.
+folder's lock still its own till then. It lets no point go then: the trainer that comes after may have offered it to the
+others already.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class WriterProcess:
             self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
         else:
             gone = []
-            if retention is not None and is_remote(self._root):
+            if retention is not None and is_remote(self._root) and self._trainer.is_alive():
                 told = retention.told | (self._was_there or frozenset())  # others may count on that, too
                 gone = self._prune(place, header.point, dataclasses.replace(retention, told=told))
             self._tell("durable", sequence, gone=gone)

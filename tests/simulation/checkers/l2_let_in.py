@@ -1,4 +1,9 @@
-"""L2: every refused node that is no duplicate is in within ``retry_after_s`` + one interval of a living scheduler."""
+"""L2: every refused node that is no duplicate is in within ``retry_after_s`` + one interval of a living scheduler.
+
+That bound is a cool-down's. A live holder's seat (ALIVE) is free only once its lease has ended, and its next word puts
+that off: such a refusal says when to ask again and promises no seat. A scheduler that stood still answers at once all
+that waited in its queue, so a worker may hear several refusals after the last was decided: each counts for itself.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +23,18 @@ class LetIn(Checker):
     name = "L2"
 
     def watch(self) -> None:
-        self._basis: dict[str, Basis] = {}  # session → what its last refusal was computed from
+        self._answers: dict[str, tuple[Refused, Basis]] = {}  # session → its last, and what that was computed from
         self.world.when_answered[Refused].append(self._refused)
         self.world.when_noticed[ToldToWait].append(self._told)
 
     def _refused(self, session: str, message: Refused) -> None:
-        self._basis.pop(session, None)
+        self._answers.pop(session, None)
         if self.world.is_calm and message.refusal is Refusal.COOLING_DOWN:
-            self._basis[session] = self._holder_of(session.split("#")[0])
+            self._answers[session] = message, self._holder_of(session.split("#")[0])
 
     def _told(self, worker: Worker, notice: ToldToWait) -> None:
-        basis = self._basis.get(worker.session)
-        if basis is not None:
+        answer, basis = self._answers.get(worker.session, (None, None))
+        if answer is not None and basis is not None and _says(notice, answer):
             # The worker waits by its own clock, the seat is free by the scheduler's; it may ask too early, and again.
             slowest = max(1.0 / worker.rate, 1.0 / self.world.host.rate)
             appointment = (notice.retry_after_s + HEARTBEAT_INTERVAL_S) * slowest + SOME_MESSAGES_S
@@ -63,3 +68,8 @@ class LetIn(Checker):
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
         has_slot = len(core.state.by_slot) < policy.max_world_size and core.state.final is None and not names_spare
         return len(spares) >= policy.spare_num and not has_slot
+
+
+def _says(notice: ToldToWait, answer: Refused) -> bool:
+    """Whether this answer is what was heard, and not one before it."""
+    return (notice.text, notice.retry_after_s) == (answer.text, answer.retry_after_s)

@@ -19,7 +19,16 @@ class Line:
     def begin_job(self) -> None:
         """Nothing is committed."""
         self.committed: list[GenerationCommitted] = []  # durably; generation g at g - 1
+        self.members: dict[str, int] = {}  # of the last that was decided; another record may share its group commit
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
+
+    def loaded(self) -> None:
+        """A new life of the scheduler knows what is durable."""
+        self.members = dict(self.committed[-1].members) if self.committed else {}
+
+    def decided(self, record: GenerationCommitted) -> None:
+        """A generation is decided; it may yet be lost with its group commit."""
+        self.members = dict(record.members)
 
     def brought(self, join: Join) -> None:
         """A member has joined; what is said of a round that has made a generation comes too late to count."""

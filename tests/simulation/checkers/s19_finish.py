@@ -37,7 +37,7 @@ class Finish(Checker):
     def _finished(self, event: Event | None, record: TrainingFinished) -> None:
         self._is_final = True
         witness = self.world.witness
-        for node, _ in witness.line.committed[-1].members:
+        for node in witness.line.members:
             if not self.world.checkpoints_of(witness.job, node).was_saved(record.point):
                 self.violated(f"{record}, but {node} has never saved it")
 

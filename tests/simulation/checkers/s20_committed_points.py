@@ -9,7 +9,7 @@ from __future__ import annotations
 from runtime.core.messages import CommittedPoint
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted, PointCommitted
-from runtime.core.scheduler import Event, SchedulerCore
+from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkpoints import Checkpoints
 
@@ -21,28 +21,19 @@ class CommittedPoints(Checker):
 
     def begin_job(self) -> None:
         self._members: dict[str, int] = {}  # of the last durable generation
-        self._decided: dict[str, int] = {}  # of the last one that was decided: both may be in one group commit
         self._durable: Point | None = None  # the newest
         self._ever: set[Point] = set()
         self._holders: set[str] = set()  # the nodes whose disks were to hold it when it was committed
 
     def watch(self) -> None:
-        self.world.watch_loaded.append(self._loaded)
-        self.world.when_recorded[GenerationCommitted].append(self._formed)
         self.world.when_recorded[PointCommitted].append(self._committed)
         self.world.when_said[CommittedPoint].append(self._said)
         self.world.when_durable[GenerationCommitted].append(self._began)
         self.world.when_durable[PointCommitted].append(self._became_durable)
         self.world.watch_saved.append(self._look)
 
-    def _loaded(self, core: SchedulerCore) -> None:
-        self._decided = self._members
-
-    def _formed(self, event: Event | None, record: GenerationCommitted) -> None:
-        self._decided = dict(record.members)
-
     def _committed(self, event: Event | None, record: PointCommitted) -> None:
-        for node in self._decided:
+        for node in self.world.witness.line.members:
             if not self._disk(node).was_saved(record.point):
                 self.violated(f"{record}: node {node} never saved it")
 

@@ -86,6 +86,7 @@ class Witness:
         self.begin_job()
         world.when_event[Received].append(self._hears)
         world.watch_loaded.append(self._loaded)
+        world.when_recorded[GenerationCommitted].append(self._formed)
         world.watch_durable.append(self._durable)
 
     def begin_job(self) -> None:
@@ -139,6 +140,7 @@ class Witness:
         """A new life knows what is on disk."""
         self.loaded_at = self.stalled_at = self.world.host.clock
         self.is_ending = False
+        self.line.loaded()
         self.job = core.state.job
         if self._unsynced:
             self._unsynced = 0
@@ -181,6 +183,9 @@ class Witness:
                     holder.closed_at = now
         elif isinstance(event, Stalled):
             self.stalled_at = now
+
+    def _formed(self, event: Event | None, record: GenerationCommitted) -> None:
+        self.line.decided(record)
 
     def _applied(
         self, records: list[Record], now: float

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from runtime.core.point import Point
@@ -30,9 +34,14 @@ from runtime.store.checkpoint import (
     verify,
     writing,
 )
+from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.writer import as_message
+from runtime.store.checkpoint.writer_process import WriterProcess
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
+from tests.store.checkpoint.conftest import Folder
+from tests.store.checkpoint.remote_points import points, save
 from tests.store.disk_faults import NO_SPACE, Disk, interposed, names_in
 from tests.store.points import JOB, change_byte, find
 from tests.store.slots import content_of, fill_numbered
@@ -342,3 +351,22 @@ def test_a_file_of_any_size_is_written_whole(tmp_path: Path, size: int, offset: 
 def test_an_empty_file_is_written_too(tmp_path: Path) -> None:
     direct.write_new_file(tmp_path / "file", memoryview(b""))
     assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize(("is_alive", "left"), [(True, [3, 2]), (False, [3, 2, 1])])
+def test_of_a_remote_folder_nothing_goes_once_the_trainer_is_gone(base: Path, is_alive: bool, left: list[int]) -> None:
+    """What its successor has found there may be the point that all go back to."""
+    folder = Folder(f"memory://{uuid.uuid4().hex}/job")
+    for step in (1, 2):
+        save(folder.place(), step)
+    trainer = ProcessIdentity.current()
+    if not is_alive:
+        trainer = dataclasses.replace(trainer, started_at=trainer.started_at - 1)  # an earlier process of this pid
+    room = MemoryRoom(base, JOB, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(msgpack.packb((*fill_numbered(room, 3), as_message(Retention(2)))))
+        ours.shutdown(socket.SHUT_WR)
+        WriterProcess(theirs, trainer, folder.url, room.path, room.descriptor).run()
+    assert [step for step, _ in points(folder.place())] == left
+    room.close()

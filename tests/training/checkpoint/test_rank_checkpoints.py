@@ -385,6 +385,17 @@ def test_letting_go_finishes_what_is_in_hand(rank: Callable[..., RankCheckpoints
     assert on_disk(again) == {1, 2}
 
 
+def test_no_point_goes_after_it_was_offered(rank: Callable[..., RankCheckpoints]) -> None:
+    """The save in hand, whose end lets the oldest go, ends before anything is offered."""
+    mine = rank(keep_checkpoint_max=2)
+    for step in (1, 2):
+        assert save(mine, step, durable=True)
+    assert save(mine, 3)
+    assert mine.held() == [Point(3, 1), Point(2, 1)]
+    mine.flush()
+    assert on_disk(mine) == {3, 2}
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by_all(
     rank: Callable[..., RankCheckpoints], looks: bool
