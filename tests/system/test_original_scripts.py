@@ -20,6 +20,7 @@ pytestmark = pytest.mark.system
 ORIGINAL = Path(__file__).with_name("original")
 TRAINED = ("--steps", "80", "--interval", "10")
 WORKERS = 8
+ENDS_WITHIN_S = 30.0  # eight of them at once, on two cores
 
 
 def test_the_originals_scripts_work_unchanged(
@@ -35,12 +36,12 @@ def test_the_originals_scripts_work_unchanged(
     job.wait_for("scheduler", "goes on, term 2: 8 seats and generation 1 read from the journal")
     job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
     job.wait_for("scheduler", "job finished", timeout_s=90.0)
-    assert process(job, "scheduler").wait_for_exit(10.0)
+    assert process(job, "scheduler").wait_for_exit(ENDS_WITHIN_S)
     assert job.sha256() == expected
     assert [job.seatings(rank) for rank in job.ranks] == [1] * WORKERS
     for rank in job.ranks:
         job.wait_for(rank, f"seated: slot {rank} of 8, incarnation 1")
-        assert process(job, f"worker_{rank}").wait_for_exit(10.0)
+        assert process(job, f"worker_{rank}").wait_for_exit(ENDS_WITHIN_S)
 
 
 def call(job: JobFolder, script: str) -> None:
@@ -59,4 +60,4 @@ def process(job: JobFolder, name: str) -> ProcessIdentity:
 def kill(job: JobFolder, name: str) -> None:
     identity = process(job, name)
     signal_process(identity, signal.SIGKILL)
-    assert identity.wait_for_exit(10.0)
+    assert identity.wait_for_exit(ENDS_WITHIN_S)
