@@ -111,7 +111,8 @@ class Worker:
         self._answers = 0
         folder = stage.folder / "ways"
         folder.mkdir()
-        job = Job(stage, "checkpoint", world_size=1)
+        # Some ways of the peers hold the interpreter for seconds at 2 GB, in which no agent of ours can speak.
+        job = Job(stage, "checkpoint", world_size=1, NODE_TIMEOUT="60")
         job.start_scheduler()
         self._process = job.start_worker(0, str(state_bytes), str(folder), gated=True)
         stage.channel.wait_for(lambda: bool(stage.channel.select("ready")), WITHIN_S, "the worker's beginning")
