@@ -186,7 +186,9 @@ def test_the_lost_holder_is_fenced_once_its_slot_is_given() -> None:
     house.tick(1.0)
     assert house.seat("10").slot == 1
     house.receive("s1", Register(PROTOCOL, "job-1", JOB_NAME, "1", "s1", credential.incarnation, ME, SETTINGS))
-    assert house.answer("s1", Fenced).text.startswith("the seat of worker 1 is taken away")
+    fenced = house.answer("s1", Fenced)
+    assert fenced.text.startswith("the seat of worker 1 is taken away")
+    assert fenced.may_return, "its node id is nobody else's, and the job keeps spares"
     assert not house.ready.records
 
 
