@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture
+def has_failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
+    """Whether the test failed, for what clears up after it: then its logs are worth more than what it left."""
+    return lambda: request.node.stash.get(_FAILED, True)
 
 
 class FailuresAtOnce:

@@ -30,6 +30,7 @@ WORKER = Path(__file__).with_name("tiny_worker.py")
 ENDLESS = ("--steps", "1000000000")
 UNTIL_TOLD = ("--until", "enough")
 WAIT_S = 60.0
+SHOWN_LINES = 12
 
 
 def free_port() -> int:
@@ -79,6 +80,12 @@ class Shell:
             assert line is not None, f"{pattern!r} was not said:\n{self.text}"
             self._seen.append(line)
         return match
+
+    def all_lines(self) -> list[str]:
+        """What an ended script has printed, whether or not a wait took it in."""
+        self._reader.join(WAIT_S)
+        left = [line for line in self._lines.queue if line is not None]
+        return [line.rstrip("\n") for line in self._seen + left]
 
     def end(self) -> int:
         """Wait for its end and take in all that it said; returns its exit status."""
@@ -197,6 +204,14 @@ class ShellJob:
         return self.wait_view(
             lambda view: (view.generation, view.phase, view.alive) == (generation, "training", 3) and view.step >= 3
         )
+
+    def tails(self) -> str:
+        """The end of what every script printed, and of every log."""
+        logs = sorted(self.log_dir.glob("*.log"))
+        ends = {path.name: path.read_text(errors="replace").splitlines() for path in logs}
+        for number, shell in enumerate(self.shells):
+            ends[f"shell {number}: {' '.join(map(str, shell.process.args))}"] = shell.all_lines()
+        return "\n".join(f"--- {name}\n" + "\n".join(lines[-SHOWN_LINES:]) for name, lines in ends.items())
 
     # ---- the end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -184,34 +184,32 @@ def test_a_pid_file_of_a_stranger_does_no_harm(job: ShellJob) -> None:
     stranger.process.wait(WAIT_S)
 
 
-def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(job: ShellJob, tmp_path: Path) -> None:
+def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(
+    job: ShellJob, new_job: Callable[..., ShellJob]
+) -> None:
     """Ctrl-C in the first job's follower must not end the second job."""
     shell = job.run(*ENDLESS)
     job.wait_training()
     job.kill("scheduler")
     shell.wait_for("training goes on without it")
-    (tmp_path / "second").mkdir()
-    second = ShellJob(tmp_path / "second", SCHED_PORT=str(job.port))
-    try:
-        other = second.run(*UNTIL_TOLD, JOB_NAME="second")
-        second.wait_training()
-        shell.wait_for(f"SCHED_PORT={job.port} is answered for job .* \\(second\\): that is another job")
-        status = job.tool("status")
-        assert status.end() == 0
-        assert "(second)" in status.text
-        assert "this is another job than the one in RECOVERY_PATH=" in status.text
-        recover = job.recover()
-        recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
-        recover.wait_for("the scheduler .* left with exit status 75: .*; training goes on without it")
-        recover.send(signal.SIGINT)
-        assert recover.end() == 78, recover.text
-        assert shell.end() != 0
-        assert job.running() == []
-        assert len(second.running()) == 4
-        second.let_finish()
-        assert other.end() == 0, other.text
-    finally:
-        assert second.close() == []
+    second = new_job("second", SCHED_PORT=str(job.port))
+    other = second.run(*UNTIL_TOLD, JOB_NAME="second")
+    second.wait_training()
+    shell.wait_for(f"SCHED_PORT={job.port} is answered for job .* \\(second\\): that is another job")
+    status = job.tool("status")
+    assert status.end() == 0
+    assert "(second)" in status.text
+    assert "this is another job than the one in RECOVERY_PATH=" in status.text
+    recover = job.recover()
+    recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
+    recover.wait_for("the scheduler .* left with exit status 75: .*; training goes on without it")
+    recover.send(signal.SIGINT)
+    assert recover.end() == 78, recover.text
+    assert shell.end() != 0
+    assert job.running() == []
+    assert len(second.running()) == 4
+    second.let_finish()
+    assert other.end() == 0, other.text
 
 
 def test_what_was_killed_while_run_sh_is_gone_is_found(job: ShellJob) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,6 @@ import pytest
 from tests.system.job import Job, JobFolder
 from tests.system.processes import ColdStarter, WarmStarter
 from tests.system.scripted import ScriptJob
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    report = yield
-    if call.when == "call":
-        item.stash[FAILED] = report.failed
-    return report
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +27,12 @@ def cold() -> ColdStarter:
 
 
 @pytest.fixture
-def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[JobFolder], None]]:
+def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], None]]:
     """Hands in a job: after the test nothing of it may be left, and its logs are shown where the test failed."""
     jobs: list[JobFolder] = []
     yield jobs.append
-    failed = request.node.stash.get(FAILED, True)
     left = [one for job in jobs for one in job.end()]
-    if failed:
+    if has_failed():
         for job in jobs:
             print(f"left: {left}\n{job.tails()}")
     else:

@@ -41,7 +41,7 @@ RIDER = PROBE.with_name("rider.py")
 Value = TypeVar("Value")
 
 POLL_S = 0.01
-SHOWN_LINES = 25
+SHOWN_LINES = 12
 WAIT_S = 60.0
 
 _STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)(?: queued (\S+))?")

@@ -36,7 +36,9 @@ def test_a_kill_in_any_micro_batch_changes_no_bit(new_job: Callable[..., Job], k
     assert job.wait_finished() == expected
     said = [int(match[1]) for match in job.matches(0, r"^micro (\d+) ")]
     repeated = {one for one in said if said.count(one) > 1}
-    assert repeated <= {33, 34, 35, 36}, "more than the window was done again"
+    # A survivor may not have seen the end of the window before, as little as the worker that is gone can still tell.
+    windows = [set(range(29, 33)), set(range(33, 37))]
+    assert any(repeated <= window for window in windows), f"more than one window was done again: {sorted(repeated)}"
 
 
 def test_a_kill_between_the_windows_step_and_its_commit_changes_no_bit(new_job: Callable[..., Job]) -> None:
