@@ -31,6 +31,7 @@ from runtime.core.agent_events import (
     Over,
     Passed,
     Saved,
+    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -59,6 +60,7 @@ from runtime.core.messages import (
     LastWords,
     Leave,
     Pairs,
+    PeerGone,
     Pending,
     Place,
     Process,
@@ -189,6 +191,9 @@ class AgentCore:
             case Spoke(text):
                 if self.seated:
                     self._send(LastWords(self._sender, text, self.step_count))
+            case SawDeath(session):
+                if self._registered:  # else the scheduler finds out by itself
+                    self._send(PeerGone(self._sender, session))
             case Leaving(on_purpose, text):
                 if self.seated:
                     self._send(Leave(self._sender, on_purpose, text))

@@ -98,6 +98,13 @@ class Spoke:
 
 
 @dataclass(frozen=True, slots=True)
+class SawDeath:
+    """The process of that session, on this host, is dead."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The process ends now."""
 
@@ -117,6 +124,7 @@ AgentEvent = (
     | Saved
     | Completed
     | Spoke
+    | SawDeath
     | Leaving
 )
 

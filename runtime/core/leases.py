@@ -49,8 +49,11 @@ class Leases:
             self._closing.discard(seat.node)
         return came_back
 
-    def close(self, seat: Seat, *, gone: bool) -> str | None:
-        """The connection of the seat's session closed. Returns the reason where that ends the lease at once."""
+    def close(self, seat: Seat, *, gone: bool, witness: Seat | None = None) -> str | None:
+        """The connection of the seat's session closed, or a ``witness`` beside it saw its process die before that.
+
+        Returns the reason where that ends the lease at once.
+        """
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         if seat.left:
             return None
@@ -65,6 +68,8 @@ class Leases:
         if presence.closed_at is None or presence.grace_until is None:
             presence.closed_at = ledger.now
             presence.grace_until = ledger.now + ledger.policy.reconnect_grace_s
+        if witness is not None:
+            return f"its process is gone, as worker {witness.node} beside it saw"
         if gone:
             was_heard = presence.heard_at is not None
             return "its connection closed and its process is gone" if was_heard else "its process was found dead"

@@ -209,6 +209,14 @@ class Leave:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The process of another session, on the sender's host, is dead, whatever its connection says."""
+
+    sender: Credential
+    session: str
+
+
 # ---- anybody → scheduler ------------------------------------------------------------------------------------------
 
 
@@ -307,6 +315,7 @@ class GenerationStarted:
     buddy: int | None = None  # the rank that keeps copies of the receiver's newest points
     is_apart: bool = False  # on another host
     keeps: tuple[int, ...] = ()  # the slots whose copies the receiver keeps
+    watches: int | None = None  # the rank on the receiver's host whose death it reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +362,7 @@ class Status:
     json: str
 
 
-FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints
+FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone
 FromScheduler = (
     Admitted
     | Pending
@@ -379,6 +388,7 @@ SCHEMA = Schema(
         7: StatusQuery,
         8: StopJob,
         9: SavedPoints,
+        10: PeerGone,
         20: Admitted,
         21: Pending,
         22: Refused,

@@ -1,6 +1,7 @@
-"""What follows for each member of a generation from the hosts of all: its index on its own, and its buddy on another.
+"""What follows for each member of a generation from the hosts of all: its place on its own, and its buddy on another.
 
-A rank's buddy keeps a copy of its newest points; only the choice lives here, never the copying. The one idea: order the
+A rank watches the life of the next one on its host, in a ring; its buddy keeps a copy of its newest points. Only the
+choices live here, never the watching or the copying. The one idea: order the
 ranks by host and shift them by as many places as the largest host has ranks. Nobody then meets its own host, everybody
 keeps exactly one other's copies, and all members who know the hosts would choose alike. Where one host has more than
 half of the ranks no such shift exists: its ranks are dealt out over the others', and theirs over its own.
@@ -19,6 +20,7 @@ class Neighbourhood:
 
     local_rank: int  # among its host's, in rank order
     local_world_size: int
+    watches: int | None  # the next rank on its host; None where it is alone there
     buddy: int | None
     is_apart: bool  # from its buddy, by host
     keeps: tuple[int, ...]  # the ranks whose buddy it is
@@ -32,15 +34,32 @@ def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
     """
     sizes, seen = Counter(hosts), Counter[str]()
     keepers, kept = buddies(hosts), [list[int]() for _ in hosts]
+    watched = _next_on_host(hosts)
     for rank, keeper in enumerate(keepers):
         if keeper is not None:
             kept[keeper].append(rank)
     found = []
     for rank, (host, keeper) in enumerate(zip(hosts, keepers, strict=True)):
         is_apart = keeper is not None and hosts[keeper] != host
-        found.append(Neighbourhood(seen[host], sizes[host], keeper, is_apart, tuple(kept[rank])))
+        found.append(Neighbourhood(seen[host], sizes[host], watched[rank], keeper, is_apart, tuple(kept[rank])))
         seen[host] += 1
     return found
+
+
+def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
+    """By rank, the next rank on its host, the first after the last; None where there is no other."""
+    after: list[int | None] = [None] * len(hosts)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for rank, host in enumerate(hosts):
+        if host in last:
+            after[last[host]] = rank
+        first.setdefault(host, rank)
+        last[host] = rank
+    for host, rank in last.items():
+        if first[host] != rank:
+            after[rank] = first[host]
+    return after
 
 
 def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:

@@ -359,6 +359,7 @@ class Rendezvous:
                 text=restore.text,
                 slot=committed.slots[rank],
                 lends=restore.lent_by(rank),
+                watches=places[node].watches,
                 buddy=places[node].buddy,
                 is_apart=places[node].is_apart,
                 keeps=tuple(committed.slots[other] for other in places[node].keeps),

@@ -23,6 +23,7 @@ from runtime.core.messages import (
     Join,
     LastWords,
     Leave,
+    PeerGone,
     Process,
     Publish,
     Register,
@@ -257,6 +258,8 @@ class SchedulerCore:
             case LastWords():
                 presence = self._ledger.presences[seat.node]
                 presence.last_words, presence.step = message.text, message.step
+            case PeerGone(_, gone):
+                self._peer_gone(seat, gone)
             case Leave():
                 self._leave(seat, message)
 
@@ -397,14 +400,20 @@ class SchedulerCore:
             self._lose(seat, message.text)
         self._ending.if_everybody_left()
 
-    def _closed(self, session: str, gone: bool) -> None:
+    def _peer_gone(self, witness: Seat, session: str) -> None:
+        """A worker saw another one on its host die: that is known long before its connection closes."""
+        process = self.process_of_session(session)
+        if process is not None and process.host == witness.process.host and session != witness.session:
+            self._closed(session, gone=True, witness=witness)
+
+    def _closed(self, session: str, gone: bool, witness: Seat | None = None) -> None:
         self._admission.forget(session)
         self._rebuild.forget(session)
         node = self._ledger.sessions.get(session)
         seat = self._ledger.state.seats.get(node) if node is not None else None
         if seat is None or seat.session != session or seat.is_retired:
             return
-        reason = self._leases.close(seat, gone=gone)
+        reason = self._leases.close(seat, gone=gone, witness=witness)
         if reason is not None:
             self._lose(seat, reason)
         elif self._rendezvous.round is not None and self._rendezvous.round.joined and self._rendezvous.is_urgent():

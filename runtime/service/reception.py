@@ -14,6 +14,7 @@ from runtime.core.messages import (
     Join,
     LastWords,
     Leave,
+    PeerGone,
     Publish,
     Refusal,
     Refused,
@@ -96,7 +97,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
             return StopRequested(by)
         case Register():
             session = message.session
-        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints():
+        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone():
             session = message.sender.session
         case _:
             return f"{type(message).__name__} is not a worker's message"

@@ -41,7 +41,7 @@ class ComingGroup:
         words: what this process has to say to all members.
     """
 
-    def __init__(self, settings: Settings, place: Place, words: str = "") -> None:
+    def __init__(self, settings: Settings, place: Place, words: bytes = b"") -> None:
         self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()

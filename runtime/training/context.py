@@ -35,6 +35,7 @@ from runtime.training.coming import ComingGroup, likely_place
 from runtime.training.departing import Departure
 from runtime.training.group import Group
 from runtime.training.launch import address_towards
+from runtime.training.words import own_words
 
 COLLECTIVE_TOO_EARLY = (
     "a collective of the script's own before runtime.elastic.run would run in this process alone: move it into the "
@@ -99,7 +100,7 @@ class Process:
             return coming
         if coming is not None:
             coming.group.drop()
-        return ComingGroup(self.settings, place, _words(self.copy_listener))
+        return ComingGroup(self.settings, place, own_words(self.agent, self.copy_listener))
 
 
 _process: Process | None = None
@@ -147,8 +148,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     listener = None
     if settings.enable_recovery:
         listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
-    alone, coming = _prepare(settings, kind, _words(listener))
     agent = Agent(settings, job_name, kind)
+    alone, coming = _prepare(settings, kind, own_words(agent, listener))
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     chosen = device.choose(settings.device, _index(admitted.slot, agent.node))
@@ -173,12 +174,7 @@ def _say_seated(agent: Agent, admitted: Admitted) -> None:
     voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
 
 
-def _words(listener: CopyListener | None) -> str:
-    """What this process tells the members of each of its generations."""
-    return "" if listener is None else listener.endpoint
-
-
-def _prepare(settings: Settings, kind: str, words: str) -> tuple[Group | None, ComingGroup | None]:
+def _prepare(settings: Settings, kind: str, words: bytes) -> tuple[Group | None, ComingGroup | None]:
     """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
     if not settings.enable_recovery:
         return None, None

@@ -81,7 +81,7 @@ class Group:
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 30.0,
         refusal: str | None = None,
-        words: str = "",
+        words: bytes = b"",
     ) -> None:
         gloo.check_address(address)
         self.device = device
@@ -109,7 +109,7 @@ class Group:
             raise UsageError(f"the process group of {self.name} was not formed; call form() first")
         return self._pg
 
-    def words_of(self, rank: int) -> str:
+    def words_of(self, rank: int) -> bytes:
         """What that rank told all, once the group stands."""
         return self._all_words[rank]
 

@@ -70,12 +70,12 @@ class MeetingStore(Store):
         breaker: Breaker,
         endpoints: Endpoints,
         timeout: timedelta,
-        words: str = "",
+        words: bytes = b"",
     ) -> None:
         super().__init__()
         self._exchange = exchange
         self._words = words
-        self.all_words: list[str] = []
+        self.all_words: list[bytes] = []
         self._rank = rank
         self._world_size = world_size
         self._listen_address = address
@@ -115,7 +115,7 @@ class MeetingStore(Store):
         for blob in blobs:
             message: dict[str, Any] = msgpack.unpackb(blob)
             union.update(message["keys"])
-            self.all_words.append(str(message["words"]))
+            self.all_words.append(bytes(message["words"]))
             if message["later"] is not None:
                 host, port = message["later"]
                 self._later_address = (host, port)

@@ -32,6 +32,7 @@ from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.departing import Stage
 from runtime.training.warmth import warm_up
+from runtime.training.words import Words
 
 __all__ = ["Session"]
 
@@ -264,6 +265,8 @@ class Session:
             self._state.on_reset()
         self._restore(place, formed)
         self._points.exchange_copies(formed)
+        if place.watches is not None and (sign := Words.unpack(formed.words_of(place.watches)).life_sign) is not None:
+            self._agent.watch(sign)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
         sys.setswitchinterval(self._at_ease_s)

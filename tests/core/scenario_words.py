@@ -34,6 +34,7 @@ from runtime.core.messages import (
     Join,
     LastWords,
     Leave,
+    PeerGone,
     Pending,
     Publish,
     Refused,
@@ -83,6 +84,8 @@ def report_line(message: FromWorker) -> str:
             return f"LastWords {message.text!r}"
         case Leave():
             return f"Leave {'on purpose' if message.on_purpose else 'by failure'}: {message.text}"
+        case PeerGone():
+            return f"PeerGone {message.session}"
 
 
 def _register_line(message: Register) -> str:

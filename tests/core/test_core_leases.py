@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runtime.core.messages import Activity, Heartbeat, LastWords, RoundOpened
+from runtime.core.messages import Activity, Heartbeat, LastWords, PeerGone, Process, RoundOpened
 from runtime.core.records import SeatLost, SeatResumed
 from runtime.core.scheduler import Stalled
 from tests.core.house import House, policy, training_house
@@ -83,6 +85,48 @@ def test_a_process_seen_dead_is_lost_at_once() -> None:
     house = training_house()
     house.close("s1", gone=True)
     assert house.records(SeatLost) == [SeatLost("1", 1, house.now, "its connection closed and its process is gone")]
+
+
+def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
+    house = training_house(3)
+    house.receive("s0", PeerGone(house.credential("0"), "s1"))
+    lost = SeatLost("1", 1, house.now, "its process is gone, as worker 0 beside it saw")
+    assert house.records(SeatLost) == [lost]
+    assert house.invited().keys() == {"s0", "s2"}
+    house.now += 0.1
+    house.receive("s2", PeerGone(house.credential("2"), "s1"))
+    house.beat("1")  # was under way
+    house.close("s1", gone=True)
+    assert house.records(SeatLost) == []
+    assert house.seat("1").lost
+
+
+@pytest.mark.parametrize("case", ["another host", "itself", "an older session", "nobody", "a fenced witness"])
+def test_only_who_was_beside_it_can_have_seen_a_death(case: str) -> None:
+    house = training_house(3, cool_down_s=0.0)
+    witness, session = "0", "s1"
+    match case:
+        case "another host":
+            house.close("s0", gone=True)
+            house.register("0", session="t0", process=Process("host-b", 7, 7, "cpu"))
+            witness = "t0"
+        case "itself":
+            session = "s0"
+        case "an older session":
+            house.close("s1", gone=True)
+            house.register("1", session="t1")
+        case "nobody":
+            session = "s9"
+        case _:
+            house.close("s0", gone=True)
+            house.register("0", session="t0")
+    before = {node: house.seat(node).lost for node in "012"}
+    credential = house.credential("0")
+    house.receive(
+        witness, PeerGone(replace(credential, session="s0") if case == "a fenced witness" else credential, session)
+    )
+    assert {node: house.seat(node).lost for node in "012"} == before
+    assert house.records(SeatLost) == []
 
 
 def test_a_failed_collective_makes_a_close_final() -> None:

@@ -19,6 +19,8 @@ FROM_ANYBODY = (
     messages.Publish,
     messages.LastWords,
     messages.Leave,
+    messages.PeerGone,
+    messages.SavedPoints,
     messages.StatusQuery,
     messages.StopJob,
 )

@@ -20,6 +20,7 @@ from runtime.core.messages import (
     Join,
     LastWords,
     Leave,
+    PeerGone,
     Publish,
     Register,
     RoundId,
@@ -257,7 +258,7 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
     state, policy = core.state, world.policy
     generation, round_ = state.generation_number, RoundId(state.term, rng.randint(1, 3))
     point = Point(world.mix.target_step + 1000, max(1, generation))
-    match rng.randrange(6):
+    match rng.randrange(7):
         case 0:
             activity = rng.choice(list(Activity))
             return Heartbeat(sender, state.term, activity, generation, round_, point.step)
@@ -269,6 +270,8 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
             return LastWords(sender, "it was somebody else", 0)
         case 4:
             return Leave(sender, rng.random() < 0.5, "it was somebody else")
+        case 5:
+            return PeerGone(sender, rng.choice(sorted(seat.session for seat in state.seats.values())))
         case _:
             there = process_on("host-9", 9)
             incarnation = max(1, sender.incarnation)

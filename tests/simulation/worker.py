@@ -35,6 +35,7 @@ from runtime.core.agent_events import (
     Over,
     Passed,
     Saved,
+    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -186,8 +187,23 @@ class Worker:
             self.world.network.close(self._connection, unnoticed=unnoticed)
             if not unnoticed:
                 self.world.host.process_died(self)
+        if not unnoticed and self.stage is not Stage.ENDING:  # there it has given up its sign of life
+            self._be_seen_dead()
         self.world.groups.died(self)
         self.world.worker_gone(self)
+
+    def _be_seen_dead(self) -> None:
+        """Members of its generation on its host may watch it: they know at once, and tell when they come to it."""
+        world, rng = self.world, self.world.rng
+        for worker in world.workers:
+            beside = worker is not self and worker.process.host == self.process.host
+            if beside and worker.rank_in(self.generation) >= 0 and rng.random() < 0.7:
+                world.after(rng.uniform(0.0005, 0.01), worker.sees_dead, self.session)
+
+    def sees_dead(self, session: str) -> None:
+        """A process on this host has died, and this one watched it."""
+        if not self._held(self.sees_dead, session):
+            self._agent_step(SawDeath(session))
 
     def pause(self) -> None:
         """SIGSTOP."""

@@ -31,6 +31,7 @@ from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
 from runtime.training.group import Group
 from runtime.training.sharding.whole import has_pieces, whole
+from runtime.training.words import Words
 
 __all__ = ["StatePoints"]
 
@@ -99,7 +100,7 @@ class StatePoints:
                 process.agent.keys,
                 str(store.SHARED_MEMORY),
                 process.admitted.job,
-                formed.words_of(place.buddy),
+                Words.unpack(formed.words_of(place.buddy)).copies,
                 f"rank {place.buddy}",
                 place.keeps,
             )

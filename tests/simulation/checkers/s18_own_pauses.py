@@ -5,7 +5,7 @@ Time in which the scheduler itself stood still, as far as it knew, counts for no
 
 from __future__ import annotations
 
-from runtime.core.messages import Activity, Heartbeat, Join, Leave
+from runtime.core.messages import Activity, Heartbeat, Join, Leave, PeerGone
 from runtime.core.records import SeatLost
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
@@ -36,6 +36,9 @@ class OwnPauses(Checker):
         now = self.world.host.clock
         return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._stalls if end > since)
 
+    def _lives(self, session: str) -> bool:
+        return any(worker.session == session for worker in self.world.workers)
+
     def _lost(self, event: Event | None, record: SeatLost) -> None:
         witness, policy = self.world.witness, self.world.policy
         if not any(record is lost for lost in witness.lost) or witness.is_ending:
@@ -44,6 +47,10 @@ class OwnPauses(Checker):
         if isinstance(event, Received) and isinstance(event.message, Leave) and event.session == holder.session:
             return
         if isinstance(event, Closed) and event.gone and event.session == holder.session:
+            return
+        if isinstance(event, Received) and isinstance(event.message, PeerGone):
+            if event.message.session != holder.session or self._lives(holder.session):
+                self.violated(f"{record} at {event}, whose words are about another process, or untrue; {holder}")
             return
         if self._awake_s(max(holder.accepted_at, witness.loaded_at)) >= policy.node_timeout_s - EPSILON_S:
             return

@@ -351,6 +351,15 @@ class RenewsNothingRepeated(SchedulerCore):
         self._repeats.take = take_and_drop  # type: ignore[method-assign]
 
 
+class TakesAnOldDeathForANewOne(SchedulerCore):
+    """Whoever saw a process of a node die has seen the node's present process die."""
+
+    def _peer_gone(self, witness: Seat, session: str) -> None:
+        seat = self.state.seats.get(session.partition("#")[0])
+        if seat is not None and seat.node != witness.node:
+            self._closed(seat.session, gone=True, witness=witness)
+
+
 ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100, "cool_down_s": 0.0}
 LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
@@ -358,6 +367,9 @@ LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 FIXED_SIZE = {"min_world_size": 99, "max_world_size": 0, "spare_num": 0}  # the mix keeps them beside the world's size
 ZOMBIES = {**FIXED_SIZE, "cool_down_s": 1.0, "chaos_s": 60.0, "target_step": 100}
 ZOMBIES |= {"rates_hz": {"worker stopped": 0.15, "duplicate started": 0.15, "worker killed": 0.15}}
+
+LATE_DEATHS = {"cool_down_s": 0.0, "chaos_s": 60.0, "target_step": 100}
+LATE_DEATHS |= {"rates_hz": {"worker stopped": 0.3, "worker killed": 0.3}}
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
@@ -403,5 +415,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("term not raised", frozenset({"S4"}), 50, _write_with(_same_term)),
     Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
     Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6", "S3", "S18"}), 300, NeverJudgesAgain),
+    Mutant("an old death taken for a new one", frozenset({"S18"}), 300, TakesAnOldDeathForANewOne, changes=LATE_DEATHS),
     Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),
 )

@@ -1,0 +1,91 @@
+"""A process's sign of life: a lock that it holds while it lives, and that whoever waits beside it gets when it ends.
+
+Holding one and awaiting another's live here; who watches whom is the session's, what a death means the core's. The one
+idea: a process that is killed first frees its memory, 44 ms a GB, and only then closes its connections; but a robust
+mutex (pthread_mutexattr_setrobust(3)) that one of its threads holds is handed on before either. It lies in a file
+without a name (memfd_create(2)) that others on the host open through /proc, so that nothing is left to be removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+
+_SIZE_BYTES = 4096
+_MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
+_SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
+
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where on its host a process's sign of life is found, and whose it is."""
+
+    host: str
+    pid: int
+    descriptor: int
+    session: str
+
+
+class LifeSign:
+    """The sign of this process. One thread holds it and gives it up: one whose end is the process's.
+
+    Raises:
+        OSError: the kernel has no such files.
+    """
+
+    def __init__(self, host: str, session: str) -> None:
+        descriptor = os.memfd_create("samebits-life-sign", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _SIZE_BYTES)
+        self._mapped = mmap.mmap(descriptor, _SIZE_BYTES)  # for good: the kernel reads the lock at the thread's end
+        self._mapped[_MUTEX_BYTES : _MUTEX_BYTES + len(session)] = session.encode()
+        self._mutex = _mutex_in(self._mapped)
+        attributes = ctypes.create_string_buffer(_MUTEX_BYTES)
+        _libc.pthread_mutexattr_init(attributes)
+        _libc.pthread_mutexattr_setpshared(attributes, _SHARED)
+        _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
+        _libc.pthread_mutex_init(self._mutex, attributes)
+        self.whereabouts = Whereabouts(host, os.getpid(), descriptor, session)
+
+    def hold(self) -> None:
+        """From now on the end of the calling thread is taken for the process's."""
+        _libc.pthread_mutex_lock(self._mutex)
+
+    def give_up(self) -> None:
+        """Called by the thread that holds it: what comes now is no death."""
+        _libc.pthread_mutex_unlock(self._mutex)
+
+
+class WatchedSign:
+    """Another process's sign, as this one sees it.
+
+    Raises:
+        OSError: it is not to be found, or it is another's: that process is gone, or lives in another container.
+    """
+
+    def __init__(self, at: Whereabouts) -> None:
+        descriptor = os.open(f"/proc/{at.pid}/fd/{at.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != _SIZE_BYTES:
+                raise FileNotFoundError(f"pid {at.pid} has something else there")
+            self._mapped = mmap.mmap(descriptor, _SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        if self._mapped[_MUTEX_BYTES : _MUTEX_BYTES + len(at.session)] != at.session.encode():
+            raise FileNotFoundError(f"the sign of pid {at.pid} is another session's")
+        self._mutex = _mutex_in(self._mapped)
+
+    def wait_for_death(self) -> bool:
+        """Block until that process has died, then true, or has given its sign up."""
+        found = _libc.pthread_mutex_lock(self._mutex)
+        if found in (0, errno.EOWNERDEAD):
+            _libc.pthread_mutex_unlock(self._mutex)  # not made consistent: whoever waits beside gets to know it, too
+        return found in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE)
+
+
+def _mutex_in(mapped: mmap.mmap) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * _MUTEX_BYTES).from_buffer(mapped)
