@@ -1,7 +1,7 @@
 """Runs the probe as if this process were on a host of its own: another host name, and shared memory nobody else sees.
 
-``TEST_HOST`` names the host, ``TEST_MEMORY`` the folder that stands for its shared memory. Everything else is the
-probe's; its disk is what ``CHECKPOINT_PATH`` says.
+``TEST_HOST`` names the host, ``TEST_MEMORY`` the folder that stands for its shared memory, if any. Everything else is
+the probe's; its disk is what ``CHECKPOINT_PATH`` says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def main() -> None:
     if name is not None:
         socket.gethostname = lambda: name
         host_id.cache_clear()
-        checkpoint.SHARED_MEMORY = Path(os.environ[MEMORY])  # type: ignore[misc]
+        if MEMORY in os.environ:
+            checkpoint.SHARED_MEMORY = Path(os.environ[MEMORY])  # type: ignore[misc]
     probe.main()
 
 

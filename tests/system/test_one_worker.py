@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from runtime.store.process_identity import ProcessIdentity
-from tests.system.job import Job
+from tests.system.job import PROBE, Job
 from tests.system.kill_list import INTERVAL, MIDDLE
+from tests.system.on_host import HOST
 from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
@@ -23,18 +24,25 @@ COOL_DOWN_S = 30.0
 def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """Its copies of the connections would keep them open: here for the lease of ten minutes."""
+    """Its copies of the connections would keep them open: here for the lease of ten minutes.
+
+    It is alone on its host, so that nobody sees it die but by these.
+    """
     expected = undisturbed(*TRAINED)
-    job = new_job(*TRAINED, "--fork-rank", "2", settings={"NODE_TIMEOUT": "600", "TOPO_TIMEOUT": "600"})
-    job.start()
+    settings = {"NODE_TIMEOUT": "600", "TOPO_TIMEOUT": "600"}
+    script = PROBE.with_name("on_host.py")
+    job = new_job(*TRAINED, "--fork-rank", "2", settings=settings, script=script)
+    job.start_scheduler()
+    for rank in job.ranks:
+        job.start_worker(rank, **({HOST: "elsewhere"} if rank == 2 else {}))
     child = ProcessIdentity.of(int(job.wait_for(2, r"^child (\d+)$")[1]))
     assert child is not None
     job.wait_for_step(MIDDLE)
     job.kill(2)
-    job.wait_for(SCHEDULER, r"worker 2 \(pid .* is lost: its connection closed and its process is gone")
+    job.wait_for(SCHEDULER, r"worker 2 \(pid .* is lost: its connection closed and ")
     assert child.is_alive()
     os.kill(child.pid, signal.SIGKILL)
-    job.start_worker(2)
+    job.start_worker(2, **{HOST: "elsewhere"})
     assert job.wait_finished() == expected
 
 
