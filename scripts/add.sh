@@ -20,5 +20,6 @@ log_dir=$("$python" -P -m runtime recover --log-dir)
 lock "$log_dir"
 found=$("$python" -P -m runtime add "${1-1}")
 eval "$found"
+heed_no_terminal
 start_all "${gone[@]}"
 unlock

@@ -23,8 +23,6 @@ lock "$log_dir"
 found=$("$python" -P -m runtime recover)
 eval "$found"
 
-hold_signals
-start_all "${gone[@]}"
-unlock
+start_gone() { start_all "${gone[@]}"; }
 
-follow --again bash "$root/scripts/recover.sh"
+follow_while start_gone --again bash "$root/scripts/recover.sh"

@@ -13,7 +13,7 @@ fresh= detach=
 while [ $# -gt 0 ]; do
     case $1 in
         --fresh) fresh=--fresh ;;
-        --detach) detach=yes ;;
+        --detach) detach=--detach ;;
         -h | --help)
             echo 'usage: run.sh [--fresh] [--detach] [script.py [args...]]'
             echo '  --fresh   moves the folders of an unfinished job aside and starts anew'
@@ -69,16 +69,16 @@ lock "${LOG_DIR:-${MS_LOG_DIR:-device}}"
 prepared=$(ROLE=scheduler "$python" -P -m runtime prepare $fresh --interpreter "$python" -- "$script" "$@")
 { read -r -a nodes && read -r counted && read -r log_dir; } <<<"$prepared"
 
-hold_signals
-for node in "${nodes[@]}"; do
-    export ROLE=worker NODE_ID=$node
-    start "worker_$node" "$python" "$script" "$@"
-done
-export ROLE=scheduler REBUILD=0  # what begins here is a new job
-unset NODE_ID
-start scheduler "$python" -P -m runtime scheduler
-unlock
+args=("$@")
+start_job() {
+    for node in "${nodes[@]}"; do
+        export ROLE=worker NODE_ID=$node
+        start "worker_$node" "$python" "$script" "${args[@]}"
+    done
+    export ROLE=scheduler REBUILD=0 # what begins here is a new job
+    unset NODE_ID
+    start scheduler "$python" -P -m runtime scheduler
+    echo "samebits: $counted and a scheduler of '$script' started; their logs are in $log_dir"
+}
 
-echo "samebits: $counted and a scheduler of '$script' started; their logs are in $log_dir"
-if [ -n "$detach" ] && [ -z "${interrupted-}" ]; then exit 0; fi
-follow
+follow_while start_job $detach

@@ -6,6 +6,7 @@ through a descriptor of exactly that process, opened before the start time is co
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ SCHEDULER = "scheduler"
 _WORKER_PREFIX = "worker_"
 _TAIL_BYTES = 8192
 _SHOWN_CHARACTERS = 300
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
@@ -85,8 +87,13 @@ def reap(identity: ProcessIdentity) -> Death | None:
     return Death(status=os.WEXITSTATUS(status))
 
 
+def adopt_orphans(wanted: bool) -> None:
+    """Whether this process becomes the parent of its descendants whose parent ends (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Whether this process started it, or became what started it: then its status can be read."""
+    """Whether this process started it, became what started it, or has adopted it: then its status can be read."""
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

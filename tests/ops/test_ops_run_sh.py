@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,6 +121,38 @@ def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> No
         assert shell.process.poll() is None
     os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
     assert shell.end() == 78, shell.text
+    assert job.running() == []
+
+
+def test_ctrl_c_is_heard_at_every_moment_of_a_start(new_job: Callable[..., ShellJob]) -> None:
+    """Before anything is started it ends the script; from then on it ends what was started."""
+    statuses = set()
+    for number in range(8):
+        job = new_job(f"{number}", WORKER_NUM="6")
+        shell = job.run(*ENDLESS)
+        time.sleep(number * 0.07)  # a moment anywhere between the first line of the script and the follower's
+        os.killpg(shell.process.pid, signal.SIGINT)
+        statuses.add(shell.end())
+        assert job.running() == [], f"{shell.process.returncode}: {shell.text}"
+    assert statuses <= {-signal.SIGINT, 128 + signal.SIGINT, 78}
+    assert 78 in statuses, "the last ones had started something"
+
+
+def test_ctrl_c_is_not_lost_while_the_script_becomes_its_follower(job: ShellJob) -> None:
+    slow = job.folder / "slow"
+    slow.mkdir()
+    (slow / "env").write_text(
+        f"""#!/bin/bash
+if [[ "$*" == *follow* ]]; then : >'{slow}/becomes'; sleep 2; fi
+exec {shutil.which("env")} "$@"
+"""
+    )
+    (slow / "env").chmod(0o755)
+    shell = job.run(*ENDLESS, PATH=f"{slow}:{os.environ['PATH']}")
+    while not (slow / "becomes").exists():
+        assert shell.process.poll() is None
+    os.killpg(shell.process.pid, signal.SIGINT)
+    assert shell.end() == -signal.SIGINT, shell.text
     assert job.running() == []
 
 
