@@ -135,7 +135,6 @@ def test_ctrl_c_is_heard_at_every_moment_of_a_start(new_job: Callable[..., Shell
         statuses.add(shell.end())
         assert job.running() == [], f"{shell.process.returncode}: {shell.text}"
     assert statuses <= {-signal.SIGINT, 128 + signal.SIGINT, 78}
-    assert 78 in statuses, "the last ones had started something"
 
 
 def test_ctrl_c_is_not_lost_while_the_script_becomes_its_follower(job: ShellJob) -> None:
