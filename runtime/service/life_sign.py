@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 _SIZE_BYTES = 4096
 _MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
+_HARMLESSLY = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # it may be a stranger's by now
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 
 _libc = ctypes.CDLL(None)
@@ -56,8 +57,9 @@ class LifeSign:
         _libc.pthread_mutex_lock(self._mutex)
 
     def give_up(self) -> None:
-        """Called by the thread that holds it: what comes now is no death."""
+        """Called by the thread that holds it, once: what comes now is no death."""
         _libc.pthread_mutex_unlock(self._mutex)
+        os.close(self.whereabouts.descriptor)
 
 
 class WatchedSign:
@@ -68,7 +70,7 @@ class WatchedSign:
     """
 
     def __init__(self, at: Whereabouts) -> None:
-        descriptor = os.open(f"/proc/{at.pid}/fd/{at.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(f"/proc/{at.pid}/fd/{at.descriptor}", _HARMLESSLY)
         try:
             if os.fstat(descriptor).st_size != _SIZE_BYTES:
                 raise FileNotFoundError(f"pid {at.pid} has something else there")
