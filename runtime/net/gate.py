@@ -106,6 +106,8 @@ class Gate:
         self._check_at = 0.0
         self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
         self._turned_away: set[int] = set()
+        self._ended: list[Ended] = []
+        self._rejected: list[Rejected] = []
         self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED names
         self._zap: zmq.Socket[bytes] | None = None
         self._expected = b""
@@ -136,21 +138,29 @@ class Gate:
 
     def take(self) -> tuple[list[Ended], list[Rejected]]:
         """What has happened by now: the connections that ended, in order, and who was turned away."""
-        ended: list[Ended] = []
-        rejected: list[Rejected] = []
         for question in self._zap_questions():
-            self._take_events(
-                ended, rejected
-            )  # who asks was accepted before: its address is looked up while it is there
+            self._take_events()  # who asks was accepted before: its address is looked up while it is there
             self._answer(question)
-        self._take_events(ended, rejected)
-        rejected += self._turn_away()
+        self._take_events()
+        self._rejected += self._turn_away()
         if time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + CHECK_S
-            rejected += self._look_at_unheard()
+            self._rejected += self._look_at_unheard()
+        ended, rejected = self._ended, self._rejected
+        self._ended, self._rejected = [], []
         return ended, rejected
 
-    def _take_events(self, ended: list[Ended], rejected: list[Rejected]) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Whether ``take`` has something to give, whatever ``sources`` say."""
+        return bool(self._ended or self._rejected)
+
+    def stands(self, descriptor: int) -> bool:
+        """Whether a connection has that number now; whoever has been heard was accepted before."""
+        self._take_events()
+        return descriptor in self._address_of
+
+    def _take_events(self) -> None:
         for event, value in self._events():
             if event == zmq.EVENT_ACCEPTED:
                 self._address_of[value] = _peer_address(value)
@@ -160,9 +170,9 @@ class Gate:
                 was_turned_away = value in self._turned_away
                 self._turned_away.discard(value)
                 if failure is not None and not was_turned_away:
-                    rejected.append(Rejected(address, failure))
+                    self._rejected.append(Rejected(address, failure))
                 self._unheard.pop(value, None)
-                ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
+                self._ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
 

@@ -165,7 +165,7 @@ class Server:
 
     def wait(self, timeout_s: float) -> set[int]:
         """Sleep until something can be read. Returns those watched descriptors that became readable."""
-        ready = self._poller.poll(max(0, int(timeout_s * 1000 + 0.999)))
+        ready = self._poller.poll(0 if self._gate.has_news else max(0, int(timeout_s * 1000 + 0.999)))
         descriptors = {source for source, _ in ready if isinstance(source, int)}
         if self._waker.descriptor in descriptors:
             self._waker.rest()
@@ -180,11 +180,13 @@ class Server:
         """What has come in by now, as far as the bounds allow; first who was turned away, last who has closed."""
         ended, rejected = self._gate.take()
         yield from rejected
-        # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event.
+        # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event. Who closed
+        # may never have said a word, and who speaks first over the number be the next one.
         owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
         for descriptor in owners:
             if (owner := self._peer_of.pop(descriptor, None)) is not None:
                 owners[descriptor].append(owner.session)
+        known = {descriptor for descriptor, sessions in owners.items() if sessions}
         turns: dict[int, int] = {}
         receive = self._socket.recv
         for _ in range(DRAIN_LIMIT):
@@ -203,7 +205,9 @@ class Server:
         self._gate.heard(turns)
         for end in ended:
             left = owners[end.descriptor]
-            if left:
+            is_the_next_ones = end.descriptor not in known and len(left) == 1 and self._gate.stands(end.descriptor)
+            known.discard(end.descriptor)
+            if left and not is_the_next_ones:
                 yield from self._close(left.pop(0), end.descriptor, still_used=bool(left))
             elif not end.is_counted:
                 yield Rejected(end.address, Rejection.SILENT)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +142,48 @@ def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
+
+
+SPEAKER = """
+import sys, zmq
+endpoint, name, message = sys.argv[1:]
+sys.stdin.readline()
+socket = zmq.Context().socket(zmq.DEALER)
+socket.routing_id = name.encode()
+socket.connect(endpoint)
+socket.send(bytes.fromhex(message))
+sys.stdin.readline()
+"""
+
+
+def test_who_comes_after_a_stranger_under_the_same_descriptor_is_not_closed_with_him(ends: Ends) -> None:
+    """Somebody looks whether the port is open and goes; a worker registers; the server looks at both at once."""
+    words = [f"tcp://127.0.0.1:{ends.port}", "session-b", ASKED.hex()]
+    speaker = subprocess.Popen([sys.executable, "-c", SPEAKER, *words], stdin=subprocess.PIPE, text=True)
+    assert speaker.stdin is not None
+    before = descriptors()
+    stranger = socket.create_connection(("127.0.0.1", ends.port))
+    assert stranger.recv(10)  # ZeroMQ's greeting: it was accepted
+    (accepted,) = descriptors() - before - {stranger.fileno()}
+    stranger.shutdown(socket.SHUT_WR)
+    while stranger.recv(100):
+        continue  # until the other side has closed it
+    speaker.stdin.write("go\n")
+    speaker.stdin.flush()
+    assert ends.server._socket.poll(PATIENCE_S * 1000)
+    seen = list(ends.server.drain())
+    assert ends.server._descriptor_of == {"session-b": accepted}, "what this test is about did not happen"
+    assert [type(item) for item in seen] == [Rejected, Arrived]
+    speaker.communicate("go\n", timeout=PATIENCE_S)
+    assert until(ends.heard, lambda item: item == Lost("session-b"))
+    assert ends.server._descriptor_of == ends.server._peer_of == {}
+    stranger.close()
+
+
+def descriptors() -> set[int]:
+    """Of this process, but for the one that this is read by."""
+    listed = [entry.name for entry in Path("/proc/self/fd").iterdir()]
+    return {int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
 def test_names_that_no_session_has_are_nobodys(ends: Ends) -> None:
