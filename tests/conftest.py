@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class FailuresAtOnce:
 
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: else nothing it starts hears it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and not hasattr(config, "workerinput"):  # with several processes: in the one that prints
         config.pluginmanager.register(FailuresAtOnce(reporter), "failures_at_once")

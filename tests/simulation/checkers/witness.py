@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import FromWorker, Join, Leave, Register
+from runtime.core.messages import FromWorker, Join, Leave, PeerGone, Register
 from runtime.core.ready import Ready
 from runtime.core.records import (
     GenerationCommitted,
@@ -174,15 +174,20 @@ class Witness:
                 holder.is_gone = isinstance(event.message, Leave)
                 if isinstance(event.message, Join):
                     self.line.brought(event.message)
+                elif isinstance(event.message, PeerGone) and event.message.session != event.session:
+                    self._closed(event.message.session, now, gone=True)
         elif isinstance(event, Closed):
-            holder = self.holder_of_session(event.session)
-            if holder is not None and not holder.is_retired and not holder.has_left:
-                holder.is_gone = holder.is_gone or event.gone
-                holder.away_since = now if holder.away_since is None else holder.away_since
-                if holder.is_heard and holder.closed_at is None:
-                    holder.closed_at = now
+            self._closed(event.session, now, gone=event.gone)
         elif isinstance(event, Stalled):
             self.stalled_at = now
+
+    def _closed(self, session: str, now: float, *, gone: bool) -> None:
+        holder = self.holder_of_session(session)
+        if holder is not None and not holder.is_retired and not holder.has_left:
+            holder.is_gone = holder.is_gone or gone
+            holder.away_since = now if holder.away_since is None else holder.away_since
+            if holder.is_heard and holder.closed_at is None:
+                holder.closed_at = now
 
     def _formed(self, event: Event | None, record: GenerationCommitted) -> None:
         self.line.decided(record)
