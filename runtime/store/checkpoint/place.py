@@ -7,7 +7,7 @@ place than this machine's folders, the text of a URL, and nobody else asks which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -79,7 +79,9 @@ class Place(Protocol[FoundHere]):
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """Save a point."""
 
-    def write_prepared(self, header: PointHeader, manifest: BytesLike, data: Sequence[memoryview]) -> None:
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
         """Save a point whose two files are in memory."""
 
     def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
@@ -133,7 +135,9 @@ class LocalPlace:
         """See ``writing.write_point``."""
         writing.write_point(self._root, header, tensors, tree, layout)
 
-    def write_prepared(self, header: PointHeader, manifest: BytesLike, data: Sequence[memoryview]) -> None:
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
         """See ``writing.write_prepared``."""
         (view,) = data
         writing.write_prepared(self._root, header, manifest, view)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import xxhash
 
@@ -175,14 +175,16 @@ class RemotePlace:
         views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
         data_bytes, chunks = hash_chunks(views, chunk_bytes)
         manifest = encode_manifest(Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks))
-        self.write_prepared(header, manifest, views)
+        self.write_prepared(header, lambda: manifest, views)
 
-    def write_prepared(self, header: PointHeader, manifest: BytesLike, data: Sequence[memoryview]) -> None:
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
         """As :meth:`write`, for a point whose two files are there already, byte for byte, in memory.
 
         Args:
             header: which point it is and whose.
-            manifest: the manifest's file, digests and all.
+            manifest: gives the manifest's file, digests and all; asked for when the data is there.
             data: the data file, in pieces that must not change meanwhile.
         """
         data_bytes = sum(map(len, data))
@@ -203,7 +205,7 @@ class RemotePlace:
                 "sent, so the point does not count; the next save tries again"
             )
         self._require_newest(header.point, sizes)
-        self._store.upload(self._name(attempt.manifest_name), [memoryview(manifest)])
+        self._store.upload(self._name(attempt.manifest_name), [memoryview(manifest())])
         self._whole.add(attempt.data_name)
         self._sweep(attempt, sizes)
 

@@ -2,7 +2,7 @@
 
 Here live hashing a slot and marking it hashed; filling one is ``memory_slot``'s, writing to disk is ``writing``'s. The
 one idea: the data is mapped read-only, and manifest and header are written with one call each, so that a kill between
-them leaves a slot that is still only sealed.
+them leaves a slot that is still only sealed. Nobody needs a hash to write the data file: hashing is done beside that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import dataclasses
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,26 +20,40 @@ import xxhash
 
 from runtime.errors import CheckpointError
 from runtime.store import durable
-from runtime.store.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from runtime.store.checkpoint.manifest import Manifest, PointHeader, decode_manifest, encode_manifest
 from runtime.store.checkpoint.memory_slot import HEADER_BYTES, SlotHeader, Stage, open_slot, read_header, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
 class HashedPoint:
-    """A point in memory whose hashes are known: the bytes of its two files."""
+    """A point in memory that is being hashed: the bytes of its two files.
 
-    manifest: Manifest
-    manifest_data: bytes
+    Attributes:
+        header: whose it is.
+        data: the data file.
+    """
+
+    header: PointHeader
     data: memoryview
+    _manifest: Future[bytes]
+
+    def manifest_data(self) -> bytes:
+        """The manifest's file, as soon as the hashes are known.
+
+        Raises:
+            StoreError: the slot could not be marked.
+        """
+        return self._manifest.result()
 
 
 @contextlib.contextmanager
-def hashed(path: Path, directory: int) -> Iterator[HashedPoint]:
-    """Hash a sealed slot, unless that was done, and use its bytes inside the block.
+def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda: None) -> Iterator[HashedPoint]:
+    """Hash a sealed slot, unless that was done, beside what the block does with its bytes; both are done at its end.
 
     Args:
         path: of the slot, for messages.
         directory: an open descriptor of its folder.
+        on_hashed: called, in a thread of its own, as soon as the slot says that it is.
 
     Raises:
         CheckpointError: nothing is sealed there, or it is not what was sealed.
@@ -58,21 +73,24 @@ def hashed(path: Path, directory: int) -> Iterator[HashedPoint]:
         # Not closed here: an error on its way up may still hold a view, and the mapping goes with the last of them.
         memory = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ)
         data = memoryview(memory)[header.data_offset :]
-        if header.stage is not Stage.HASHED:
-            manifest, manifest_data = _hash(descriptor, path, header, manifest, data)
-        yield HashedPoint(manifest, manifest_data, data)
+
+        def hash_and_say() -> bytes:
+            is_done = header.stage is Stage.HASHED
+            encoded = manifest_data if is_done else _hash(descriptor, path, header, manifest, data)
+            on_hashed()
+            return encoded
+
+        with ThreadPoolExecutor(1, "samebits-hash") as aside:
+            yield HashedPoint(manifest.header, data, aside.submit(hash_and_say))
     finally:
         os.close(descriptor)
 
 
-def _hash(
-    descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, data: memoryview
-) -> tuple[Manifest, bytes]:
+def _hash(descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, data: memoryview) -> bytes:
     size = manifest.chunk_bytes
     digests = [xxhash.xxh3_128_digest(data[start : start + size]) for start in range(0, len(data), size)]
-    manifest = dataclasses.replace(manifest, chunks=tuple(digests))
-    encoded = encode_manifest(manifest)  # as long as before: every digest is of one size
+    encoded = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))  # as long: digests are of one size
     with durable.disk_errors(path, "marking the memory slot as hashed"):
         os.pwrite(descriptor, encoded, HEADER_BYTES)
         os.pwrite(descriptor, dataclasses.replace(header, stage=Stage.HASHED).encode(), 0)
-    return manifest, encoded
+    return encoded

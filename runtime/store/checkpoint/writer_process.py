@@ -135,12 +135,15 @@ class WriterProcess:
 
     def _finish(self, name: str, sequence: int, retention: Retention | None = None) -> None:
         self._finished.add(sequence)
+
+        def on_hashed() -> None:
+            self._tell("hashed", sequence)
+            if self._companion is not None:
+                self._companion.hashed(name, sequence)
+
         try:
-            with sealed_slot.hashed(self._room / name, self._room_descriptor) as point:
-                self._tell("hashed", sequence)
-                if self._companion is not None:
-                    self._companion.hashed(name, sequence)
-                header = point.manifest.header
+            with sealed_slot.hashed(self._room / name, self._room_descriptor, on_hashed) as point:
+                header = point.header
                 place = self._place_of(header)
                 if self._was_there is None:
                     is_asked = is_remote(self._root)  # of a local folder the trainer knows itself

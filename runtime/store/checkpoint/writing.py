@@ -63,18 +63,18 @@ def write_point(
     return _save(root, header, write_files)
 
 
-def write_prepared(root: Path, header: PointHeader, manifest: BytesLike, data: memoryview) -> Path:
+def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], BytesLike], data: memoryview) -> Path:
     """As :func:`write_point`, for a point whose two files are there already, byte for byte, in memory.
 
     Args:
         root, header: as there; the same lock is held.
-        manifest: the manifest's file, digests and all.
+        manifest: gives the manifest's file, digests and all; asked for when the data is written.
         data: the data file, which must not change meanwhile; past the page cache where its address is a page's.
     """
 
     def write_files(temporary: Path) -> None:
         direct.write_new_file(temporary / DATA_FILE, data)
-        durable.write_file(temporary / MANIFEST_FILE, manifest)
+        durable.write_file(temporary / MANIFEST_FILE, manifest())
 
     return _save(root, header, write_files)
 

@@ -180,7 +180,7 @@ def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path)
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:
     """What the writer process does with a slot, in this one."""
     with sealed_slot.hashed(room.path / name, room.descriptor) as point:
-        writing.write_prepared(root, point.manifest.header, point.manifest_data, point.data)
+        writing.write_prepared(root, point.header, point.manifest_data, point.data)
 
 
 def test_the_order_of_a_save_is_that_of_one_without_a_writer(base: Path, root: Path) -> None:

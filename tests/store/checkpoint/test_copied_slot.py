@@ -178,7 +178,7 @@ def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
     with sealed_slot.hashed(ours.path / name, ours.descriptor) as point:
         place = open_place(root, 0, job=JOB, job_name="j")
         place.claim()
-        place.write_prepared(point.manifest.header, point.manifest_data, [point.data])
+        place.write_prepared(point.header, point.manifest_data, [point.data])
     outgoing = outgoing_copy(ours.descriptor, ours.path / name, root)
     assert outgoing is not None
     incoming = IncomingCopy(theirs, outgoing.offer)

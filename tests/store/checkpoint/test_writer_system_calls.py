@@ -14,9 +14,11 @@ from runtime.store.checkpoint.writer import COMMAND
 from tests.crash_points.strace import refusal
 from tests.store.checkpoint.test_checkpoint_writer import Trainer, names_in, steps_in_memory, whole_steps
 
-_CALL = re.compile(r"(\w+)\((.*)")
-# Nobody else sees these, and how many there are depends on the length of a path: a kill there is one at the next call.
-_OF_ITS_MEMORY = frozenset({"brk", "madvise", "mmap", "mprotect", "mremap", "munmap"})
+_CALL = re.compile(r"(\d+) +(\w+)\((.*)")
+# Its own memory and threads: nobody else sees these, and how many there are depends on the length of a path, or on
+# which thread is faster. A kill there is one at the next call.
+_OF_ITS_OWN = frozenset({"brk", "madvise", "mmap", "mprotect", "mremap", "munmap", "clone", "clone3", "exit", "futex"})
+_OF_ITS_OWN |= {"gettid", "rseq", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "set_robust_list"}
 _TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names the slot: an array of three
 _SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
 
@@ -29,7 +31,7 @@ def save_under_strace(place: Path, *options: str) -> Outcome:
         assert first.save(1).problem is None
     finally:
         first.close()
-    command = ("strace", "-qq", "-o", str(place / "log"), *options, *COMMAND)
+    command = ("strace", "-f", "-qq", "-o", str(place / "log"), *options, *COMMAND)
     trainer = Trainer(place / "memory", place / "points", command=command)
     try:
         return trainer.save(2)
@@ -38,22 +40,23 @@ def save_under_strace(place: Path, *options: str) -> Outcome:
 
 
 def calls_of_a_save(log: Path) -> list[tuple[str, int]]:
-    """From the message that names the slot to the answer that it is durable: each call, and the how-manieth it is.
+    """From the message that names the slot to the answer that it is durable: each call, the how-manieth of its thread.
 
-    Without the calls that only arrange the process's own memory.
+    (So strace counts, and the first thread that has as many is where it acts.)
     """
-    counts: Counter[str] = Counter()
-    found: list[tuple[str, int]] = []
+    counts: Counter[tuple[str, str]] = Counter()
+    found: dict[tuple[str, int], None] = {}  # in order
     is_saving = False
     for line in log.read_text(errors="replace").splitlines():
         if (match := _CALL.match(line)) is None:
             continue
-        counts[match[1]] += 1
-        is_saving = is_saving or _TAKES_IT_UP.match(line) is not None
-        if is_saving and match[1] not in _OF_ITS_MEMORY:
-            found.append((match[1], counts[match[1]]))
-        if _SAYS_IT_IS_DURABLE.match(line):
-            return found
+        thread, name = match[1], match[2]
+        counts[thread, name] += 1
+        is_saving = is_saving or _TAKES_IT_UP.search(line) is not None
+        if is_saving and name not in _OF_ITS_OWN:
+            found[name, counts[thread, name]] = None
+        if _SAYS_IT_IS_DURABLE.search(line):
+            return list(found)
     raise AssertionError("the save has no end in the log")
 
 
