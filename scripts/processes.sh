@@ -26,8 +26,10 @@ start() { # NAME COMMAND...
     pid=$(setsid "$@" </dev/null >>"$log_dir/$name.log" 2>&1 {start_lock}>&- & echo "$!")
     read -r stat 2>/dev/null <"/proc/$pid/stat" || stat= # it is gone already, as its follower will tell
     set -- ${stat##*) }
-    printf '%s %s\n' "$pid" "${20-0}" >"$pid_file.new"
-    mv "$pid_file.new" "$pid_file"
+    if ! { printf '%s %s\n' "$pid" "${20-0}" >"$pid_file.new" && mv "$pid_file.new" "$pid_file"; }; then
+        kill "$pid" # nobody would know of it
+        return 1
+    fi
 }
 
 # Starts these processes of the job whose folder, environment, $interpreter, $script and $args are set.

@@ -72,7 +72,7 @@ from runtime.net.client import Client, Down, Got, ShutOut, Up
 from runtime.net.curve import cluster_keys
 from runtime.service import clock, voice
 from runtime.service.host import this_process
-from runtime.service.life_sign import LifeSign, WatchedSign, Whereabouts
+from runtime.service.life_sign import DeathWatch, LifeSign
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
@@ -110,6 +110,7 @@ class Agent:
         keys: the cluster's, where there is a secret.
         is_addressed: the present generation was entered with the part of its address map that belongs there.
         life_sign: what others on this host see this process's death by; None where the kernel has no such thing.
+        deaths: watches others; the scheduler is told.
     """
 
     def __init__(self, settings: Settings, job_name: str, device: str) -> None:
@@ -153,8 +154,8 @@ class Agent:
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
-        self._watched: set[str] = set()  # sessions whose process this one watches
-        self.life_sign = _life_sign(process.host, self.session)
+        self.deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
+        self.life_sign = LifeSign.if_possible(process.host, self.session)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     @property
@@ -260,23 +261,6 @@ class Agent:
         if self._thread.is_alive():
             self._post(Leaving(on_purpose, text))
             self._closed.wait(timeout=1.0)
-
-    def watch(self, at: Whereabouts) -> bool:
-        """From now on tell the scheduler of that process's death the moment it dies; false where it cannot be seen."""
-        if at.session in self._watched:
-            return True
-        try:
-            sign = WatchedSign(at)
-        except OSError:
-            return False
-        self._watched.add(at.session)
-        threading.Thread(target=self._await_death, args=(sign, at.session), name="samebits-watch", daemon=True).start()
-        return True
-
-    def _await_death(self, sign: WatchedSign, session: str) -> None:
-        if sign.wait_for_death():
-            self._post(SawDeath(session))
-        self._watched.discard(session)
 
     def verdict(self, timeout_s: float) -> SameBitsError | None:
         """After a failed collective: what the scheduler says of it, a moment later; None where it is silent."""
@@ -482,13 +466,6 @@ class Agent:
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
         os._exit(error.exit_code)
-
-
-def _life_sign(host: str, session: str) -> LifeSign | None:
-    try:
-        return LifeSign(host, session)
-    except (AttributeError, OSError):  # no Linux, or one that forbids it: a death is then seen by its connection
-        return None
 
 
 def _reaches(restore: Point | None, committed: Point) -> bool:

@@ -12,6 +12,8 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _SIZE_BYTES = 4096
@@ -52,6 +54,14 @@ class LifeSign:
         _libc.pthread_mutex_init(self._mutex, attributes)
         self.whereabouts = Whereabouts(host, os.getpid(), descriptor, session)
 
+    @classmethod
+    def if_possible(cls, host: str, session: str) -> LifeSign | None:
+        """None where there is no Linux, or one that forbids it: a death is then seen by its connection."""
+        try:
+            return cls(host, session)
+        except (AttributeError, OSError):
+            return None
+
     def hold(self) -> None:
         """From now on the end of the calling thread is taken for the process's."""
         _libc.pthread_mutex_lock(self._mutex)
@@ -87,6 +97,35 @@ class WatchedSign:
         if found in (0, errno.EOWNERDEAD):
             _libc.pthread_mutex_unlock(self._mutex)  # not made consistent: whoever waits beside gets to know it, too
         return found in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE)
+
+
+class DeathWatch:
+    """Watches other processes on this host, a sleeping thread each.
+
+    Args:
+        tell: called with the session of one that has died, in its thread.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._watched: set[str] = set()  # by session
+
+    def watch(self, at: Whereabouts) -> bool:
+        """Watch that one from now on; false where it cannot be seen."""
+        if at.session in self._watched:
+            return True
+        try:
+            sign = WatchedSign(at)
+        except OSError:
+            return False
+        self._watched.add(at.session)
+        threading.Thread(target=self._wait, args=(sign, at.session), name="samebits-watch", daemon=True).start()
+        return True
+
+    def _wait(self, sign: WatchedSign, session: str) -> None:
+        if sign.wait_for_death():
+            self._tell(session)
+        self._watched.discard(session)
 
 
 def _mutex_in(mapped: mmap.mmap) -> ctypes.Array[ctypes.c_char]:

@@ -266,7 +266,7 @@ class Session:
         self._restore(place, formed)
         self._points.exchange_copies(formed)
         if place.watches is not None and (sign := Words.unpack(formed.words_of(place.watches)).life_sign) is not None:
-            self._agent.watch(sign)
+            self._agent.deaths.watch(sign)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
         sys.setswitchinterval(self._at_ease_s)

@@ -155,6 +155,25 @@ exec {shutil.which("env")} "$@"
     assert job.running() == []
 
 
+def environment_in(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # gone, or another user's
+
+
+def test_a_start_that_fails_half_way_leaves_nothing_running(job: ShellJob) -> None:
+    (job.log_dir / "worker_2.pid.new").mkdir(parents=True)
+    shell = job.run(*ENDLESS)
+    assert shell.end() == 78, shell.text
+    assert "worker_2.pid.new: Is a directory" in shell.text
+    assert "its start failed: ending the job" in shell.text
+    assert sorted(job.identities()) == ["worker_0", "worker_1"]
+    assert job.running() == []
+    words = os.fsencode(str(job.folder))  # of the third, whose pid was not written down
+    assert not [one for one in Path("/proc").glob("[0-9]*/environ") if words in environment_in(one)]
+
+
 def test_a_stopped_worker_does_not_survive_ctrl_c(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()

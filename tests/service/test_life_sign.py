@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runtime.service.life_sign import LifeSign, WatchedSign, Whereabouts
+from runtime.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts
 
 WAIT_S = 30.0
 HOLDER = """
 import os, sys, threading
 from runtime.service.life_sign import LifeSign
-sign = LifeSign("here", "session-1")
+sign = LifeSign("here", "{session}")
 done = threading.Event()
 def hold():
     sign.hold()
@@ -37,12 +39,13 @@ done.wait()
 class Holder:
     """A process that holds its sign until it is told something, and what is then written in ``then`` happens."""
 
-    def __init__(self, then: str = "") -> None:
+    def __init__(self, then: str = "", session: str = "session-1") -> None:
+        program = HOLDER.format(then=then, session=session)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER.format(then=then)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         pid, descriptor = self.read().split()
-        self.at = Whereabouts("here", int(pid), int(descriptor), "session-1")
+        self.at = Whereabouts("here", int(pid), int(descriptor), session)
 
     def read(self) -> str:
         assert self.process.stdout is not None
@@ -57,22 +60,11 @@ class Holder:
         self.process.send_signal(signal.SIGKILL)
 
 
-class Watch:
-    """Waits in a thread of its own, as an agent does."""
-
-    def __init__(self, at: Whereabouts) -> None:
-        self._sign = WatchedSign(at)
-        self.told: list[bool] = []
-        self._thread = threading.Thread(target=self._wait, daemon=True)
-        self._thread.start()
-
-    def _wait(self) -> None:
-        self.told.append(self._sign.wait_for_death())
-
-    def result(self) -> bool:
-        self._thread.join(WAIT_S)
-        assert self.told, "nothing was told"
-        return self.told[0]
+def watch(at: Whereabouts) -> Future[bool]:
+    """Whether it has died, or given its sign up, as soon as that is known."""
+    sign, told = WatchedSign(at), Future[bool]()
+    threading.Thread(target=lambda: told.set_result(sign.wait_for_death()), daemon=True).start()
+    return told
 
 
 @pytest.fixture
@@ -85,16 +77,16 @@ def holder() -> Iterator[Holder]:
 
 def test_a_kill_is_told_to_everybody_who_waits_and_to_who_comes_later(holder: Holder) -> None:
     late = WatchedSign(holder.at)
-    watches = [Watch(holder.at), Watch(holder.at)]
+    watches = [watch(holder.at), watch(holder.at)]
     holder.kill()
-    assert [watch.result() for watch in watches] == [True, True]
+    assert [one.result(WAIT_S) for one in watches] == [True, True]
     assert late.wait_for_death()
 
 
 def test_what_was_given_up_is_no_death(holder: Holder) -> None:
-    watch = Watch(holder.at)
+    told = watch(holder.at)
     holder.tell("give up")
-    assert not watch.result()
+    assert not told.result(WAIT_S)
     assert holder.read() == "given up\n"
     holder.process.wait(WAIT_S)
     with pytest.raises(OSError):  # it is gone, or going
@@ -104,9 +96,9 @@ def test_what_was_given_up_is_no_death(holder: Holder) -> None:
 @pytest.mark.parametrize("then", ["os._exit(3)", "raise SystemExit", "os.execv('/bin/sleep', ['sleep', '600'])"])
 def test_any_end_without_a_word_is_a_death(then: str) -> None:
     holder = Holder(then)
-    watch = Watch(holder.at)
+    told = watch(holder.at)
     holder.tell("go on")
-    assert watch.result()
+    assert told.result(WAIT_S)
     holder.process.kill()
     holder.process.communicate()
 
@@ -114,11 +106,11 @@ def test_any_end_without_a_word_is_a_death(then: str) -> None:
 def test_a_child_that_lives_on_does_not_hide_the_death() -> None:
     """As a DataLoader's worker does: it has inherited the file and the memory, not the lock."""
     holder = Holder("child = os.fork()\nif child: print(child, flush=True)\nimport time\ntime.sleep(600)")
-    watch = Watch(holder.at)
+    told = watch(holder.at)
     holder.tell("go on")
     child = int(holder.read())
     holder.kill()
-    assert watch.result()
+    assert told.result(WAIT_S)
     os.kill(child, signal.SIGKILL)
     holder.process.communicate()
 
@@ -137,3 +129,19 @@ def test_another_process_or_session_is_not_watched(holder: Holder) -> None:
 def test_a_sign_leaves_nothing_but_a_file_without_a_name() -> None:
     sign = LifeSign("here", "session-1")
     assert "memfd:samebits-life-sign" in str(Path(f"/proc/self/fd/{sign.whereabouts.descriptor}").readlink())
+
+
+def test_a_death_watch_tells_of_the_dead_alone() -> None:
+    holders = [Holder(session="session-1"), Holder(session="session-2")]
+    told: queue.Queue[str] = queue.Queue()
+    deaths = DeathWatch(told.put)
+    assert all(deaths.watch(holder.at) for holder in holders)
+    assert not deaths.watch(replace(holders[0].at, session="another"))
+    holders[0].tell("give up")
+    assert holders[0].read() == "given up\n"
+    holders[1].kill()
+    assert told.get(timeout=WAIT_S) == "session-2"
+    assert told.empty()
+    for holder in holders:
+        holder.kill()
+        holder.process.communicate()
