@@ -1,10 +1,10 @@
 """What follows for each member of a generation from the hosts of all: its place on its own, and its buddy on another.
 
 A rank watches the life of the next one on its host, in a ring; its buddy keeps a copy of its newest points. Only the
-choices live here, never the watching or the copying. The one idea: order the
-ranks by host and shift them by as many places as the largest host has ranks. Nobody then meets its own host, everybody
-keeps exactly one other's copies, and all members who know the hosts would choose alike. Where one host has more than
-half of the ranks no such shift exists: its ranks are dealt out over the others', and theirs over its own.
+choices live here, never the watching or the copying. The one idea, for buddies: order the ranks by host and shift them
+by as many places as the largest host has ranks. Nobody then meets its own host, everybody keeps exactly one other's
+copies, and all members who know the hosts would choose alike. Where one host has more than half of the ranks no such
+shift exists: its ranks are dealt out over the others', and theirs over its own.
 """
 
 from __future__ import annotations

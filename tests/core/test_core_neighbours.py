@@ -1,4 +1,4 @@
-"""Who keeps whose copies: on another host wherever there is one, and as evenly as the hosts allow."""
+"""Who keeps whose copies, on another host wherever there is one, and who watches whom on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.neighbours import buddies
+from runtime.core.neighbours import buddies, neighbourhoods
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,15 @@ def test_nobody_keeps_its_own_hosts_copies_nor_more_than_its_share(hosts: str) -
     others = len(hosts) - most
     fair = 1 if others in (0, *range(most, len(hosts))) else -(-most // others)
     assert max(load.values()) == fair
+
+
+@given(st.text("abcd", min_size=1, max_size=24))
+def test_on_each_host_everybody_is_watched_by_one_other(hosts: str) -> None:
+    watches = [one.watches for one in neighbourhoods(hosts)]
+    for rank, host in enumerate(hosts):
+        beside = {other for other in range(len(hosts)) if hosts[other] == host}
+        seen, at = set[int](), watches[rank]
+        while at is not None and at not in seen:
+            seen.add(at)
+            at = watches[at]
+        assert seen == (beside if len(beside) > 1 else set())

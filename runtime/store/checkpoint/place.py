@@ -70,7 +70,9 @@ class Place(Protocol[FoundHere]):
     def verify(self, found: FoundHere) -> None:
         """Compare every hash."""
 
-    def read(self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    def read(
+        self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
         """The contents, verified; ``targets`` may be filled, or be left as they are."""
 
     def pack(self, found: FoundHere) -> memoryview:
@@ -123,9 +125,11 @@ class LocalPlace:
         """See ``reading.verify``."""
         reading.verify(found)
 
-    def read(self, found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    def read(
+        self, found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
         """See ``reading.read``."""
-        return reading.read(found, targets)
+        return reading.read(found, targets, threads=threads)
 
     def pack(self, found: FoundPoint) -> memoryview:
         """See ``packing.pack``."""

@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import xxhash
@@ -81,11 +82,12 @@ def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
     return sorted(entries, key=lambda entry: (entry.start, entry.end))
 
 
-def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
     """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
 
     Args:
         found: the point.
+        threads: how many share the chunks.
         targets: tensors in writable memory, by name. What agrees with one in dtype and shape is read into it, and the
             target itself is in the result: a state that goes back to a point needs no second copy of itself. After an
             error they may hold anything.
@@ -98,8 +100,7 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None) -> 
             verify(found)  # which names the chunk
             raise
         tensors, views = _places(entries, targets or {}, manifest.data_bytes)
-        for index, pieces in enumerate(_cut(views, manifest.chunk_bytes)):
-            _read_chunk(descriptor, pieces, found, manifest, index)
+        _read_chunks(descriptor, views, found, manifest, threads)
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
 
@@ -218,6 +219,21 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
     for index in range(len(manifest.chunks)):
         start = index * manifest.chunk_bytes
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
+
+
+def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
+    """Fill the views, one after another, with the whole file."""
+    chunks = list(enumerate(_cut(views, manifest.chunk_bytes)))
+    if min(threads, len(chunks)) <= 1:
+        for index, pieces in chunks:
+            _read_chunk(descriptor, pieces, found, manifest, index)
+        return
+    pool = ThreadPoolExecutor(min(threads, len(chunks)), "samebits-read")
+    try:
+        for read in [pool.submit(_read_chunk, descriptor, one, found, manifest, index) for index, one in chunks]:
+            read.result()  # of the chunks that are not what was saved, the first is named
+    finally:
+        pool.shutdown(cancel_futures=True)  # nobody reads any more when this is left
 
 
 def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, manifest: Manifest, index: int) -> None:

@@ -138,10 +138,12 @@ class RemotePlace:
         )
         self._whole.add(found.attempt.data_name)
 
-    def read(self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    def read(
+        self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
         """The point's contents, verified in the same pass; :class:`CheckpointError` names the object and the chunk.
 
-        ``targets`` may be filled and are not: the network takes longer than a copy.
+        ``targets`` may be filled and are not: the network takes longer than a copy, whoever makes it.
         """
         manifest = found.require_manifest()
         buffer = reading.new_buffer(manifest.data_bytes)

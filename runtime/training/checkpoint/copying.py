@@ -38,7 +38,7 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
         else:
             others[0].append(target)
             others[1].append(source)
-    shares = _shares(moves, min(torch.get_num_threads(), _MOST_THREADS))
+    shares = _shares(moves, threads())
     pending = [_pool().submit(_move, share) for share in shares[1:]]
     _move(shares[0])
     if others[0]:
@@ -48,20 +48,25 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
         one.result()
 
 
+def threads() -> int:
+    """How many share large copies: as many as torch has, within reason."""
+    return min(torch.get_num_threads(), _MOST_THREADS)
+
+
 def _move(moves: Sequence[_Move]) -> None:
     for move in moves:
         ctypes.memmove(*move)
 
 
-def _shares(moves: list[_Move], threads: int) -> list[list[_Move]]:
+def _shares(moves: list[_Move], count: int) -> list[list[_Move]]:
     """About the same number of bytes for each thread; all for one where there are few."""
     total = sum(size for _, _, size in moves)
-    if threads == 1 or total < _WORTH_SHARING_BYTES:
+    if count == 1 or total < _WORTH_SHARING_BYTES:
         return [moves]
     shares: list[list[_Move]] = [[]]
     taken = 0
     for move in moves:
-        if taken * threads >= total * len(shares):
+        if taken * count >= total * len(shares):
             shares.append([])
         shares[-1].append(move)
         taken += move[2]

@@ -31,6 +31,7 @@ from runtime.store.checkpoint import (
 from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
+from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.async_saves import AsyncSaves
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.snapshot import NamedTensors
@@ -297,8 +298,11 @@ class RankCheckpoints:
             point: which.
             targets: as in ``store.read``: tensors that are to be filled; after an error they may hold anything.
         """
+        threads = copying.threads()
         return self._from_the_nearest(
-            point, lambda found: store.read(found, targets), lambda found: self._place.read(found, targets)
+            point,
+            lambda found: store.read(found, targets, threads=threads),
+            lambda found: self._place.read(found, targets, threads=threads),
         )
 
     def pack(self, point: Point) -> memoryview:

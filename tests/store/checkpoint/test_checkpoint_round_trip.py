@@ -274,8 +274,9 @@ def targets_of(found: FoundPoint) -> dict[str, TensorPart]:
     }
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 4096, 10**6])
-def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes: int) -> None:
+def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes: int, threads: int) -> None:
     parts = {part.name: part for part in one_of_each_dtype()}
     write_point(tmp_path, header_of(7), parts.values(), TREE, LAYOUT, chunk_bytes=chunk_bytes)
     found = find(tmp_path, 7)
@@ -287,7 +288,7 @@ def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes
         "unknown": TensorPart("unknown", "I8", (5,), bytearray(5)),
     }
     targets |= {name: part for name, part in others.items() if name != "all.F32"}
-    checkpoint = read(found, targets)
+    checkpoint = read(found, targets, threads=threads)
     assert (checkpoint.header, checkpoint.tree, checkpoint.layout) == (header_of(7), TREE, LAYOUT)
     assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in checkpoint.tensors.items()} == {
         name: (part.dtype, part.shape, bytes(part.data)) for name, part in parts.items()
@@ -297,13 +298,25 @@ def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes
     assert all(bytes(other.data) == bytes(len(other.data)) for other in others.values())
 
 
-def test_a_tensor_that_is_not_whole_raises_wherever_it_is_read_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_tensor_that_is_not_whole_raises_wherever_it_is_read_to(tmp_path: Path, threads: int) -> None:
     found = save(tmp_path, 7)
     targets = targets_of(found)
     size_bytes = found.require_manifest().data_bytes
     for position in range(size_bytes):
         change_byte(found.path / "data.safetensors", position)
         with pytest.raises(CheckpointError, match=f"chunk {position // CHUNK_BYTES} of"):
-            read(found, targets)
+            read(found, targets, threads=threads)
         change_byte(found.path / "data.safetensors", position)
-    read(found, targets)
+    read(found, targets, threads=threads)
+
+
+def test_of_several_chunks_that_are_not_whole_the_first_is_named(tmp_path: Path) -> None:
+    found = save(tmp_path, 7)
+    size_bytes = found.require_manifest().data_bytes
+    assert size_bytes > 2 * CHUNK_BYTES
+    for position in range(CHUNK_BYTES, size_bytes, CHUNK_BYTES):
+        change_byte(found.path / "data.safetensors", position)
+    for threads in (1, 2, 8):
+        with pytest.raises(CheckpointError, match="chunk 1 of"):
+            read(found, threads=threads)
