@@ -183,7 +183,12 @@ def write_out(room: MemoryRoom, root: Path, name: str) -> None:
         writing.write_prepared(root, point.header, point.manifest_data, point.data)
 
 
-def test_the_order_of_a_save_is_that_of_one_without_a_writer(base: Path, root: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["hashed before", "hashed beside"])
+def test_the_order_of_a_save_is_that_of_one_without_a_writer(
+    base: Path, root: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if beside:
+        monkeypatch.setattr(sealed_slot, "BESIDE_BYTES", 0)
     killed_writer.save(root, step=1)
     with interposed(Disk(), root) as disk:
         killed_writer.save(root, step=2)
