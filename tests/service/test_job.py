@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from runtime.core.agent_events import Entered
 from runtime.core.messages import EndKind, Status, StatusQuery, StopJob
 from runtime.core.point import Point
 from runtime.core.ready import Ended
-from runtime.core.records import JobCreated, Record, SeatGranted
+from runtime.core.records import JobCreated, Record, SeatGranted, SeatLost
 from runtime.errors import (
     ForeignFolderError,
     GenerationEndedError,
@@ -31,6 +32,7 @@ from runtime.errors import (
     StoreError,
 )
 from runtime.net.client import Client, Got
+from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
 from runtime.store import journal as journals
 from tests.service.house import NUMERICS, PATIENCE_S, House, free_port
@@ -87,6 +89,45 @@ def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_nex
     (successor,) = house.seated("1")
     places = house.generation(agents[0], successor, agents[2])
     assert [place.generation for place in places] == [2, 2, 2]
+
+
+MEMBER = """
+import time
+from runtime import config
+from runtime.core.agent_events import Entered
+from runtime.service.agent import Agent
+settings, _ = config.read()
+agent = Agent(settings, "test", "cpu")
+agent.register()
+at = agent.life_sign.whereabouts
+print(at.host, at.pid, at.descriptor, at.session, flush=True)
+agent.enter(Entered((), False, (("threads", "1"),)))
+time.sleep(600)
+"""
+
+
+def test_a_death_is_told_by_who_watches_where_nothing_else_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scheduler is on another host, and gives a closed connection ten minutes."""
+    monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
+    with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
+        environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
+        house.scheduler()
+        command = [sys.executable, "-c", MEMBER]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
+            agents = house.seated("0", "1")
+            assert member.stdout is not None
+            host, pid, descriptor, session = member.stdout.readline().split()
+            house.generation(*agents)
+            assert agents[1].deaths.watch(Whereabouts(host, int(pid), int(descriptor), session))
+            member.kill()
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(agent.interrupted for agent in agents):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        (lost,) = [record for record in journaled(house) if isinstance(record, SeatLost)]
+        assert (lost.node, lost.reason) == ("2", "its process is gone, as worker 1 beside it saw")
 
 
 def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House) -> None:
