@@ -20,11 +20,10 @@ from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, spoken
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
-from runtime.ops.scheduler_link import ask_once, is_listening
+from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.store.lock import read_holder
 from runtime.store.process_identity import ProcessIdentity, host_id
 
-ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
 TERM_GRACE_S = 5.0
 
 

@@ -23,6 +23,7 @@ from runtime.ops.job_view import JobView
 from runtime.service import status
 
 CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
 
 
 @dataclass(frozen=True, slots=True)

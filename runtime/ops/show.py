@@ -14,10 +14,8 @@ from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, Presence, WorkerView, stored_view
 from runtime.ops.progress import world_text
-from runtime.ops.scheduler_link import ask_once
+from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from runtime.service import status
-
-ANSWER_TIMEOUT_S = 3.0
 
 
 def main(arguments: Sequence[str]) -> int:

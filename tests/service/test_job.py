@@ -119,13 +119,12 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
             agents = house.seated("0", "1")
             assert member.stdout is not None
             host, pid, descriptor, session = member.stdout.readline().split()
-            house.generation(*agents)
+            places = house.generation(*agents)
             assert agents[1].deaths.watch(Whereabouts(host, int(pid), int(descriptor), session))
             member.kill()
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(agent.interrupted for agent in agents):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        for agent, place in zip(agents, places, strict=True):
+            waiting = house.pool.submit(agent.address_map, place.generation)  # the third never gave its part
+            assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
         (lost,) = [record for record in journaled(house) if isinstance(record, SeatLost)]
         assert (lost.node, lost.reason) == ("2", "its process is gone, as worker 1 beside it saw")
 
