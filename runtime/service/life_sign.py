@@ -44,7 +44,7 @@ class LifeSign:
     def __init__(self, host: str, session: str) -> None:
         descriptor = os.memfd_create("samebits-life-sign", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _SIZE_BYTES)
-        self._mapped = mmap.mmap(descriptor, _SIZE_BYTES)  # for good: the kernel reads the lock at the thread's end
+        self._mapped = mmap.mmap(descriptor, _SIZE_BYTES)
         self._mapped[_MUTEX_BYTES : _MUTEX_BYTES + len(session)] = session.encode()
         self._mutex = _mutex_in(self._mapped)
         attributes = ctypes.create_string_buffer(_MUTEX_BYTES)
@@ -64,11 +64,14 @@ class LifeSign:
 
     def hold(self) -> None:
         """From now on the end of the calling thread is taken for the process's."""
+        # The kernel reads the lock at the thread's end: the end of the interpreter must not unmap it before.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mutex))
         _libc.pthread_mutex_lock(self._mutex)
 
     def give_up(self) -> None:
         """Called by the thread that holds it, once: what comes now is no death."""
         _libc.pthread_mutex_unlock(self._mutex)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._mutex))
         os.close(self.whereabouts.descriptor)
 
 
