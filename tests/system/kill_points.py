@@ -36,7 +36,7 @@ import runtime
 from runtime.core.point import Point
 from runtime.service.agent import Agent
 from runtime.store import durable
-from runtime.store.checkpoint import Outcome, Retention, Writer, folder
+from runtime.store.checkpoint import Outcome, Writer, folder
 
 
 class Way(StrEnum):
@@ -141,8 +141,8 @@ class KillPoints:
         durable.publish = publish
         inner_submit, inner_outcome = Writer.submit, Writer.outcome
 
-        def submit(writer: Writer, name: str, sequence: int, point: Point, retention: Retention | None = None) -> None:
-            inner_submit(writer, name, sequence, point, retention)
+        def submit(writer: Writer, name: str, sequence: int, point: Point) -> None:
+            inner_submit(writer, name, sequence, point)
             self.here("saving", point.step)
 
         def outcome(writer: Writer, *, wait: bool) -> Outcome | None:

@@ -40,7 +40,7 @@ from runtime.store.checkpoint.surveying import (
 )
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
-from runtime.store.checkpoint.writer import Outcome, Writer
+from runtime.store.checkpoint.writer import Outcome, Pruned, Pruning, Writer
 from runtime.store.checkpoint.writing import write_point
 
 __all__ = [
@@ -59,6 +59,8 @@ __all__ = [
     "Outcome",
     "Place",
     "PointHeader",
+    "Pruned",
+    "Pruning",
     "Retention",
     "TensorEntry",
     "TensorPart",

@@ -3,16 +3,21 @@
 Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
 messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
 
-    trainer → writer    root, job name                  once: where to, which may hold a password, so no argument does
-                        slot name, sequence, retention  this slot is sealed; how long points of a remote folder stay
-                        brief                           for who accompanies the writer (``writer_process``)
-    writer → trainer    "hashed", sequence, "", []      it will be found after a crash
-                        "durable", sequence, "", gone   it is on disk under its name; these points are gone
-                        "failed", sequence, text, []    it is not; the text is a StoreError's
-                        "copied", sequence, "", []      the writer's companion has done its part with it
-                        "uncopied", sequence, text, []  it has not
+    trainer → writer    root, job name                          once: where to, which may hold a password, so no
+                                                                argument does
+                        "save", slot name, sequence             this slot is sealed
+                        "prune", newest, retention, verified    ``Place.prune``, now
+                        "brief", words                          for who accompanies the writer (``writer_process``)
+    writer → trainer    "hashed", sequence, "", []              it will be found after a crash
+                        "durable", sequence, "", []             it is on disk under its name
+                        "failed", sequence, text, []            it is not; the text is a StoreError's
+                        "pruned", 0, text, gone                 these points are gone; the text is empty or as above
+                        "copied", sequence, "", []              the writer's companion has done its part with it
+                        "uncopied", sequence, text, []          it has not
 
-The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for.
+The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for. To let old
+points go takes as long as the disk likes; that is asked for after the save was heard of, and waited for by nobody who
+trains.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +44,7 @@ from runtime.store.process_identity import ProcessIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 16 * 1024
+MAX_POINTS = 1000  # in one list of a message
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
@@ -57,27 +63,45 @@ COMMAND = command_of("runtime.store.checkpoint.writer_process")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a point that was handed over: it is durable, or ``problem`` says why not.
-
-    ``gone``: the points that the writer has let go since.
-    """
+    """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
 
     point: Point
     problem: str | None = None
-    gone: tuple[Point, ...] = ()
 
 
-def as_message(retention: Retention) -> list[Any]:
-    """What :func:`retention_of` reads."""
-    committed = retention.committed
-    told = [[point.step, point.generation] for point in retention.told]
-    return [retention.keep, None if committed is None else [committed.step, committed.generation], told]
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What the writer is asked to let go; the arguments of ``Place.prune``."""
+
+    newest: Point
+    retention: Retention
+    verified: Collection[Point]
+
+    def pack(self) -> list[Any]:
+        """What :meth:`unpack` reads."""
+        keep, committed, told = self.retention.keep, self.retention.committed, self.retention.told
+        verified = sorted(self.verified, reverse=True)[:MAX_POINTS]  # what is left out is read once more
+        return [self.newest, [keep, committed, list(told)], verified]
+
+    @classmethod
+    def unpack(cls, message: list[Any]) -> Pruning:
+        """What :meth:`pack` wrote."""
+        newest, (keep, committed, told), verified = message
+        retention = Retention(keep, None if committed is None else Point(*committed), frozenset(points_of(told)))
+        return cls(Point(*newest), retention, frozenset(points_of(verified)))
 
 
-def retention_of(message: list[Any]) -> Retention:
-    """What :func:`as_message` wrote."""
-    keep, committed, told = message
-    return Retention(keep, None if committed is None else Point(*committed), frozenset(Point(*one) for one in told))
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The points that are gone, and what kept others from going: a StoreError's text, or nothing."""
+
+    gone: frozenset[Point]
+    problem: str = ""
+
+
+def points_of(message: list[Any]) -> list[Point]:
+    """Points that came in a message."""
+    return [Point(*one) for one in message]
 
 
 class Writer:
@@ -110,6 +134,8 @@ class Writer:
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._in_hand: tuple[int, Point] | None = None
+        self._is_pruning = False
+        self._pruned: list[Pruned] = []  # heard, and not asked for yet
         self._inherited = tuple(inherited)
         self._brief: bytes | None = None
         self._copies: list[str] = []  # what was heard of them: empty where all went well
@@ -135,19 +161,18 @@ class Writer:
         if self._link is None:
             self._start()
 
-    def submit(self, name: str, sequence: int, point: Point, retention: Retention | None = None) -> None:
+    def submit(self, name: str, sequence: int, point: Point) -> None:
         """Hand over a sealed slot; nothing else may be in hand.
 
         Args:
             name, sequence: of the slot.
             point: what is in it.
-            retention: by which points go from a remote folder once this one is there; None: none go.
 
         Raises:
             StoreError: no process can be started.
         """
         assert self._in_hand is None, "one save is in hand at a time"
-        message = msgpack.packb((name, sequence, None if retention is None else as_message(retention)))
+        message = msgpack.packb(("save", name, sequence))
         if self._link is not None:
             try:
                 self._link.send(message)
@@ -166,7 +191,7 @@ class Writer:
             found = self._hear(wait=wait)
             if found is None:
                 return None
-            what, of, text, gone = found
+            what, of, text = found
             if what == "died":
                 return self._died(point)
             if of != sequence:
@@ -175,15 +200,30 @@ class Writer:
                 self.is_hashed = True
                 continue
             self._in_hand = None
-            return Outcome(point, str(text) if what == "failed" else None, tuple(Point(*one) for one in gone))
+            return Outcome(point, str(text) if what == "failed" else None)
         return None
+
+    def prune(self, pruning: Pruning) -> None:
+        """Have old points let go, now that a new one is durable; where no process is left, not this time."""
+        assert not self._is_pruning, "a save is in hand only after what was asked before"
+        if self._link is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._link.send(msgpack.packb(("prune", pruning.pack())))
+                self._is_pruning = True
+
+    def pruned(self, *, wait: bool) -> list[Pruned]:
+        """What went since this was asked last; ``wait`` for what is going, unless a save is in hand."""
+        if self._is_pruning and self._in_hand is None:
+            self._hear(wait=wait)
+        heard, self._pruned = self._pruned, []
+        return heard
 
     def brief(self, words: bytes) -> None:
         """Tell whoever accompanies the writer, now or when there is a process, and again whenever there is another."""
         self._brief = words
         if self._link is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the next one is told
-                self._link.send(msgpack.packb((words,)))
+                self._link.send(msgpack.packb(("brief", words)))
 
     def copies(self) -> list[str]:
         """What became of the copies since this was asked last, in order: a problem, or empty where one is there."""
@@ -192,8 +232,8 @@ class Writer:
         heard, self._copies = self._copies, []
         return heard
 
-    def _hear(self, *, wait: bool) -> tuple[str, int, str, list[Any]] | None:
-        """The next word of the save in hand; None where there is none yet. News of copies is put aside."""
+    def _hear(self, *, wait: bool) -> tuple[str, int, str] | None:
+        """The next word of the save in hand; None where there is none yet. News of anything else is put aside."""
         while self._link is not None:
             try:
                 message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
@@ -202,11 +242,18 @@ class Writer:
             except ConnectionResetError:
                 message = b""
             if not message:
-                return "died", 0, "", []
+                self._is_pruning = False
+                return "died", 0, ""
             what, of, text, gone = msgpack.unpackb(message)
-            if what not in ("copied", "uncopied"):
-                return what, of, text, gone
-            self._copies.append(str(text))
+            if what in ("copied", "uncopied"):
+                self._copies.append(str(text))
+            elif what == "pruned":
+                self._is_pruning = False
+                self._pruned.append(Pruned(frozenset(points_of(gone)), str(text)))
+                if self._in_hand is None:
+                    return None
+            else:
+                return what, of, text
         return None
 
     def close(self) -> None:
@@ -218,6 +265,7 @@ class Writer:
             self._process.wait()
             self._process = None
         self._in_hand = None
+        self._is_pruning = False
 
     def _died(self, point: Point) -> Outcome:
         pid = self.pid
@@ -253,7 +301,7 @@ class Writer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
             ours.send(msgpack.packb((str(self._root), self._job_name)))
             if self._brief is not None:
-                ours.send(msgpack.packb((self._brief,)))
+                ours.send(msgpack.packb(("brief", self._brief)))
         self._link = ours
         return ours
 

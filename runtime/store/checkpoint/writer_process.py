@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import select
 import signal
@@ -31,13 +30,10 @@ from runtime.store.checkpoint import memory_room, sealed_slot
 from runtime.store.checkpoint.manifest import PointHeader
 from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
 from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
-from runtime.store.checkpoint.pruning import Retention
-from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, retention_of
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, Pruning
 from runtime.store.process_identity import ProcessIdentity
 
 NICENESS = 10
-
-_log = logging.getLogger(__name__)
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -119,12 +115,14 @@ class WriterProcess:
         self._finish_what_is_sealed()
 
     def _take(self, message: list[Any]) -> None:
-        if len(message) == 1:
-            if self._companion is not None:
-                self._companion.brief(message[0])
-            return
-        name, sequence, retention = message
-        self._finish(str(name), int(sequence), None if retention is None else retention_of(retention))
+        match message:
+            case ["brief", words]:
+                if self._companion is not None:
+                    self._companion.brief(words)
+            case ["save", name, sequence]:
+                self._finish(str(name), int(sequence))
+            case ["prune", pruning]:
+                self._prune(Pruning.unpack(pruning))
 
     def _finish_what_is_sealed(self) -> None:
         """A trainer that is killed between sealing a slot and saying so has done its part."""
@@ -133,7 +131,7 @@ class WriterProcess:
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
-    def _finish(self, name: str, sequence: int, retention: Retention | None = None) -> None:
+    def _finish(self, name: str, sequence: int) -> None:
         self._finished.add(sequence)
 
         def on_hashed() -> None:
@@ -150,13 +148,9 @@ class WriterProcess:
                     self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
                 place.write_prepared(header, point.manifest_data, [point.data])
         except StoreError as error:
-            self._tell("failed", sequence, str(error).encode()[:MAX_TEXT_BYTES].decode(errors="ignore"))
+            self._tell("failed", sequence, str(error))
         else:
-            gone = []
-            if retention is not None and is_remote(self._root) and self._trainer.is_alive():
-                told = retention.told | (self._was_there or frozenset())  # others may count on that, too
-                gone = self._prune(place, header.point, dataclasses.replace(retention, told=told))
-            self._tell("durable", sequence, gone=gone)
+            self._tell("durable", sequence)
 
     def _place_of(self, header: PointHeader) -> Place[Any]:
         if self._place is None:
@@ -164,18 +158,22 @@ class WriterProcess:
             self._place = open_place(self._root, header.slot, job=header.job, job_name=self._job_name, claims=False)
         return self._place
 
-    @staticmethod
-    def _prune(place: Place[Any], newest: Point, retention: Retention) -> list[Point]:
-        """What a trainer does itself in a local folder: here it would wait for a network in the middle of a step."""
+    def _prune(self, asked: Pruning) -> None:
+        if self._place is None or not self._trainer.is_alive():
+            return
+        told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
+        gone: Sequence[Point] = ()
+        problem = ""
         try:
-            return place.prune(newest, retention)
+            gone = self._place.prune(asked.newest, dataclasses.replace(asked.retention, told=told), asked.verified)
         except StoreError as error:
-            _log.warning("old checkpoints stay for now: %s", error)
-            return []
+            problem = str(error)
+        self._tell("pruned", 0, problem, gone[:MAX_POINTS])
 
     def _tell(self, what: str, sequence: int, text: str = "", gone: Sequence[Point] = ()) -> None:
+        text = text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
-            self._link.send(msgpack.packb((what, sequence, text, [(point.step, point.generation) for point in gone])))
+            self._link.send(msgpack.packb((what, sequence, text, gone)))
 
 
 @contextlib.contextmanager

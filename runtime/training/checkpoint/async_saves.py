@@ -18,7 +18,17 @@ from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import FoundPoint, Location, MemoryRoom, Outcome, PointHeader, Retention, Tree, Writer
+from runtime.store.checkpoint import (
+    FoundPoint,
+    Location,
+    MemoryRoom,
+    Outcome,
+    PointHeader,
+    Pruned,
+    Pruning,
+    Tree,
+    Writer,
+)
 from runtime.training.checkpoint.staging import Staging
 from runtime.training.snapshot import NamedTensors
 
@@ -70,14 +80,12 @@ class AsyncSaves:
         tree: Tree,
         layout: Tree,
         lock_descriptor: int,
-        retention: Retention,
     ) -> bool:
         """Copy the point and hand it to the writer; False, said once with the reason, where that is not possible.
 
         Args:
             header, tensors, tree, layout: the point.
             lock_descriptor: of the rank's folder; the writer keeps it locked as long as it writes.
-            retention: by which the writer lets old points of a remote folder go.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
@@ -90,7 +98,7 @@ class AsyncSaves:
             self._refused_bytes = needed_bytes
             name, sequence = staging.stage(header, tensors, tree, layout)
             self._refused_bytes = None
-            writer.submit(name, sequence, header.point, retention)
+            writer.submit(name, sequence, header.point)
         except CheckpointError:
             self._refused_bytes = None
             raise
@@ -174,6 +182,15 @@ class AsyncSaves:
     def outcome(self, *, wait: bool) -> Outcome | None:
         """The end of the save in hand, if it has one or ``wait`` says to wait for it."""
         return None if self._writer is None else self._writer.outcome(wait=wait)
+
+    def prune(self, pruning: Pruning) -> None:
+        """Have old points let go beside the training, now that the save that was in hand is durable."""
+        if self._writer is not None:
+            self._writer.prune(pruning)
+
+    def pruned(self, *, wait: bool) -> list[Pruned]:
+        """What went since this was asked last; ``wait`` for what is going. No save is in hand."""
+        return [] if self._writer is None else self._writer.pruned(wait=wait)
 
     def found(self) -> tuple[list[FoundPoint], list[str]]:
         """The points in memory that can be used once verified, and why others cannot be."""

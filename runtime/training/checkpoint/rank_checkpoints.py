@@ -8,7 +8,7 @@ points this process has already verified. A point is the same in memory and on d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from runtime.store.checkpoint import (
     Location,
     Outcome,
     PointHeader,
+    Pruning,
     Retention,
     TensorPart,
     Tree,
@@ -91,6 +92,7 @@ class RankCheckpoints:
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._failed_before = False
+        self._stayed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
         self._is_asked_to_keep = False
@@ -193,19 +195,21 @@ class RankCheckpoints:
         try:
             self._take_folder(wait_s)
             is_async = self.config.async_save and not durable
-            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor, self._retention()):
+            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
                 return True
+            self._hear_of_pruning(wait=True)  # one process at a time changes a folder
             self._place.write(header, snapshot.parts_of(tensors), tree, layout)
         except (CheckpointError, ForeignFolderError):
             raise
         except StoreError as error:
             return self._failed(header.point, str(error))
-        return self._became_durable(header.point, is_pruned=False)
+        return self._became_durable(header.point, by_writer=False)
 
     def settle(self) -> None:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
+        self._hear_of_pruning(wait=False)
         self._saves.hear_of_copies()
         if self._is_asked_to_keep:
             self._is_asked_to_keep = False
@@ -219,15 +223,15 @@ class RankCheckpoints:
         self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
 
     def flush(self) -> None:
-        """Wait until the save in hand is durable, or has failed and that was said."""
+        """Wait until the save in hand is durable, or has failed and that was said, and what goes for it is gone."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
+        self._hear_of_pruning(wait=True)
 
     def _hear(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             if outcome.problem is None:
-                self._verified.difference_update(outcome.gone)
-                self._became_durable(outcome.point, is_pruned=self._is_remote)
+                self._became_durable(outcome.point, by_writer=True)
             else:
                 self._failed(outcome.point, outcome.problem)
 
@@ -249,22 +253,37 @@ class RankCheckpoints:
         self._told.update(found.point for found in self._place.scan())
         self._has_counted = True
 
-    def _became_durable(self, point: Point, *, is_pruned: bool) -> bool:
+    def _became_durable(self, point: Point, *, by_writer: bool) -> bool:
+        """Tell that it is held, and let go what that makes superfluous: what others count on by then stays."""
         self._verified.add(point)
         self._rejected.pop(point, None)
+        self._let_go({one for one in self._verified | self._told if store.is_abandoned(one, point)})
         try:
-            if not is_pruned:  # by the writer: no step waits for a network
-                if not self._has_counted:
-                    self._count_on_what_is_there()
-                self._verified.difference_update(self._place.prune(point, self._retention(), self._verified))
+            if not by_writer and not self._has_counted:
+                self._count_on_what_is_there()
             self._saves.forget(lambda one: store.is_abandoned(one, point))
             self._tell()
+            if by_writer:  # no step waits for a disk or a network
+                self._saves.prune(Pruning(point, self._retention(), self._verified))
+            else:
+                self._let_go(self._place.prune(point, self._retention(), self._verified))
         except StoreError as error:
             return self._failed(point, str(error))
         if self._failed_before:
             voice.say(f"checkpoints are saved again, from step {point.step} on")
         self._failed_before = False
         return True
+
+    def _hear_of_pruning(self, *, wait: bool) -> None:
+        for pruned in self._saves.pruned(wait=wait):
+            self._let_go(pruned.gone)
+            if pruned.problem and not self._stayed_before:
+                voice.warn(f"old checkpoints stay for now: {pruned.problem}")
+            self._stayed_before = bool(pruned.problem)
+
+    def _let_go(self, gone: Collection[Point]) -> None:
+        self._verified.difference_update(gone)
+        self._told.difference_update(gone)
 
     def _failed(self, point: Point, problem: str) -> bool:
         if not self._failed_before:
@@ -283,7 +302,9 @@ class RankCheckpoints:
 
     def _retention(self) -> Retention:
         """How long points stay, as things stand; of abandoned lines they go when the new line has a durable one."""
-        return Retention(self.config.keep_checkpoint_max, self._committed(), frozenset(self._told))
+        committed = self._committed()
+        told = frozenset(one for one in self._told if committed is None or one > committed)
+        return Retention(self.config.keep_checkpoint_max, committed, told)
 
     def _tell(self) -> None:
         """Let the others count on what is held."""

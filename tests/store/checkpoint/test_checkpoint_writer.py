@@ -34,16 +34,16 @@ from runtime.store.checkpoint import (
     verify,
     writing,
 )
+from runtime.store.checkpoint.place import open_place
 from runtime.store.checkpoint.pruning import Retention
-from runtime.store.checkpoint.writer import as_message
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, Pruning
 from runtime.store.checkpoint.writer_process import WriterProcess
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
-from tests.store.checkpoint.conftest import Folder
-from tests.store.checkpoint.remote_points import points, save
+from tests.store.checkpoint.remote_points import tensors_of
 from tests.store.disk_faults import NO_SPACE, Disk, interposed, names_in
-from tests.store.points import JOB, change_byte, find
+from tests.store.points import JOB, JOB_NAME, LAYOUT, change_byte, find, header_of
 from tests.store.slots import content_of, fill_numbered
 
 WAIT_S = 60.0
@@ -359,19 +359,26 @@ def test_an_empty_file_is_written_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_alive", "left"), [(True, [3, 2]), (False, [3, 2, 1])])
-def test_of_a_remote_folder_nothing_goes_once_the_trainer_is_gone(base: Path, is_alive: bool, left: list[int]) -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_nothing_goes_once_the_trainer_is_gone(
+    base: Path, root: Path, is_alive: bool, left: list[int], is_remote: bool
+) -> None:
     """What its successor has found there may be the point that all go back to."""
-    folder = Folder(f"memory://{uuid.uuid4().hex}/job")
+    location = f"memory://{uuid.uuid4().hex}/job" if is_remote else root
+    place = open_place(location, 0, job=JOB, job_name=JOB_NAME)
     for step in (1, 2):
-        save(folder.place(), step)
+        place.write(header_of(step), tensors_of(step), {}, LAYOUT)
     trainer = ProcessIdentity.current()
     if not is_alive:
         trainer = dataclasses.replace(trainer, started_at=trainer.started_at - 1)  # an earlier process of this pid
     room = MemoryRoom(base, JOB, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        ours.send(msgpack.packb((*fill_numbered(room, 3), as_message(Retention(2)))))
+        ours.send(msgpack.packb(("save", *fill_numbered(room, 3))))
+        ours.send(msgpack.packb(("prune", Pruning(Point(3, 1), Retention(2), ()).pack())))
         ours.shutdown(socket.SHUT_WR)
-        WriterProcess(theirs, trainer, folder.url, room.path, room.descriptor).run()
-    assert [step for step, _ in points(folder.place())] == left
+        WriterProcess(theirs, trainer, location, room.path, room.descriptor).run()
+        words = [msgpack.unpackb(ours.recv(MAX_MESSAGE_BYTES)) for _ in range(3 if is_alive else 2)]
+    assert [what for what, *_ in words] == ["hashed", "durable", "pruned"][: len(words)]
+    assert [found.point.step for found in place.scan()] == left
     room.close()

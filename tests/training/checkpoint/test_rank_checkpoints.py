@@ -201,6 +201,23 @@ def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpo
     assert on_disk(mine) == {4, 5}
 
 
+def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]) -> None:
+    mine = rank(keep_checkpoint_max=2)
+    for step in (1, 2, 3):
+        save(mine, step)
+    outcome = mine._saves.outcome(wait=True)
+    writer = stop_writer(mine)
+    mine._hear(outcome)
+    mine.settle()
+    assert save(mine, 4)
+    mine.settle()
+    assert on_disk(mine) == {1, 2, 3}
+    go_on(writer)
+    mine.flush()
+    assert on_disk(mine) == {3, 4}
+    assert mine._told == mine._verified == {Point(3, 1), Point(4, 1)}
+
+
 def test_a_disk_that_refuses_is_said_once_and_when_it_is_over(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
 ) -> None:
