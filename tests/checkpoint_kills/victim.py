@@ -17,7 +17,7 @@ import torch
 from runtime.core.point import Point
 from runtime.service.buddy import CopyListener, brief_of
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import pruning
+from runtime.store.checkpoint import Writer, pruning
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
@@ -136,13 +136,8 @@ def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
         life: how.
         say: takes a line.
     """
-    prune = pruning.prune
-
-    def told_prune(*arguments: object, **options: object) -> list[Point]:
-        say("delete")
-        return prune(*arguments, **options)  # type: ignore[arg-type]
-
-    pruning.prune = told_prune
+    for owner in (pruning, Writer):  # who deletes beside the training is asked for it
+        owner.prune = _told(say, owner.prune)  # type: ignore[attr-defined]
     checkpoints = place.open(Committed(is_there=life.is_heard, say=say), is_async=life.is_async, buddy=life.buddy)
     step = load(checkpoints, say)
     while True:
@@ -153,6 +148,14 @@ def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
         say(f"durable {place.newest_on_disk()}")
         if step % LOOK_EVERY == 0:
             load(checkpoints, say)
+
+
+def _told(say: Callable[[str], None], prune: Callable[..., object]) -> Callable[..., object]:
+    def told(*arguments: object, **options: object) -> object:
+        say("delete")
+        return prune(*arguments, **options)
+
+    return told
 
 
 def load(checkpoints: RankCheckpoints, say: Callable[[str], None]) -> int:
