@@ -357,9 +357,9 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot as JSON text, for followers and ``samebits status``."""
+    """A snapshot of the job, as ``service.status`` packs it, for followers and ``samebits status``."""
 
-    json: str
+    packed: bytes
 
 
 FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone

@@ -6,7 +6,6 @@ this one shape, whether the scheduler answered or the journal had to.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -101,9 +100,8 @@ class JobView:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
 
     @classmethod
-    def from_json(cls, text: str) -> JobView:
-        """The view that ``runtime.service.status`` wrote as ``text``."""
-        content = json.loads(text)
+    def of(cls, content: status.Content) -> JobView:
+        """What ``runtime.service.status`` has made."""
         return cls(
             from_journal=content["source"] == "journal",
             job=content["job"],
@@ -163,8 +161,8 @@ def stored_view(recovery_path: Path) -> JobView | None:
     Raises:
         JournalDamagedError: the journal cannot be read.
     """
-    text = status.stored_snapshot(recovery_path)
-    return None if text is None else JobView.from_json(text)
+    content = status.stored_snapshot(recovery_path)
+    return None if content is None else JobView.of(content)
 
 
 def _worker(content: dict[str, Any]) -> WorkerView:

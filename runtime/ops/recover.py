@@ -63,7 +63,7 @@ def look(settings: Settings) -> Remains:
     started = read_pid_files(settings.log_dir, process_names(nodes))
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     answer = ask_once(settings, ANSWER_TIMEOUT_S)
-    told = JobView.from_json(answer) if answer is not None else None
+    told = JobView.of(answer) if answer is not None else None
     if told is not None and stored is not None and told.job != stored.job:
         _say(f"on SCHED_PORT={settings.sched_port} the scheduler of {told} answers: that is not {stored}")
         told = None

@@ -105,9 +105,9 @@ class SchedulerLink:
                     case ShutOut(why):
                         self._told_shut_out(why)
                     case Got(message):
-                        text = status.snapshot_in(message)
-                        if text is not None:
-                            self._tell(JobView.from_json(text))
+                        content = status.snapshot_in(message)
+                        if content is not None:
+                            self._tell(JobView.of(content))
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
@@ -130,8 +130,8 @@ class SchedulerLink:
             return  # the pipe is full of news already
 
 
-def ask_once(settings: Settings, timeout_s: float) -> str | None:
-    """One snapshot's text, with every worker in it; none where no scheduler listens, or none answers in time.
+def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
+    """One snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
 
     Raises:
         SecretError: a scheduler listens, and has another secret than this process.
@@ -150,8 +150,8 @@ def ask_once(settings: Settings, timeout_s: float) -> str | None:
                         client.send(status.question(follow=False))
                     case ShutOut(why):
                         raise SecretError(why)
-                    case Got(message) if (text := status.snapshot_in(message)) is not None:
-                        return text
+                    case Got(message) if (content := status.snapshot_in(message)) is not None:
+                        return content
         return None
     finally:
         client.close()

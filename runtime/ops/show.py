@@ -7,6 +7,7 @@ processes.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 
 from runtime.config import Settings
@@ -28,11 +29,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here()
-    text = find(settings)
+    content = find(settings)
     if options.json:
-        print(text)
+        print(json.dumps(content, ensure_ascii=False))
         return 0
-    view = JobView.from_json(text)
+    view = JobView.of(content)
     print(table(view, settings))
     stored = None if view.from_journal else stored_view(settings.recovery_path)
     if stored is not None and stored.job != view.job:
@@ -40,20 +41,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def find(settings: Settings) -> str:
+def find(settings: Settings) -> status.Content:
     """The job's snapshot, from whoever knows.
 
     Raises:
         UsageError: there is neither a scheduler nor a journal.
     """
-    text = ask_once(settings, ANSWER_TIMEOUT_S) or status.stored_snapshot(settings.recovery_path)
-    if text is None:
+    content = ask_once(settings, ANSWER_TIMEOUT_S) or status.stored_snapshot(settings.recovery_path)
+    if content is None:
         raise UsageError(
             f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
             f"in RECOVERY_PATH={settings.recovery_path}: change to the folder the job was started in, or start one "
             "with `bash scripts/run.sh`"
         )
-    return text
+    return content
 
 
 def table(view: JobView, settings: Settings) -> str:

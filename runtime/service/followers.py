@@ -7,46 +7,46 @@ answered once a pass from one snapshot, and making snapshots takes at most ``SNA
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.core.messages import Status
 from runtime.core.scheduler import SchedulerCore
 from runtime.net.server import Server
 from runtime.service import clock
-from runtime.service.status import snapshot
+from runtime.service.status import message_of, snapshot
 
 MAX_FOLLOWERS = 64
 MAX_ASKING = 1024  # in one pass; who is not among them asks again
 FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often; every other change at once
 SNAPSHOT_SHARE = 0.1
 """A snapshot that took t s to make serves for t × (1 / share - 1) s: a ms for few workers, a blink for thousands."""
+NOTHING = Status(b"")
 
 
 class _Snapshot:
-    """The latest text of one kind, made anew only when its share of the time allows."""
+    """The latest one of a kind, made anew only when its share of the time allows."""
 
-    def __init__(self, make: Callable[[SchedulerCore], str]) -> None:
-        self._make = make
-        self._text = ""
+    def __init__(self, *, whole: bool) -> None:
+        self._is_whole = whole
+        self._latest = NOTHING
         self._serves_until = float("-inf")
 
-    def text(self, core: SchedulerCore) -> str:
+    def latest(self, core: SchedulerCore) -> Status:
         began = clock.now_s()
         if began >= self._serves_until:
-            self._text = self._make(core)
+            self._latest = message_of(snapshot(core, whole=self._is_whole))
             done = clock.now_s()
             self._serves_until = done + (done - began) * (1 / SNAPSHOT_SHARE - 1)
-        return self._text
+        return self._latest
 
     def serves_for_s(self, now: float) -> float:
-        """How long from ``now`` on ``text`` will give the same one."""
+        """How long from ``now`` on ``latest`` will give the same one."""
         return max(0.0, self._serves_until - now)
 
 
 @dataclass(slots=True)
 class _Told:
-    text: str
+    snapshot: Status
     at: float
 
 
@@ -56,8 +56,8 @@ class Followers:
     def __init__(self) -> None:
         self._following: dict[str, _Told] = {}  # by peer
         self._asking: dict[str, None] = {}  # by peer, in order
-        self._whole = _Snapshot(lambda core: snapshot(core, whole=True))
-        self._pushed = _Snapshot(lambda core: snapshot(core, whole=False))
+        self._whole = _Snapshot(whole=True)
+        self._pushed = _Snapshot(whole=False)
         self._is_owed = False  # a change was not pushed, because snapshots had had their share
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Followers:
         if len(self._asking) < MAX_ASKING:
             self._asking[peer] = None
         if follow and len(self._following) < MAX_FOLLOWERS:
-            self._following[peer] = _Told("", clock.now_s())
+            self._following[peer] = _Told(NOTHING, clock.now_s())
 
     def forget(self, peer: str) -> None:
         """The peer's connection is closed."""
@@ -85,19 +85,19 @@ class Followers:
         """Answer who asked; push to who follows and does not know yet."""
         if self._asking:
             asking, self._asking = self._asking, {}
-            answer = Status(self._whole.text(core))
+            answer = self._whole.latest(core)
             for peer in asking:
                 server.send(peer, answer)
         if self._following:
             self._push(server, core, changed=changed or self._is_owed)
 
     def _push(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
-        now, text = clock.now_s(), ""
+        now, latest = clock.now_s(), None
         self._is_owed = changed and self._pushed.serves_for_s(now) > 0
         for peer, told in self._following.items():
             if not changed and now - told.at < FOLLOW_INTERVAL_S:
                 continue
-            text = text or self._pushed.text(core)
-            if text != told.text:
-                server.send(peer, Status(text))
-            self._following[peer] = _Told(text, now)
+            latest = latest or self._pushed.latest(core)
+            if latest != told.snapshot:
+                server.send(peer, latest)
+            self._following[peer] = _Told(latest, now)

@@ -1,16 +1,18 @@
-"""A snapshot of the job as JSON text: what followers, ``samebits status`` and the status page show.
+"""A snapshot of the job as plain values: what followers, ``samebits status`` and the status page show.
 
-Here lives the one shape of that text, made from the running scheduler's core or, where none runs, from the journal; and
-the few messages with which it is asked for. Never here: how it is shown. The one idea: a reader need not know which of
-the two answered, ``source`` tells it.
+Here lives the one shape of it, made from the running scheduler's core or, where none runs, from the journal; and the
+few messages with which it is asked for, and sent. Never here: how it is shown. The one idea: a reader need not know
+which of the two answered, ``source`` tells it. On its way it is compressed, and each list of nodes by columns: of ten
+thousand workers that is 71 kB, and 1.9 MB of plain JSON.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime.core import records
 from runtime.core.messages import Status, StatusQuery, StopJob
@@ -22,11 +24,15 @@ from runtime.store.journal import JOURNAL_FILE, read_journal
 
 LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
 
+MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
+
+Content: TypeAlias = dict[str, Any]
+
 _LISTS = ("workers", "spares", "retired")
 
 
-def snapshot(core: SchedulerCore, *, whole: bool) -> str:
-    """JSON of the job: phase, step, workers, first cause. ``whole`` lists the workers however many they are."""
+def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
+    """The job: phase, step, workers, first cause. ``whole`` lists the workers however many they are."""
     state, phase, policy = core.state, core.phase(), core.policy
     nodes = _nodes(state, lambda seat: _live_node(core, seat))
     ending = phase == "ending" and not state.finished and state.interruptions
@@ -43,10 +49,10 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> str:
     }
     if whole or sum(map(len, nodes.values())) <= LISTED_WORKERS:
         content |= nodes
-    return json.dumps(content, ensure_ascii=False)
+    return content
 
 
-def stored_snapshot(recovery_path: Path) -> str | None:
+def stored_snapshot(recovery_path: Path) -> Content | None:
     """The same from the journal, without its lock and without changing anything; none where there is no job.
 
     ``step`` is the greatest that the journal proves; ``alive`` counts seats, not processes: nobody was asked.
@@ -70,7 +76,7 @@ def stored_snapshot(recovery_path: Path) -> str | None:
     wanted = int(settings.get("WORKER_NUM", len(nodes["workers"])))
     least, most = (int(settings.get(name, wanted)) for name in ("MIN_WORKER_NUM", "MAX_WORKER_NUM"))
     ended = _interruption_of_last_term(history)
-    content = {
+    return {
         "source": "journal",
         **_durable(state),
         "phase": "finished" if state.finished else "interrupted" if ended else "no scheduler",
@@ -82,7 +88,6 @@ def stored_snapshot(recovery_path: Path) -> str | None:
         "ended": _interruption(ended) if ended and not state.finished else None,
         **nodes,
     }
-    return json.dumps(content, ensure_ascii=False)
 
 
 def question(*, follow: bool) -> StatusQuery:
@@ -95,9 +100,29 @@ def stop_request(by: str) -> StopJob:
     return StopJob(by)
 
 
-def snapshot_in(message: object) -> str | None:
-    """The snapshot that a scheduler's message carries; none in any other message."""
-    return message.json if isinstance(message, Status) else None
+def message_of(content: Content) -> Status:
+    """A snapshot as it is sent."""
+    columns = {name: {key: [node[key] for node in nodes] for key in nodes[0]} for name, nodes in _lists_in(content)}
+    return Status(zlib.compress(json.dumps({**content, **columns}, ensure_ascii=False).encode(), level=1))
+
+
+def snapshot_in(message: object) -> Content | None:
+    """The snapshot that a scheduler's message carries; none in any other message, or where it is damaged."""
+    if not isinstance(message, Status):
+        return None
+    try:
+        content: Content = json.loads(zlib.decompressobj().decompress(message.packed, MAX_SNAPSHOT_BYTES))
+    except (zlib.error, ValueError):
+        return None
+    rows = {
+        name: [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        for name, columns in _lists_in(content)
+    }
+    return {**content, **rows}
+
+
+def _lists_in(content: Content) -> list[tuple[str, Any]]:
+    return [(name, content[name]) for name in _LISTS if content.get(name)]
 
 
 def _durable_steps(state: JobState) -> list[int]:

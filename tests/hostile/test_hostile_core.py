@@ -6,7 +6,6 @@ as it would be for the journal and the wire. Here nobody holds a socket; those a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from runtime.net.codec import decode
 from runtime.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
 from runtime.service.followers import Followers
 from runtime.service.reception import Reception
-from runtime.service.status import snapshot
+from runtime.service.status import message_of, snapshot, snapshot_in
 from runtime.service.strangers import Strangers
 from tests.hostile.drawn import FROM_ANYBODY, FROM_NOBODY, messages_of
 
@@ -115,7 +114,7 @@ class Scheduler:
             self.line.send(send.session, send.message)
         for note in (*ready.notes, *self.strangers.lines(self.now)):
             assert len(note.text) < 20_000
-        json.loads(snapshot(self.core, whole=True))
+        assert snapshot_in(message_of(snapshot(self.core, whole=True))) == snapshot(self.core, whole=True)
 
     def replayed(self) -> JobState:
         return JobState.replay(records.SCHEMA.unpack(payload) for payload in self._journal)

@@ -122,7 +122,7 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     assert "lost" in text
     assert "its connection closed" in text
     assert main(["status", "--json"]) == 0
-    view = JobView.from_json(capsys.readouterr().out)
+    view = JobView.of(json.loads(capsys.readouterr().out))
     assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from runtime.errors import (
 from runtime.net.client import Client, Got
 from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
+from runtime.service.status import snapshot_in
 from runtime.store import journal as journals
 from tests.service.house import NUMERICS, PATIENCE_S, House, free_port
 
@@ -197,7 +197,9 @@ def test_a_follower_is_told_at_once_and_at_every_change(house: House) -> None:
             follower.wait(0.2)
             for incoming in follower.drain():
                 if isinstance(incoming, Got) and isinstance(incoming.message, Status):
-                    told.append(json.loads(incoming.message.json))
+                    content = snapshot_in(incoming.message)
+                    assert content is not None
+                    told.append(content)
                 elif not isinstance(incoming, Got):
                     follower.send(StatusQuery(follow=True))
 
