@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -49,10 +51,43 @@ class FailuresAtOnce:
             )
 
 
+class CrashesExplained:
+    """With several processes: how one of them ended that did not come to its end, and where it was (faulthandler).
+
+    pytest itself writes that into the middle of everything else, and knows no exit status.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="samebits-crashes-")
+        self._last = ""
+
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["crashes"] = self._folder.name
+
+    @staticmethod
+    def in_worker(workerinput: dict[str, str]) -> None:
+        path = Path(workerinput["crashes"]) / workerinput["workerid"]
+        faulthandler.enable(path.open("w"), all_threads=True)
+
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        if error:
+            status = node.gateway._io.popen.wait(timeout=10)
+            where = (Path(self._folder.name) / node.gateway.id).read_text()
+            self._last = f"it ended with status {status}\n{where}"
+
+    def pytest_handlecrashitem(self, report: pytest.TestReport) -> None:
+        report.longrepr = f"{report.longrepr}: {self._last}"
+
+
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: else nothing it starts hears it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and not hasattr(config, "workerinput"):  # with several processes: in the one that prints
+    if hasattr(config, "workerinput"):  # with several processes: in one that runs tests
+        CrashesExplained.in_worker(config.workerinput)
+        return
+    if config.pluginmanager.hasplugin("dsession"):
+        config.pluginmanager.register(CrashesExplained(), "crashes_explained")
+    if reporter is not None:
         config.pluginmanager.register(FailuresAtOnce(reporter), "failures_at_once")

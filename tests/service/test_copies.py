@@ -176,13 +176,14 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
 def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
     pair: tuple[End, End], ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_sender, "SILENT_S", 0.3)
     rank, buddy = pair
     rank.save(1)
     rank.heard()
-    buddy.copies.close()
-    rank.save(2, count=LARGE)
-    assert rank.heard()[0] == "uncopied"
+    with monkeypatch.context() as short:
+        short.setattr(copy_sender, "SILENT_S", 0.3)
+        buddy.copies.close()
+        rank.save(2, count=LARGE)
+        assert rank.heard()[0] == "uncopied"
     other = ends("elsewhere", 2)
     other.brief(keeps=(0,))
     rank.brief(other.listener.endpoint)
