@@ -73,10 +73,9 @@ def test_a_follower_may_die_and_ctrl_c_ends_everything(
     stopped_at = job.steps(0)[-1].number
     assert stopped_at < 140, "the job was nearly through"
 
-    asked_at = time.monotonic()
     again = job.recover()
     assert job.finished(again) == expected
-    assert time.monotonic() - asked_at < 30.0
+    assert not any(job.matches(rank, "free again in") for rank in job.ranks)
     restored = job.wait_for(0, r"generation 2: rank 0 of 2 goes on from step (\d+)\b")
     assert int(restored[1]) >= stopped_at, "told to end, it saves its last commit"
     assert [job.seatings(rank) for rank in job.ranks] == [2, 2]
