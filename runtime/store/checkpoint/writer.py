@@ -87,8 +87,8 @@ class Pruning:
     def unpack(cls, message: list[Any]) -> Pruning:
         """What :meth:`pack` wrote."""
         newest, (keep, committed, told), verified = message
-        retention = Retention(keep, None if committed is None else Point(*committed), frozenset(points_of(told)))
-        return cls(Point(*newest), retention, frozenset(points_of(verified)))
+        retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
+        return cls(Point(*newest), retention, frozenset(_points_of(verified)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Pruned:
     problem: str = ""
 
 
-def points_of(message: list[Any]) -> list[Point]:
+def _points_of(message: list[Any]) -> list[Point]:
     """Points that came in a message."""
     return [Point(*one) for one in message]
 
@@ -206,9 +206,10 @@ class Writer:
     def prune(self, pruning: Pruning) -> None:
         """Have old points let go, now that a new one is durable; where no process is left, not this time."""
         assert not self._is_pruning, "a save is in hand only after what was asked before"
-        if self._link is not None:
+        message = msgpack.packb(("prune", pruning.pack()))
+        if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:  # else others count on thousands: all stay
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._link.send(msgpack.packb(("prune", pruning.pack())))
+                self._link.send(message)
                 self._is_pruning = True
 
     def pruned(self, *, wait: bool) -> list[Pruned]:
@@ -249,7 +250,7 @@ class Writer:
                 self._copies.append(str(text))
             elif what == "pruned":
                 self._is_pruning = False
-                self._pruned.append(Pruned(frozenset(points_of(gone)), str(text)))
+                self._pruned.append(Pruned(frozenset(_points_of(gone)), str(text)))
                 if self._in_hand is None:
                     return None
             else:
