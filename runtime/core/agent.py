@@ -120,6 +120,7 @@ class AgentCore:
         self._joined: RoundId | None = None
         self._offered: RoundId | None = None
         self._must_look = False  # that round wants to know what the disk holds
+        self._committed: Point | None = None  # as that round was told
         self._is_gentle = False  # that round lets the generation go on to its next commit
         self._entered: Entered | None = None
         self._asked: tuple[RoundId, Place | None, bool] | None = None  # what it was asked last to enter again for
@@ -250,7 +251,7 @@ class AgentCore:
         assert self._entered is not None and self._offered is not None
         asked = (self._offered, place, self._must_look and not self._entered.looked)
         if asked != self._asked or not self._is_asked:
-            self._ready.notices.append(EnterAgain(place, look=asked[2]))
+            self._ready.notices.append(EnterAgain(place, look=asked[2], committed=self._committed))
         self._asked, self._is_asked = asked, True
 
     def _publish(self) -> None:
@@ -444,6 +445,7 @@ class AgentCore:
         is_new = message.round != self._offered
         hardens = self._is_gentle and not message.gently
         self._offered, self._must_look, self._is_gentle = message.round, message.look, message.gently
+        self._committed = message.committed
         if message.place is not None:
             self.slot, self.offered_place = message.place.slot, message.place
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")

@@ -170,10 +170,14 @@ class BreakGroup:
 
 @dataclass(frozen=True, slots=True)
 class EnterAgain:
-    """The round needs another answer: from the process in this place, and, to ``look``, with what its disk holds."""
+    """The round needs another answer: from the process in this place, and, to ``look``, with what its disk holds.
+
+    ``committed``: every member has held it, so that what is older helps only those whose points are theirs alone.
+    """
 
     place: Place | None
     look: bool
+    committed: Point | None = None
 
 
 @dataclass(frozen=True, slots=True)

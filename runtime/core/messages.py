@@ -292,6 +292,7 @@ class RoundOpened:
     place: Place | None = None  # the receiver's, if the round closes with those it is opened for
     look: bool = False  # nobody's memory holds enough: join with what the disk holds
     gently: bool = False  # nobody is lost, the world only grows: leave at the next commit
+    committed: Point | None = None  # every member held it; with ``look``: what is older need not be looked at
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ class Rendezvous:
             place=place,
             look=round_.look,
             gently=round_.gently,
+            committed=ledger.state.committed_point if round_.look else None,
         )
         if ledger.policy.is_elastic:
             round_.told[seat.node] = place

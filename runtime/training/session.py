@@ -231,12 +231,12 @@ class Session:
         """The round wants to know what the disk holds, or has another place for this process."""
         if asked.place is not None:
             self._begin_to_connect(asked.place)
-        return self._entry(look=asked.look)
+        return self._entry(look=asked.look, committed=asked.committed)
 
-    def _entry(self, *, look: bool) -> Entered:
+    def _entry(self, *, look: bool, committed: Point | None = None) -> Entered:
         coming = self._coming
         return Entered(
-            points=tuple(self._points.held()) if look else (),
+            points=tuple(self._points.held(committed)) if look else (),
             own_parts=self._state.has_own_parts,
             numerics=self._numerics,
             blob=b"" if coming is None else coming.blob(),

@@ -84,9 +84,10 @@ class Desk:
         place: Place | None = None,
         look: bool = False,
         gently: bool = False,
+        committed: Point | None = None,
     ) -> AgentReady:
         round_id = RoundId(term, number)
-        return self.hear(RoundOpened(term, incarnation, round_id, "because", missing, place, look, gently))
+        return self.hear(RoundOpened(term, incarnation, round_id, "because", missing, place, look, gently, committed))
 
     def starts(self, generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> AgentReady:
         return self.hear(started(generation, number=number, term=term, incarnation=incarnation))

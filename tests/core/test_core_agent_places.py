@@ -158,6 +158,13 @@ def test_a_disk_is_looked_at_when_asked_and_only_once() -> None:
     assert [join.looked for join in desk.said(Join)] == [True]
 
 
+def test_how_far_to_look_is_passed_on() -> None:
+    desk = seated()
+    desk.enters(looked=False)
+    desk.opens(1, place=MINE, look=True, committed=Point(40, 1))
+    assert desk.told(EnterAgain) == [EnterAgain(MINE, look=True, committed=Point(40, 1))]
+
+
 def test_who_enters_without_having_looked_is_asked_again() -> None:
     desk = seated()
     desk.enters(looked=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.core.agent_events import CommittedByAll, Disconnected, Saved
 from runtime.core.agent_events import Connected as Reconnected
-from runtime.core.messages import MAX_SAVED_POINTS, CommittedPoint, SavedPoints
+from runtime.core.messages import MAX_SAVED_POINTS, CommittedPoint, RoundOpened, SavedPoints
 from runtime.core.point import Point
 from runtime.core.records import PointCommitted
 from runtime.core.state import JobState
@@ -125,6 +125,19 @@ def test_where_every_copy_was_damaged_the_committed_point_goes_with_its_line() -
 
 
 # ---- the worker's side
+
+
+def test_who_is_asked_to_look_is_told_how_far() -> None:
+    house = training_house(2, cool_down_s=0.0)
+    for node in "01":
+        house.saved(node, (10, 1))
+    house.close("s1", gone=True)
+    house.register("1", "t1")
+    for node in "01":
+        house.join(node, looked=False)
+    before, asked = [message for message in house.sent["s0"] if isinstance(message, RoundOpened)][-2:]
+    assert (before.look, before.committed) == (False, None)
+    assert (asked.look, asked.committed) == (True, Point(10, 1))
 
 
 def test_an_agent_reports_what_is_saved_and_again_when_it_returns() -> None:

@@ -335,9 +335,9 @@ class Worker:
                     self._leave_group()
             case LeaveGently():
                 self._leaves_at_commit = True
-            case EnterAgain(place, look):
+            case EnterAgain(place, look, committed):
                 takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
-                self.world.after(takes_s, self._enter_again, place, look, self.agent._offered)
+                self.world.after(takes_s, self._enter_again, place, look, committed, self.agent._offered)
             case Began(started):
                 if self.stage is Stage.ENDING:
                     return  # its main thread has something else in hand
@@ -383,14 +383,14 @@ class Worker:
             self.memory, self._is_dirty = None, False
         self._come(self.agent.offered_place, look=not self.world.mix.has_memory)
 
-    def _enter_again(self, place: Place | None, look: bool, offered: RoundId | None) -> None:
+    def _enter_again(self, place: Place | None, look: bool, committed: Point | None, offered: RoundId | None) -> None:
         """The round needs another answer."""
-        if self._held(self._enter_again, place, look, offered) or self.stage is not Stage.RENDEZVOUS:
+        if self._held(self._enter_again, place, look, committed, offered) or self.stage is not Stage.RENDEZVOUS:
             return
         if offered == self.agent._offered:
-            self._come(place, look=look or not self.world.mix.has_memory)
+            self._come(place, look=look or not self.world.mix.has_memory, committed=committed)
 
-    def _come(self, place: Place | None, *, look: bool) -> None:
+    def _come(self, place: Place | None, *, look: bool, committed: Point | None = None) -> None:
         mix, slot = self.world.mix, self.agent.slot
         full = None if slot is None else Place(slot, slot, mix.world_size)
         place = place if self._knows_place else None
@@ -401,6 +401,8 @@ class Worker:
             self._flush()  # else a save that ends now would let points go that are offered here
             self._agent_step(Saved(disk.tellable(self.committed)))
         points = disk.held() if look else ()
+        if committed in points and not mix.has_own_parts:
+            points = tuple(point for point in points if point >= committed)  # older ones are not even read
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
         self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies))

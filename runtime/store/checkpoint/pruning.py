@@ -8,9 +8,10 @@ between never leaves a half point that looks whole.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
@@ -23,6 +24,14 @@ MIN_KEEP = 2
 SPARE_ROOM = 2  # so many points beyond ``keep`` wait for the other ranks
 ALL = Point(2**63 - 1, 2**63 - 1)
 """As ``committed``: there are no other ranks to wait for."""
+
+
+class _HasPoint(Protocol):
+    @property
+    def point(self) -> Point: ...
+
+
+Kept = TypeVar("Kept", bound=_HasPoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,8 @@ def prune(
             later generation has a whole point here.
         committed: the newest point that every rank is known to hold; None where none is.
         told: the points that others may count on.
-        verified: points whose data this process has itself written or verified and need not be read again.
+        verified: points whose data the caller has itself written or verified and need not be read again. Of the others
+            those are read that are to go, and of the newest as many as must never be fewer.
 
     Returns:
         The points that are gone.
@@ -64,12 +74,30 @@ def prune(
     Raises:
         StoreError: the folder refuses.
     """
-    whole = [found for found in scan(directory, job) if _is_whole(found, verified)]
+    usable = [found for found in scan(directory, job) if found.is_usable]
+    damaged = damaged_among_newest(usable, abandoned, lambda found: found.point in verified or _is_whole(found))
+    whole = [found for found in usable if found.point not in damaged]
     retention = Retention(keep, committed, frozenset(told))
     points = points_to_delete([found.point for found in whole], retention, keep_points, abandoned)
-    doomed = [found for found in whole if found.point in points]
+    doomed = [found for found in whole if found.point in points and (found.point in verified or _is_whole(found))]
     _delete(directory, doomed)
     return [found.point for found in doomed]
+
+
+def damaged_among_newest(
+    found: Iterable[Kept], abandoned: Collection[Point], is_whole: Callable[[Kept], bool]
+) -> set[Point]:
+    """Of these points, newest first, those that turn out damaged until as many are whole as must never be fewer."""
+    damaged: set[Point] = set()
+    whole = 0
+    for one in found:
+        if whole == MIN_KEEP:
+            break
+        if not is_whole(one):
+            damaged.add(one.point)  # whoever restores is told; here it only means: not counted and not touched
+        elif one.point not in abandoned:
+            whole += 1
+    return damaged
 
 
 def points_to_delete(
@@ -121,15 +149,11 @@ def tellable(points: Collection[Point], keep: int, committed: Point | None, told
     return known | set(sorted(set(points) - known)[:room])
 
 
-def _is_whole(found: FoundPoint, verified: Collection[Point]) -> bool:
-    if not found.is_usable:
-        return False
-    if found.point in verified:
-        return True
+def _is_whole(found: FoundPoint) -> bool:
     try:
         verify(found)
     except CheckpointError:
-        return False  # whoever restores is told; here it only means: not counted and not touched
+        return False
     return True
 
 

@@ -214,12 +214,11 @@ class RemotePlace:
     def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
         """Delete what may go now that ``newest`` is saved: each point's manifests first, then its data.
 
-        The policy is ``pruning.prune``'s, except that of the points that stay only as many are read as must never be
-        fewer: reading all of them would move every byte over the network after each restart.
+        The policy is ``pruning.prune``'s, except that what goes is not read: not every byte is worth a network's time.
         """
         fitting = [found for found in self.scan() if found.is_usable]
         abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, newest)}
-        damaged = self._damaged(fitting, abandoned, verified)
+        damaged = pruning.damaged_among_newest(fitting, abandoned, lambda found: self._is_whole(found, verified))
         whole = [found.point for found in fitting if found.point not in damaged]
         doomed = pruning.points_to_delete(whole, retention, [newest], abandoned)
         if doomed:
@@ -303,22 +302,13 @@ class RemotePlace:
                 return True
         return False
 
-    def _damaged(
-        self, fitting: list[RemotePoint], abandoned: Collection[Point], verified: Collection[Point]
-    ) -> set[Point]:
-        """Of the newest points, those that turn out damaged until as many are whole as must never be fewer."""
-        damaged: set[Point] = set()
-        whole = 0
-        for found in fitting:
-            if whole == pruning.MIN_KEEP:
-                break
+    def _is_whole(self, found: RemotePoint, verified: Collection[Point]) -> bool:
+        if found.point not in verified and found.attempt.data_name not in self._whole:
             try:
-                if found.point not in verified and found.attempt.data_name not in self._whole:
-                    self.verify(found)
-                whole += found.point not in abandoned
+                self.verify(found)
             except CheckpointError:
-                damaged.add(found.point)  # whoever restores is told; here it only means: not counted and not touched
-        return damaged
+                return False
+        return True
 
     def _sweep(self, saved: Attempt, sizes: dict[str, int]) -> None:
         """Remove the data of uploads that nobody will finish. It frees space, no more: no name is ever used again.

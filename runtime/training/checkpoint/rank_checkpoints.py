@@ -99,11 +99,17 @@ class RankCheckpoints:
         self._place = store.open_place(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
-    def held(self) -> list[Point]:
-        """The points that were verified, in this process or just now; each one passed over is named with its reason."""
+    def held(self, oldest: Point | None = None) -> list[Point]:
+        """The points that were verified, in this process or just now; each one passed over is named with its reason.
+
+        Args:
+            oldest: where this one is whole, what is older is not looked at: it would all have to be read.
+        """
         self._look_into_memory()
         held = list(self._in_memory)
         for found in self._place.scan():
+            if oldest is not None and oldest in held and found.point < oldest:
+                break
             if found.point in self._rejected or found.point in self._in_memory:
                 continue
             try:

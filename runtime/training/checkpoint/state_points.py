@@ -82,9 +82,16 @@ class StatePoints:
         assert self._folder is not None, "whoever has a place has a slot"
         return self._folder
 
-    def held(self) -> Sequence[Point]:
-        """What this process's folder holds, verified; nothing where it has none yet."""
-        return () if self._folder is None else self._folder.held()
+    def held(self, committed: Point | None = None) -> Sequence[Point]:
+        """What this process's folder holds, verified; nothing where it has none yet.
+
+        Args:
+            committed: what every rank has held. Nobody goes back behind it as long as one rank's is whole; only where
+                each rank's points are its own alone may all have to.
+        """
+        if self._folder is None:
+            return ()
+        return self._folder.held(None if self._state.has_own_parts else committed)
 
     def copies(self) -> Sequence[Copy]:
         """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""

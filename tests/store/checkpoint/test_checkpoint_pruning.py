@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
-from runtime.store.checkpoint import prune, rank_directory, scan, verify
+from runtime.store.checkpoint import prune, pruning, rank_directory, scan, verify
 from tests.store import killed_writer
 from tests.store.disk_faults import Disk, error, interposed, names_in
 from tests.store.points import JOB, change_byte, find, save
@@ -109,8 +109,22 @@ def test_the_rules_together(
     for step, generation in damaged & saved:
         damage(root, step, generation=generation)
     prune(rank_directory(root, 0), JOB, keep, keep_points={Point(*point) for point in protected})
-    newest = sorted(saved - damaged, reverse=True)[: max(keep, 2)]
-    assert set(points_in(root)) == set(newest) | (damaged & saved) | (protected & saved)
+    whole = sorted(saved - damaged, reverse=True)
+    found_damaged = {point for point in damaged if len(whole) < 2 or point > whole[1]}  # so many are read
+    newest = sorted(saved - found_damaged, reverse=True)[: max(keep, 2)]
+    left = set(points_in(root))
+    assert left == set(newest) | (damaged & saved) | (protected & saved)
+    assert left >= set(whole[:2])
+
+
+def test_no_more_is_read_than_must_not_be_fewer_and_what_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(1, 8):
+        save(tmp_path, step)
+    read: list[int] = []
+    monkeypatch.setattr(pruning, "verify", lambda found: read.append(found.point.step))
+    prune(rank_directory(tmp_path, 0), JOB, keep=5, verified={Point(7, 1)})
+    assert sorted(read) == [1, 2, 6]
+    assert points_in(tmp_path) == [(step, 1) for step in (7, 6, 5, 4, 3)]
 
 
 def test_a_point_loses_its_name_before_anything_of_it_is_removed(tmp_path: Path) -> None:

@@ -413,6 +413,21 @@ def test_no_point_goes_after_it_was_offered(rank: Callable[..., RankCheckpoints]
     assert on_disk(mine) == {3, 2}
 
 
+def test_what_is_older_than_all_need_is_not_read(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+    before = rank(async_save=False)
+    for step in (1, 2, 3, 4):
+        assert save(before, step)
+    before.release()
+    change_byte(tmp_path / "root" / "0" / point_name(Point(4, 1)) / "data.safetensors", -1)
+    change_byte(tmp_path / "root" / "0" / point_name(Point(1, 1)) / "data.safetensors", -1)
+    after = rank()
+    assert after.held(Point(3, 1)) == [Point(3, 1)], "the newer one is damaged, older ones are not looked at"
+    assert after._rejected.keys() == {Point(4, 1)}
+    after.reject(Point(3, 1), "it could not be loaded")
+    assert after.held(Point(3, 1)) == [Point(2, 1)]
+    assert after._rejected.keys() == {Point(4, 1), Point(3, 1), Point(1, 1)}
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by_all(
     rank: Callable[..., RankCheckpoints], looks: bool
