@@ -125,6 +125,7 @@ class RankCheckpoints:
 
     def _look_into_memory(self) -> None:
         self.flush()
+        self._hear_of_pruning(wait=True)  # else what is offered might go
         found, problems = self._saves.found()
         self._in_memory.clear()
         for problem in problems:
@@ -229,10 +230,9 @@ class RankCheckpoints:
         self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
 
     def flush(self) -> None:
-        """Wait until the save in hand is durable, or has failed and that was said, and what goes for it is gone."""
+        """Wait until the save in hand is durable, or has failed and that was said; old points may go later."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
-        self._hear_of_pruning(wait=True)
 
     def _hear(self, outcome: Outcome | None) -> None:
         if outcome is not None:

@@ -89,6 +89,11 @@ def on_disk(rank: RankCheckpoints) -> set[int]:
     return {int(path.name.split("_")[1]) for path in (rank.root / "0").glob("step_*")}
 
 
+def until_old_ones_are_gone(rank: RankCheckpoints) -> None:
+    rank.flush()
+    rank._hear_of_pruning(wait=True)
+
+
 def stop_writer(rank: RankCheckpoints) -> ProcessIdentity:
     """The writer stands still, as behind a slow disk."""
     pid = rank._saves._writer.pid  # type: ignore[union-attr]
@@ -197,7 +202,7 @@ def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpo
     mine = rank(keep_checkpoint_max=2)
     for step in range(1, 6):
         save(mine, step)
-    mine.flush()
+    until_old_ones_are_gone(mine)
     assert on_disk(mine) == {4, 5}
 
 
@@ -213,7 +218,7 @@ def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]
     mine.settle()
     assert on_disk(mine) == {1, 2, 3}
     go_on(writer)
-    mine.flush()
+    until_old_ones_are_gone(mine)
     assert on_disk(mine) == {3, 4}
     assert mine._told == mine._verified == {Point(3, 1), Point(4, 1)}
 
@@ -360,9 +365,9 @@ def test_an_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCh
     mine = rank()
     for step in (10, 20):
         save(mine, step)
-    mine.flush()
+    until_old_ones_are_gone(mine)
     save(mine, 15, generation=2)
-    mine.flush()
+    until_old_ones_are_gone(mine)
     assert on_disk(mine) == {10, 15}
     assert {one.point for one in points_in_memory(tmp_path / "memory", JOB, 0)[0]} == {Point(15, 2)}
 
@@ -443,6 +448,6 @@ def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by
         assert after.held() == [Point(2, 1), Point(1, 1)]
     for step in (3, 4, 5, 6, 7, 8, 9):
         assert save(after, step)
-        after.flush()
+        until_old_ones_are_gone(after)
         assert on_disk(after) >= {1, 2}
     assert len(on_disk(after)) <= 2 + after.config.keep_checkpoint_max + 1
