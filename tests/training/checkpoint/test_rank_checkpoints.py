@@ -418,6 +418,22 @@ def test_no_point_goes_after_it_was_offered(rank: Callable[..., RankCheckpoints]
     assert on_disk(mine) == {3, 2}
 
 
+def test_what_the_others_were_just_told_of_stays(rank: Callable[..., RankCheckpoints]) -> None:
+    """Step 6 could only be told once others had caught up: the save that makes room for it does not replace it."""
+    held_by_all: list[Point | None] = [None]
+    reports: list[list[Point]] = []
+    mine = rank(keep_checkpoint_max=2, committed=lambda: held_by_all[0], report=reports.append)
+    for step in range(1, 7):
+        assert save(mine, step)
+        until_old_ones_are_gone(mine)
+    assert (on_disk(mine), reports[-1][-1]) == ({1, 2, 3, 4, 6}, Point(4, 1))
+    held_by_all[0] = Point(3, 1)
+    assert save(mine, 7)
+    until_old_ones_are_gone(mine)
+    assert on_disk(mine) == {3, 4, 6, 7}
+    assert {point.step for point in reports[-1]} >= {3, 4, 6, 7}
+
+
 def test_what_is_older_than_all_need_is_not_read(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
     before = rank(async_save=False)
     for step in (1, 2, 3, 4):
