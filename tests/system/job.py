@@ -195,7 +195,10 @@ class JobFolder:
         """End whatever still runs; what that was, and any lock or port that stayed held after it."""
         left = []
         for identity in self.processes():
-            command = Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            try:
+                command = Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it has ended by itself meanwhile
             left.append(f"process {identity.pid}: {command}")
             signal_process(identity, signal.SIGKILL)
             identity.wait_for_exit(10.0)

@@ -9,8 +9,8 @@ the mark that a kill has happened is a file, made exclusively just before it, so
 point              the process dies                                                           NUMBER
 =================  =========================================================================  ================
 forming            having published its address and learned the others', not yet connected    generation
-receiving          connected, before it takes over what another rank or a disk gave it        its step
-restoring          holding the restore point, before it is known that all do                  its step
+receiving          connected, before it takes over what another rank or a disk gave it        generation
+restoring          holding the restore point, before it is known that all do                  generation
 reset              in a reset callback: the new group stands, nothing is restored yet        the step it left
 backward           in the middle of the backward pass, some gradients reduced, some not       the step
 stepped            after the optimizer's step, before the commit                              the step
@@ -78,6 +78,7 @@ class KillPoints:
             else:
                 self._wanted[kill] = Way.KILL
         self._marks = marks
+        self._generation = 0
 
     def here(self, point: str, number: int | None = None) -> None:
         """Go, if that was asked for and has not happened yet."""
@@ -108,6 +109,7 @@ class KillPoints:
 
         def address_map(agent: Agent, generation: int) -> Any:
             blobs = inner(agent, generation)
+            self._generation = generation
             self.here("forming", generation)
             return blobs
 
@@ -117,11 +119,11 @@ class KillPoints:
         inner_load, inner_begin = runtime.elastic.TorchState.load, runtime.elastic.TorchState.begin
 
         def load(state: Any, contents: dict[str, Any], *, own: bool) -> None:
-            self.here("receiving", contents["shared"]["steps"])
+            self.here("receiving", self._generation)
             inner_load(state, contents, own=own)
 
         def begin(state: Any, point: Point) -> None:
-            self.here("restoring", point.step)
+            self.here("restoring", self._generation)
             inner_begin(state, point)
 
         runtime.elastic.TorchState.load = load  # type: ignore[method-assign, assignment]

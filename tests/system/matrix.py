@@ -80,7 +80,7 @@ WHO = {
         Who("a spare, then a rank", ("2:committed:25",), with_spare=True),
         Who("scheduler and worker", ("2:committed:25",), with_scheduler=True),
         Who("another during the recovery", ("2:committed:25", "1:reset"), first_is_killed=True),
-        Who("the successor during the recovery", ("2:committed:25", "2:receiving:25"), first_is_killed=True),
+        Who("the successor during the recovery", ("2:committed:25", "2:receiving:2"), first_is_killed=True),
         Who("during growth", ("1:reset",), while_growing=True),
         Who("during the first step", ("1:backward:1",)),
     )

@@ -166,6 +166,7 @@ class WarmStarter:
         self._socket.sendall(json.dumps(order).encode() + b"\n")
         told = self._receive("started_at", time.monotonic() + 30.0)
         assert told is not None, "the warm starter did not answer"
+        self._statuses.pop(told["pid"], None)  # of an earlier process, after which nobody asked: pids come again
         return Running(ProcessIdentity(told["pid"], told["started_at"]), self)
 
     def status(self, pid: int, timeout_s: float) -> int | None:
