@@ -74,12 +74,16 @@ def prune(
     Raises:
         StoreError: the folder refuses.
     """
+
+    def is_whole(found: FoundPoint) -> bool:
+        return found.point in verified or _is_as_saved(found)
+
     usable = [found for found in scan(directory, job) if found.is_usable]
-    damaged = damaged_among_newest(usable, abandoned, lambda found: found.point in verified or _is_whole(found))
+    damaged = damaged_among_newest(usable, abandoned, is_whole)
     whole = [found for found in usable if found.point not in damaged]
     retention = Retention(keep, committed, frozenset(told))
     points = points_to_delete([found.point for found in whole], retention, keep_points, abandoned)
-    doomed = [found for found in whole if found.point in points and (found.point in verified or _is_whole(found))]
+    doomed = [found for found in whole if found.point in points and is_whole(found)]
     _delete(directory, doomed)
     return [found.point for found in doomed]
 
@@ -149,7 +153,7 @@ def tellable(points: Collection[Point], keep: int, committed: Point | None, told
     return known | set(sorted(set(points) - known)[:room])
 
 
-def _is_whole(found: FoundPoint) -> bool:
+def _is_as_saved(found: FoundPoint) -> bool:
     try:
         verify(found)
     except CheckpointError:

@@ -159,7 +159,8 @@ class WriterProcess:
         return self._place
 
     def _prune(self, asked: Pruning) -> None:
-        if self._place is None or not self._trainer.is_alive():
+        assert self._place is not None, "it is asked for after a save"
+        if not self._trainer.is_alive():
             return
         told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
         gone: Sequence[Point] = ()
