@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import zmq
 
@@ -31,6 +31,12 @@ def dealers(port: int, names: list[bytes | None]) -> Iterator[list[zmq.Socket[by
         finally:
             for dealer in sockets:
                 dealer.close(linger=0)
+
+
+def say_if_open(stranger: zmq.Socket[bytes], packed: bytes) -> None:
+    """Send, unless the handshake has failed by now: ZeroMQ then has nobody to send to, and would wait for ever."""
+    with suppress(zmq.Again):
+        stranger.send(packed, zmq.NOBLOCK)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from runtime.service import strangers
 from runtime.service.agent import Agent
 from runtime.service.strangers import Offence
 from runtime.store import journal as journals
-from tests.hostile.attackers import dealers, half_open, hangs_up, registration
+from tests.hostile.attackers import dealers, half_open, hangs_up, registration, say_if_open
 from tests.net.wires import Tap
 from tests.service.house import PATIENCE_S, House
 
@@ -285,13 +285,13 @@ def test_without_the_secret_nothing_reaches_the_scheduler(guarded: Attacked) -> 
     other = derive_keys(b"another-secret-of-another-cluster")
     with dealers(guarded.port, [b"plain"] * 5) as plain, zmq.Context() as context:
         for stranger in plain:
-            stranger.send(registration("0", "plain", guarded.fixed))
+            say_if_open(stranger, registration("0", "plain", guarded.fixed))
         wrong = context.socket(zmq.DEALER)
         wrong.linger = 0
         wrong.curve_serverkey = other.scheduler.public
         wrong.curve_publickey, wrong.curve_secretkey = other.worker.public, other.worker.secret
         wrong.connect(f"tcp://127.0.0.1:{guarded.port}")
-        wrong.send(registration("0", "wrong", guarded.fixed))
+        say_if_open(wrong, registration("0", "wrong", guarded.fixed))
         guarded.wait(lambda: guarded.count(Offence.SECRET) >= 3)
         wrong.close(linger=0)
     assert guarded.count(Offence.GARBLED) == guarded.count(Offence.REGISTRATION) == 0
