@@ -25,7 +25,7 @@ from runtime.store.checkpoint.memory_room import (
 from runtime.store.checkpoint.memory_slot import MemorySlot
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
 from runtime.store.checkpoint.place import Found, Location, Place, is_remote, local_folder, open_place, slots_in
-from runtime.store.checkpoint.pruning import Retention, disposable, is_abandoned, prune, tellable
+from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention, disposable, is_abandoned, prune, tellable
 from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
 from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
 from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
@@ -40,7 +40,7 @@ from runtime.store.checkpoint.surveying import (
 )
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
-from runtime.store.checkpoint.writer import Outcome, Pruned, Pruning, Writer
+from runtime.store.checkpoint.writer import Outcome, Writer
 from runtime.store.checkpoint.writing import write_point
 
 __all__ = [

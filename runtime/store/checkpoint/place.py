@@ -7,14 +7,14 @@ place than this machine's folders, the text of a URL, and nobody else asks which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runtime.core.point import Point
 from runtime.store.checkpoint import folder, packing, pruning, reading, scanning, writing
 from runtime.store.checkpoint.manifest import Manifest, PointHeader
-from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.pruning import Pruned, Pruning
 from runtime.store.checkpoint.reading import Checkpoint
 from runtime.store.checkpoint.remote import RemotePlace, slots_at
 from runtime.store.checkpoint.scanning import FoundPoint
@@ -86,7 +86,7 @@ class Place(Protocol[FoundHere]):
     ) -> None:
         """Save a point whose two files are in memory."""
 
-    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
+    def prune(self, asked: Pruning) -> Pruned:
         """Delete what may go now that ``newest`` is saved; the points that are gone."""
 
 
@@ -146,18 +146,19 @@ class LocalPlace:
         (view,) = data
         writing.write_prepared(self._root, header, manifest, view)
 
-    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
+    def prune(self, asked: Pruning) -> Pruned:
         """See ``pruning.prune``."""
         points = [found.point for found in self.scan()]
         return pruning.prune(
             self._directory,
             self._job,
-            retention.keep,
-            keep_points=[newest],
-            abandoned={point for point in points if pruning.is_abandoned(point, newest)},
-            verified=verified,
-            committed=retention.committed,
-            told=retention.told,
+            asked.retention.keep,
+            keep_points=[asked.newest],
+            abandoned={point for point in points if pruning.is_abandoned(point, asked.newest)},
+            verified=asked.verified,
+            damaged=asked.damaged,
+            committed=asked.retention.committed,
+            told=asked.retention.told,
         )
 
 

@@ -8,10 +8,10 @@ between never leaves a half point that looks whole.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
@@ -43,6 +43,37 @@ class Retention:
     told: frozenset[Point] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What a rank's folder is asked to let go.
+
+    Attributes:
+        newest: it was just saved; what it has left behind is abandoned.
+        retention: how long the others stay.
+        verified, damaged: points that are known to be the one or the other, and need not be read.
+    """
+
+    newest: Point
+    retention: Retention
+    verified: Collection[Point] = ()
+    damaged: Collection[Point] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of it.
+
+    Attributes:
+        gone: the points that were deleted.
+        damaged: those that were found to be so only now, and why; they stay.
+        problem: what kept others from going: a StoreError's text, or nothing.
+    """
+
+    gone: Collection[Point] = ()
+    damaged: Mapping[Point, str] = field(default_factory=dict)
+    problem: str = ""
+
+
 def prune(
     directory: Path,
     job: str,
@@ -51,9 +82,10 @@ def prune(
     keep_points: Collection[Point] = (),
     abandoned: Collection[Point] = (),
     verified: Collection[Point] = (),
+    damaged: Collection[Point] = (),
     committed: Point | None = ALL,
     told: Collection[Point] = (),
-) -> list[Point]:
+) -> Pruned:
     """Delete what :func:`disposable` says of a rank's whole points; the caller holds the folder's lock.
 
     Args:
@@ -67,25 +99,49 @@ def prune(
         told: the points that others may count on.
         verified: points whose data the caller has itself written or verified and need not be read again. Of the others
             those are read that are to go, and of the newest as many as must never be fewer.
-
-    Returns:
-        The points that are gone.
+        damaged: points that the caller knows to be so.
 
     Raises:
         StoreError: the folder refuses.
     """
 
-    def is_whole(found: FoundPoint) -> bool:
-        return found.point in verified or _is_as_saved(found)
-
+    check = Check(verify, verified, damaged)
     usable = [found for found in scan(directory, job) if found.is_usable]
-    damaged = damaged_among_newest(usable, abandoned, is_whole)
-    whole = [found for found in usable if found.point not in damaged]
+    not_counted = damaged_among_newest(usable, abandoned, check.is_whole)
+    whole = [found for found in usable if found.point not in not_counted]
     retention = Retention(keep, committed, frozenset(told))
     points = points_to_delete([found.point for found in whole], retention, keep_points, abandoned)
-    doomed = [found for found in whole if found.point in points and is_whole(found)]
+    doomed = [found for found in whole if found.point in points and check.is_whole(found)]
     _delete(directory, doomed)
-    return [found.point for found in doomed]
+    return Pruned([found.point for found in doomed], check.found_damaged)
+
+
+class Check(Generic[Kept]):
+    """Tells which points are whole, reading those of which that is not known, and remembers what it found damaged.
+
+    Args:
+        verify: reads one; :class:`CheckpointError` where it is not what was saved.
+        verified, damaged: those that are known to be the one or the other.
+    """
+
+    def __init__(self, verify: Callable[[Kept], None], verified: Collection[Point], damaged: Collection[Point]) -> None:
+        self.found_damaged: dict[Point, str] = {}
+        self._verify = verify
+        self._verified = verified
+        self._damaged = damaged
+
+    def is_whole(self, found: Kept) -> bool:
+        """Whether this point is what was saved."""
+        if found.point in self._verified:
+            return True
+        if found.point in self._damaged:
+            return False
+        try:
+            self._verify(found)
+        except CheckpointError as error:
+            self.found_damaged[found.point] = str(error)
+            return False
+        return True
 
 
 def damaged_among_newest(
@@ -98,7 +154,7 @@ def damaged_among_newest(
         if whole == MIN_KEEP:
             break
         if not is_whole(one):
-            damaged.add(one.point)  # whoever restores is told; here it only means: not counted and not touched
+            damaged.add(one.point)  # not counted and not touched
         elif one.point not in abandoned:
             whole += 1
     return damaged
@@ -151,14 +207,6 @@ def tellable(points: Collection[Point], keep: int, committed: Point | None, told
     waiting = len(known) if committed is None else len([point for point in known if point > committed])
     room = max(0, max(keep, MIN_KEEP) + SPARE_ROOM - waiting)
     return known | set(sorted(set(points) - known)[:room])
-
-
-def _is_as_saved(found: FoundPoint) -> bool:
-    try:
-        verify(found)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _delete(directory: Path, doomed: list[FoundPoint]) -> None:

@@ -34,7 +34,7 @@ from runtime.store.checkpoint.manifest import (
     encode_manifest,
 )
 from runtime.store.checkpoint.object_store import PATIENCE_S, ObjectStore
-from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.pruning import Pruned, Pruning
 from runtime.store.checkpoint.reading import Checkpoint
 from runtime.store.checkpoint.safetensors_header import encode_header, in_file_order
 from runtime.store.checkpoint.tensor_part import TensorPart, bytes_of
@@ -211,23 +211,25 @@ class RemotePlace:
         self._whole.add(attempt.data_name)
         self._sweep(attempt, sizes)
 
-    def prune(self, newest: Point, retention: Retention, verified: Collection[Point] = ()) -> list[Point]:
-        """Delete what may go now that ``newest`` is saved: each point's manifests first, then its data.
+    def prune(self, asked: Pruning) -> Pruned:
+        """Delete what may go now that ``asked.newest`` is saved: each point's manifests first, then its data.
 
         The policy is ``pruning.prune``'s, except that what goes is not read: not every byte is worth a network's time.
         """
         fitting = [found for found in self.scan() if found.is_usable]
-        abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, newest)}
-        damaged = pruning.damaged_among_newest(fitting, abandoned, lambda found: self._is_whole(found, verified))
-        whole = [found.point for found in fitting if found.point not in damaged]
-        doomed = pruning.points_to_delete(whole, retention, [newest], abandoned)
+        abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, asked.newest)}
+        own = {found.point for found in fitting if found.attempt.data_name in self._whole}
+        check = pruning.Check(self.verify, own.union(asked.verified), asked.damaged)
+        not_counted = pruning.damaged_among_newest(fitting, abandoned, check.is_whole)
+        whole = [found.point for found in fitting if found.point not in not_counted]
+        doomed = pruning.points_to_delete(whole, asked.retention, [asked.newest], abandoned)
         if doomed:
             attempts = [attempt for attempt in attempts_in(self._sizes()) if attempt.point in doomed]
             for attempt in attempts:
                 self._store.remove(self._name(attempt.manifest_name))
             for attempt in attempts:
                 self._store.remove(self._name(attempt.data_name))
-        return [point for point in whole if point in doomed]
+        return Pruned([point for point in whole if point in doomed], check.found_damaged)
 
     # ---- whose it is
 
@@ -301,14 +303,6 @@ class RemotePlace:
                     continue  # not hidden: it stays, and a new attempt is made beside it
                 return True
         return False
-
-    def _is_whole(self, found: RemotePoint, verified: Collection[Point]) -> bool:
-        if found.point not in verified and found.attempt.data_name not in self._whole:
-            try:
-                self.verify(found)
-            except CheckpointError:
-                return False
-        return True
 
     def _sweep(self, saved: Attempt, sizes: dict[str, int]) -> None:
         """Remove the data of uploads that nobody will finish. It frees space, no more: no name is ever used again.

@@ -6,11 +6,13 @@ messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
     trainer → writer    root, job name                          once: where to, which may hold a password, so no
                                                                 argument does
                         "save", slot name, sequence             this slot is sealed
-                        "prune", newest, retention, verified    ``Place.prune``, now
+                        "prune", newest, retention,             ``Place.prune``, now
+                                 verified, damaged
                         "brief", words                          for who accompanies the writer (``writer_process``)
     writer → trainer    "hashed", sequence, "", []              it will be found after a crash
                         "durable", sequence, "", []             it is on disk under its name
                         "failed", sequence, text, []            it is not; the text is a StoreError's
+                        "damaged", 0, text, [point]             this one stays: it is not what was saved, says the text
                         "pruned", 0, text, gone                 these points are gone; the text is empty or as above
                         "copied", sequence, "", []              the writer's companion has done its part with it
                         "uncopied", sequence, text, []          it has not
@@ -28,7 +30,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from runtime.core.point import Point
 from runtime.errors import StoreError
 from runtime.store.checkpoint.memory_room import MemoryRoom
 from runtime.store.checkpoint.place import Location
-from runtime.store.checkpoint.pruning import Retention
+from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention
 from runtime.store.process_identity import ProcessIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -69,34 +71,19 @@ class Outcome:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """What the writer is asked to let go; the arguments of ``Place.prune``."""
-
-    newest: Point
-    retention: Retention
-    verified: Collection[Point]
-
-    def pack(self) -> list[Any]:
-        """What :meth:`unpack` reads."""
-        keep, committed, told = self.retention.keep, self.retention.committed, self.retention.told
-        verified = sorted(self.verified, reverse=True)[:MAX_POINTS]  # what is left out is read once more
-        return [self.newest, [keep, committed, list(told)], verified]
-
-    @classmethod
-    def unpack(cls, message: list[Any]) -> Pruning:
-        """What :meth:`pack` wrote."""
-        newest, (keep, committed, told), verified = message
-        retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
-        return cls(Point(*newest), retention, frozenset(_points_of(verified)))
+def pruning_in(message: list[Any]) -> Pruning:
+    """What the trainer asks for, from its message."""
+    newest, (keep, committed, told), verified, damaged = message
+    retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
+    return Pruning(Point(*newest), retention, frozenset(_points_of(verified)), frozenset(_points_of(damaged)))
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """The points that are gone, and what kept others from going: a StoreError's text, or nothing."""
-
-    gone: frozenset[Point]
-    problem: str = ""
+def message_of(pruning: Pruning) -> list[Any]:
+    """What :func:`pruning_in` reads."""
+    retention = pruning.retention
+    known = (sorted(points, reverse=True)[:MAX_POINTS] for points in (pruning.verified, pruning.damaged))
+    # What is left out is read once more.
+    return [pruning.newest, [retention.keep, retention.committed, list(retention.told)], *known]
 
 
 def _points_of(message: list[Any]) -> list[Point]:
@@ -136,6 +123,7 @@ class Writer:
         self._in_hand: tuple[int, Point] | None = None
         self._is_pruning = False
         self._pruned: list[Pruned] = []  # heard, and not asked for yet
+        self._damaged: dict[Point, str] = {}  # of those that are to come
         self._inherited = tuple(inherited)
         self._brief: bytes | None = None
         self._copies: list[str] = []  # what was heard of them: empty where all went well
@@ -206,7 +194,7 @@ class Writer:
     def prune(self, pruning: Pruning) -> None:
         """Have old points let go, now that a new one is durable; where no process is left, not this time."""
         assert not self._is_pruning, "a save is in hand only after what was asked before"
-        message = msgpack.packb(("prune", pruning.pack()))
+        message = msgpack.packb(("prune", *message_of(pruning)))
         if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:  # else others count on thousands: all stay
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._link.send(message)
@@ -245,12 +233,15 @@ class Writer:
             if not message:
                 self._is_pruning = False
                 return "died", 0, ""
-            what, of, text, gone = msgpack.unpackb(message)
+            what, of, text, points = msgpack.unpackb(message)
             if what in ("copied", "uncopied"):
                 self._copies.append(str(text))
+            elif what == "damaged":
+                self._damaged.update(dict.fromkeys(_points_of(points), str(text)))
             elif what == "pruned":
                 self._is_pruning = False
-                self._pruned.append(Pruned(frozenset(_points_of(gone)), str(text)))
+                self._pruned.append(Pruned(_points_of(points), self._damaged, str(text)))
+                self._damaged = {}
                 if self._in_hand is None:
                     return None
             else:

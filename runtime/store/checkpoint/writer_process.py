@@ -30,7 +30,8 @@ from runtime.store.checkpoint import memory_room, sealed_slot
 from runtime.store.checkpoint.manifest import PointHeader
 from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
 from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
-from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, Pruning
+from runtime.store.checkpoint.pruning import Pruned, Pruning
+from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in
 from runtime.store.process_identity import ProcessIdentity
 
 NICENESS = 10
@@ -121,8 +122,8 @@ class WriterProcess:
                     self._companion.brief(words)
             case ["save", name, sequence]:
                 self._finish(str(name), int(sequence))
-            case ["prune", pruning]:
-                self._prune(Pruning.unpack(pruning))
+            case ["prune", *pruning]:
+                self._prune(pruning_in(pruning))
 
     def _finish_what_is_sealed(self) -> None:
         """A trainer that is killed between sealing a slot and saying so has done its part."""
@@ -163,18 +164,19 @@ class WriterProcess:
         if not self._trainer.is_alive():
             return
         told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
-        gone: Sequence[Point] = ()
-        problem = ""
+        retention = dataclasses.replace(asked.retention, told=told)
         try:
-            gone = self._place.prune(asked.newest, dataclasses.replace(asked.retention, told=told), asked.verified)
+            pruned = self._place.prune(dataclasses.replace(asked, retention=retention))
         except StoreError as error:
-            problem = str(error)
-        self._tell("pruned", 0, problem, gone[:MAX_POINTS])
+            pruned = Pruned(problem=str(error))
+        for point, reason in pruned.damaged.items():
+            self._tell("damaged", 0, reason, [point])
+        self._tell("pruned", 0, pruned.problem, list(pruned.gone)[:MAX_POINTS])
 
-    def _tell(self, what: str, sequence: int, text: str = "", gone: Sequence[Point] = ()) -> None:
+    def _tell(self, what: str, sequence: int, text: str = "", points: Sequence[Point] = ()) -> None:
         text = text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
-            self._link.send(msgpack.packb((what, sequence, text, gone)))
+            self._link.send(msgpack.packb((what, sequence, text, points)))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from runtime.store.checkpoint import (
     Location,
     Outcome,
     PointHeader,
+    Pruned,
     Pruning,
     Retention,
     TensorPart,
@@ -269,10 +270,11 @@ class RankCheckpoints:
                 self._count_on_what_is_there()
             self._saves.forget(lambda one: store.is_abandoned(one, point))
             self._tell()
+            pruning = Pruning(point, self._retention(), self._verified, self._rejected.keys())
             if by_writer:  # no step waits for a disk or a network
-                self._saves.prune(Pruning(point, self._retention(), self._verified))
+                self._saves.prune(pruning)
             else:
-                self._let_go(self._place.prune(point, self._retention(), self._verified))
+                self._take_in(self._place.prune(pruning))
         except StoreError as error:
             return self._failed(point, str(error))
         if self._failed_before:
@@ -282,10 +284,15 @@ class RankCheckpoints:
 
     def _hear_of_pruning(self, *, wait: bool) -> None:
         for pruned in self._saves.pruned(wait=wait):
-            self._let_go(pruned.gone)
+            self._take_in(pruned)
             if pruned.problem and not self._stayed_before:
                 voice.warn(f"old checkpoints stay for now: {pruned.problem}")
             self._stayed_before = bool(pruned.problem)
+
+    def _take_in(self, pruned: Pruned) -> None:
+        self._let_go(pruned.gone)
+        for point, reason in pruned.damaged.items():
+            self.reject(point, reason)
 
     def _let_go(self, gone: Collection[Point]) -> None:
         self._verified.difference_update(gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.core.point import Point
-from runtime.store.checkpoint import Checkpoint, Retention, TensorPart
+from runtime.store.checkpoint import Checkpoint, Pruning, Retention, TensorPart
 from runtime.store.checkpoint.attempt import RemotePoint
 from runtime.store.checkpoint.remote import RemotePlace
 from tests.store.points import LAYOUT, header_of
@@ -32,7 +32,7 @@ def find(place: RemotePlace, step: int, generation: int = 1) -> RemotePoint:
 
 def prune(place: RemotePlace, keep: int) -> list[Point]:
     newest = max((found.point for found in place.scan()), default=Point(0, 1))
-    return place.prune(newest, Retention(keep))
+    return list(place.prune(Pruning(newest, Retention(keep))).gone)
 
 
 def points(place: RemotePlace) -> list[tuple[int, int]]:

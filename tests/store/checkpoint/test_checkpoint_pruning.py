@@ -29,7 +29,7 @@ def damage(root: Path, step: int, name: str = "data.safetensors", generation: in
 def test_the_oldest_beyond_the_number_go_and_two_always_stay(tmp_path: Path, keep: int, left: int) -> None:
     for step in range(1, 7):
         save(tmp_path, step)
-    gone = prune(rank_directory(tmp_path, 0), JOB, keep)
+    gone = prune(rank_directory(tmp_path, 0), JOB, keep).gone
     assert points_in(tmp_path) == [(step, 1) for step in range(6, 6 - left, -1)]
     assert sorted(gone) == [Point(step, 1) for step in range(1, 7 - left)]
     assert len(names_in(tmp_path / "0")) == left
@@ -41,7 +41,7 @@ def test_a_damaged_point_is_neither_counted_nor_deleted(tmp_path: Path, name: st
         save(tmp_path, step)
     damage(tmp_path, 6, name)
     damage(tmp_path, 1, name)
-    assert sorted(prune(rank_directory(tmp_path, 0), JOB, keep=2)) == [Point(2, 1), Point(3, 1)]
+    assert sorted(prune(rank_directory(tmp_path, 0), JOB, keep=2).gone) == [Point(2, 1), Point(3, 1)]
     assert points_in(tmp_path) == [(6, 1), (5, 1), (4, 1), (1, 1)]
 
 
@@ -66,10 +66,10 @@ def test_an_abandoned_line_does_not_push_out_the_line_that_is_alive(tmp_path: Pa
     for step in (10, 20, 40, 50):
         save(tmp_path, step, 1)
     abandoned = {Point(40, 1), Point(50, 1)}
-    assert prune(directory, JOB, 2, abandoned=abandoned) == []
+    assert prune(directory, JOB, 2, abandoned=abandoned).gone == []
     assert points_in(tmp_path) == [(50, 1), (40, 1), (20, 1), (10, 1)], "nothing of the new line is durable yet"
     save(tmp_path, 30, 2)
-    assert sorted(prune(directory, JOB, 2, abandoned=abandoned)) == [Point(10, 1), Point(40, 1), Point(50, 1)]
+    assert sorted(prune(directory, JOB, 2, abandoned=abandoned).gone) == [Point(10, 1), Point(40, 1), Point(50, 1)]
     assert points_in(tmp_path) == [(30, 2), (20, 1)]
 
 
@@ -77,15 +77,15 @@ def test_an_abandoned_line_stays_while_the_new_lines_only_point_is_damaged(tmp_p
     for step, generation in ((10, 1), (20, 1), (40, 1), (30, 2)):
         save(tmp_path, step, generation)
     damage(tmp_path, 30, generation=2)
-    assert prune(rank_directory(tmp_path, 0), JOB, 2, abandoned={Point(40, 1)}) == []
+    assert prune(rank_directory(tmp_path, 0), JOB, 2, abandoned={Point(40, 1)}).gone == []
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
-    assert prune(rank_directory(tmp_path, 0), JOB, keep=2) == []
+    assert prune(rank_directory(tmp_path, 0), JOB, keep=2).gone == []
     save(tmp_path, 1, job="another job")
     save(tmp_path, 2, job="another job")
     save(tmp_path, 3, job="another job")
-    assert prune(rank_directory(tmp_path, 0), JOB, keep=2) == []
+    assert prune(rank_directory(tmp_path, 0), JOB, keep=2).gone == []
     assert len(points_in(tmp_path)) == 3
 
 

@@ -10,7 +10,7 @@ import safetensors
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
-from runtime.store.checkpoint import Retention, object_store, unpack
+from runtime.store.checkpoint import Pruning, Retention, object_store, unpack
 from runtime.store.checkpoint.remote import slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote_points import CHUNK_BYTES, assert_is, find, points, prune, save
@@ -187,7 +187,7 @@ def test_an_abandoned_line_goes_when_the_new_one_has_a_point(folder: Folder) -> 
     for step in (10, 20, 40, 50):
         save(place, step, 1)
     save(place, 30, 2)
-    gone = place.prune(Point(30, 2), Retention(2))
+    gone = place.prune(Pruning(Point(30, 2), Retention(2))).gone
     assert sorted(gone) == [Point(10, 1), Point(40, 1), Point(50, 1)]
 
 
@@ -197,7 +197,7 @@ def test_what_others_count_on_stays_and_what_nobody_was_told_of_is_replaced(fold
     for step in range(1, 7):
         save(place, step)
     told = frozenset({Point(3, 1), Point(4, 1)})
-    gone = place.prune(Point(6, 1), Retention(2, committed=Point(2, 1), told=told))
+    gone = place.prune(Pruning(Point(6, 1), Retention(2, committed=Point(2, 1), told=told))).gone
     assert sorted(gone) == [Point(1, 1), Point(5, 1)]
     assert points(place) == [(6, 1), (4, 1), (3, 1), (2, 1)]
 

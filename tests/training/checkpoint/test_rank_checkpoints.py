@@ -15,7 +15,7 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
-from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory
+from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory, pruning, verify
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
 from runtime.training.checkpoint.config import CheckpointConfig
@@ -204,6 +204,35 @@ def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpo
         save(mine, step)
     until_old_ones_are_gone(mine)
     assert on_disk(mine) == {4, 5}
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_damaged_point_stays_and_that_is_said_once(
+    rank: Callable[..., RankCheckpoints],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    async_save: bool,
+) -> None:
+    """Where nobody restores it is found out only when it should go."""
+    before = rank(async_save=False)
+    for step in (1, 2, 3):
+        assert save(before, step)
+    before.release()
+    change_byte(tmp_path / "root" / "0" / point_name(Point(1, 1)) / "data.safetensors", -1)
+    caplog.clear()
+    read: list[int] = []
+    monkeypatch.setattr(pruning, "verify", lambda found: read.append(found.point.step) or verify(found))
+    after = rank(keep_checkpoint_max=2, async_save=async_save)
+    for step in (4, 5, 6):
+        assert save(after, step)
+        until_old_ones_are_gone(after)
+    assert on_disk(after) == {1, 5, 6}
+    (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith("passed over the restore point of step 1")
+    assert "data.safetensors" in said
+    if not async_save:
+        assert read.count(1) == 1
 
 
 def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]) -> None:
