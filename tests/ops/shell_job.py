@@ -44,7 +44,7 @@ class Shell:
 
     def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
-            words,
+            ["env", "--default-signal=HUP", *words],  # else it inherits that the tests run under nohup
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
