@@ -7,6 +7,7 @@ steps, and with it the undisturbed run to compare with, does not depend on how f
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import statistics
@@ -125,6 +126,19 @@ class Cycles:
                 return now
             before = now
         return before
+
+
+GROUP = Holding(descriptors=5, threads=4, anonymous_kib=0)
+"""What a group of four costs one of its ranks."""
+
+
+def groups_kept(held: Sequence[Holding]) -> int:
+    """After how many of these losses a whole group stayed.
+
+    That happens, on a busy machine: gloo does not wake who receives a message that is cut off half-way, and a group is
+    kept until that operation times out, half an hour later (``training.group.discard``).
+    """
+    return sum(after.descriptors > before.descriptors + 1 for before, after in itertools.pairwise(held))
 
 
 def growth(held: Sequence[Holding], of: Callable[[Holding], float]) -> float:

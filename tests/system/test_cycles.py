@@ -22,8 +22,10 @@ def test_a_survivor_of_many_losses_holds_what_it_held(
     held = cycles.Cycles(job).run(CYCLES, print)
     assert set(job.wait_ended().values()) == {0}
     assert job.sha256() == expected
-    assert max(one.descriptors for one in held[1:]) <= held[1].descriptors + 1
-    assert max(one.threads for one in held[1:]) <= held[1].threads + 1
+    kept = cycles.groups_kept(held[1:])
+    assert kept <= 1
+    assert max(one.descriptors for one in held[1:]) <= held[1].descriptors + 1 + kept * cycles.GROUP.descriptors
+    assert max(one.threads for one in held[1:]) <= held[1].threads + 1 + kept * cycles.GROUP.threads
     seen = job.matches("scheduler", r"is lost: its process is gone, as worker \d beside it saw")
     assert seen, "in none of the cycles"
 
@@ -33,4 +35,6 @@ def test_growth_that_goes_on_is_a_leak() -> None:
     assert cycles.leaks(steady) == []
     assert cycles.leaks([Holding(20 + cycle // 10, 7, 1000) for cycle in range(101)]) == ["descriptors"]
     assert cycles.leaks([Holding(20, 7 + cycle, 1000) for cycle in range(101)]) == ["threads"]
+    assert cycles.groups_kept(steady) == 0
+    assert cycles.groups_kept([Holding(20 + 5 * cycle, 7 + 4 * cycle, 1000) for cycle in range(7)]) == 6
     assert cycles.leaks([Holding(20, 7, 1000 + 100 * cycle) for cycle in range(101)]) == ["memory, 101 KiB a cycle"]
