@@ -21,7 +21,16 @@ from typing import Any, Protocol, TypeVar
 
 from runtime.errors import GenerationEndedError
 
-__all__ = ["EXIT_GRACE_S", "Breaker", "begin_breakable", "join_at_exit", "leave_with", "run_aside", "run_breakable"]
+__all__ = [
+    "EXIT_GRACE_S",
+    "Breaker",
+    "begin_breakable",
+    "expect_no_end",
+    "join_at_exit",
+    "leave_with",
+    "run_aside",
+    "run_breakable",
+]
 
 T = TypeVar("T")
 
@@ -140,12 +149,12 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
     SIGABRT, and with it the exit status of a job that had finished.
     """
     thread = threading.Thread(target=body, name=thread_name, daemon=True)
+    _aside.add(thread)
     try:
         thread.start()
     except RuntimeError:  # Python 3.12 starts none while it ends
+        _aside.discard(thread)
         body()
-    else:
-        _aside.add(thread)
 
 
 def join_at_exit() -> None:
@@ -153,6 +162,16 @@ def join_at_exit() -> None:
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         _aside.add(thread)
+
+
+_stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def expect_no_end() -> None:
+    """What the calling thread waits for may take half an hour: the process's end waits for it no longer."""
+    thread = threading.current_thread()
+    _stuck.add(thread)
+    _aside.discard(thread)
 
 
 _exit_status: list[int] = []
@@ -177,7 +196,7 @@ def _let_threads_end() -> None:
         for thread in running:
             thread.join(max(0.0, deadline - time.monotonic()))
         time.sleep(_LAST_WORDS_S)
-    if _exit_status and any(thread.is_alive() for thread in _aside):
+    if _exit_status and any(thread.is_alive() for thread in (*_aside, *_stuck)):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_exit_status[0])  # whatever it comes out of, it must not meet an interpreter that is torn down

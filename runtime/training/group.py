@@ -29,7 +29,7 @@ from runtime.errors import CommunicationError, UsageError
 from runtime.training import device as devices
 from runtime.training import gloo
 from runtime.training.breakable_group import BreakableGroup
-from runtime.training.breaking import EXIT_GRACE_S, Breaker, begin_breakable, run_aside
+from runtime.training.breaking import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
 from runtime.training.failure import is_communication_failure
 from runtime.training.meeting import Exchange, MeetingStore
 
@@ -38,6 +38,7 @@ __all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communicati
 _LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "default_pg"
 _DESCRIPTION = "default_pg"  # torch's own word for the default group
+_FORGOTTEN_AFTER = timedelta(seconds=1)  # what gloo does wake ends within milliseconds
 
 
 class _Link(Protocol):
@@ -389,7 +390,12 @@ def _unfinished(groups: Sequence[dist.ProcessGroup]) -> list[dist.Work]:
 def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
     while works:
         with contextlib.suppress(RuntimeError):  # that it failed is why it is here
-            works.pop(0).wait()
+            works[0].wait(_FORGOTTEN_AFTER)
+        if not works[0].is_completed():
+            expect_no_end()
+            with contextlib.suppress(RuntimeError):
+                works[0].wait()
+        del works[0]
     for bag in bags:
         while bag:
             bag.pop(0)
