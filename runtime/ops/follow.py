@@ -329,7 +329,11 @@ class Follower:
             return
         errors = Screen(sys.stderr)
         what = {EndKind.FAILED: "failed", EndKind.STOPPED: "was stopped"}.get(verdict.kind, "was interrupted")
-        errors.say(f"the job {what}{f' at step {step}' if step else ''}: {verdict.cause}")
+        if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
+            at = f" (the last step heard of: {step})" if step else ""
+        else:
+            at = f" at step {step}" if step else ""
+        errors.say(f"the job {what}{at}: {verdict.cause}")
         first = self._following.first_death(verdict.cause)
         if first and verdict.kind is not EndKind.STOPPED:
             errors.say(f"the first to go: {first}")

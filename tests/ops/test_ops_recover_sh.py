@@ -79,6 +79,7 @@ def test_everything_killed_comes_back(job: ShellJob) -> None:
         job.kill(name)
     assert shell.end() == 77, shell.text
     assert "go on from there with: bash" in shell.text
+    assert "the job was interrupted at step" not in shell.text, "nobody knows at which"
     recover = job.recover()
     job.wait_training(generation=2)
     job.let_finish()
