@@ -7,6 +7,7 @@ file into one buffer, and the tensors are views into it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ _MEND = "an older point, or another rank's copy of this one, is whole; this one 
 _ALIGNMENT_BYTES = 64
 _CACHED_BYTES = 256 * 1024
 """So much is read at a time, to be hashed while it is still in a core's own cache."""
+_CACHED_BYTES_OF_SEVERAL = 1024 * 1024
+"""The same where several threads read: after each time they meet at the interpreter's lock."""
 _MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
 
 
@@ -229,17 +232,25 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
             _read_chunk(descriptor, pieces, found, manifest, index)
         return
     pool = ThreadPoolExecutor(min(threads, len(chunks)), "samebits-read")
+    one_of_several = functools.partial(_read_chunk, cached_bytes=_CACHED_BYTES_OF_SEVERAL)
     try:
-        for read in [pool.submit(_read_chunk, descriptor, one, found, manifest, index) for index, one in chunks]:
+        for read in [pool.submit(one_of_several, descriptor, one, found, manifest, index) for index, one in chunks]:
             read.result()  # of the chunks that are not what was saved, the first is named
     finally:
         pool.shutdown(cancel_futures=True)  # nobody reads any more when this is left
 
 
-def _read_chunk(descriptor: int, pieces: list[memoryview], found: FoundPoint, manifest: Manifest, index: int) -> None:
+def _read_chunk(
+    descriptor: int,
+    pieces: list[memoryview],
+    found: FoundPoint,
+    manifest: Manifest,
+    index: int,
+    cached_bytes: int = _CACHED_BYTES,
+) -> None:
     """Fill the pieces, one after another, with a chunk, and compare its hash."""
     digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
-    for batch in _cut(pieces, _CACHED_BYTES):
+    for batch in _cut(pieces, cached_bytes):
         offset = _fill(descriptor, batch, offset, found)
         for piece in batch:
             digest.update(piece)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -51,6 +52,11 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
 def threads() -> int:
     """How many share large copies: as many as torch has, within reason."""
     return min(torch.get_num_threads(), _MOST_THREADS)
+
+
+def loading_threads(local_world_size: int) -> int:
+    """How many share a load: none of the ranks of this host trains meanwhile, and each has its part of the cores."""
+    return min(max(torch.get_num_threads(), len(os.sched_getaffinity(0)) // local_world_size), _MOST_THREADS)
 
 
 def _move(moves: Sequence[_Move]) -> None:

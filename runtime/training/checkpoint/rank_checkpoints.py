@@ -33,7 +33,6 @@ from runtime.store.checkpoint import (
 from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
-from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.async_saves import AsyncSaves
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.snapshot import NamedTensors
@@ -325,14 +324,14 @@ class RankCheckpoints:
         self._told = store.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
 
-    def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
         """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.
 
         Args:
             point: which.
             targets: as in ``store.read``: tensors that are to be filled; after an error they may hold anything.
+            threads: how many share the reading.
         """
-        threads = copying.threads()
         return self._from_the_nearest(
             point,
             lambda found: store.read(found, targets, threads=threads),

@@ -24,6 +24,7 @@ from runtime.store import checkpoint as store
 from runtime.store.checkpoint import Checkpoint, PointHeader
 from runtime.training import ddp, snapshot, transfer
 from runtime.training.base_state import State
+from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.config import AUTO
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
@@ -355,7 +356,7 @@ class StatePoints:
         _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
         targets = snapshot.in_place(tensors)
         with self.folder.rejecting(point):
-            found = self.folder.load(point, targets)
+            found = self.folder.load(point, targets, threads=copying.loading_threads(place.local_world_size))
         filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
         return found, {name: tensor for name, tensor in tensors if name in filled}
 

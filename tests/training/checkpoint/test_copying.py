@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -48,3 +49,15 @@ def test_shares_hold_every_move_once() -> None:
         assert [move for share in shares for move in share] == moves
         assert 1 <= len(shares) <= threads
     assert copying._shares([], 4) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks_here", "of_torch", "expected"),
+    [(2, 1, 1, 2), (2, 4, 1, 1), (96, 8, 1, 8), (16, 4, 1, 4), (4, 4, 3, 3), (64, 1, 64, 8)],
+)
+def test_a_load_takes_this_ranks_part_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks_here: int, of_torch: int, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: of_torch)
+    assert copying.loading_threads(ranks_here) == expected
