@@ -5,7 +5,8 @@ that size (parameters and two Adam moments in 400 tensors) and saves and loads i
 copy into memory that was touched before; the same bytes written and synced), ``torch.save``, safetensors,
 torch.distributed.checkpoint (DCP) plain and asynchronous, and SameBits. All take turns in an order that goes round, the
 first round warms up, and a ratio is the median of the ratios within one round, so that what else the machine does hits
-both sides alike. One thread computes and copies.
+both sides alike. One thread computes and copies; a load of SameBits is shared by as many as there are cores for each
+rank of the host (here all, up to eight), for nobody trains meanwhile.
 
 - *blocked*: until training may go on; SameBits: ``state.commit()`` where it saves, less one where it does not.
   ÷ memcpy.

@@ -30,6 +30,7 @@ from runtime.store.checkpoint import (
     TensorPart,
     Tree,
 )
+from runtime.store.checkpoint.available_memory import available_bytes
 from runtime.store.checkpoint.pruning import ALL
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training import snapshot
@@ -91,6 +92,7 @@ class RankCheckpoints:
         self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
+        self._fetched: tuple[Point, Checkpoint] | None = None  # from a remote folder, to be verified
         self._failed_before = False
         self._stayed_before = False
         self._skipped_before = False
@@ -114,14 +116,21 @@ class RankCheckpoints:
                 continue
             try:
                 if found.point not in self._verified:
-                    found.require_manifest()
-                    self._place.verify(found)
+                    self._verify(found)
                     self._verified.add(found.point)
                 held.append(found.point)
             except CheckpointError as error:
                 self.reject(found.point, str(error))
         self._tell()
         return sorted(held, reverse=True)
+
+    def _verify(self, found: Found) -> None:
+        """Read it. The first one that comes from afar is kept until a generation begins, most likely with it."""
+        data_bytes = found.require_manifest().data_bytes
+        if self._is_remote and self._fetched is None and _has_room_for(2 * data_bytes):
+            self._fetched = found.point, self._place.read(found)
+        else:
+            self._place.verify(found)
 
     def _look_into_memory(self) -> None:
         self.flush()
@@ -155,6 +164,8 @@ class RankCheckpoints:
         self._verified.discard(point)
         self._told.discard(point)
         self._in_memory.pop(point, None)
+        if self._fetched is not None and self._fetched[0] == point:
+            self._fetched = None
         if point not in self._rejected:
             self._rejected[point] = reason
             voice.warn(f"passed over the restore point of {point}: {reason}")
@@ -226,6 +237,7 @@ class RankCheckpoints:
 
     def exchange_copies(self, brief: Brief | None) -> None:
         """A generation begins: who keeps this rank's newest points too, and whose are kept here."""
+        self._fetched = None
         self._saves.exchange(brief)
         self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
 
@@ -335,15 +347,24 @@ class RankCheckpoints:
         return self._from_the_nearest(
             point,
             lambda found: store.read(found, targets, threads=threads),
+            self._given_away,
             lambda found: self._place.read(found, targets, threads=threads),
         )
 
+    def _given_away(self, fetched: Checkpoint) -> Checkpoint:
+        self._fetched = None  # who loads it may change it
+        return fetched
+
     def pack(self, point: Point) -> memoryview:
         """One of the held points as bytes, for another rank."""
-        return self._from_the_nearest(point, store.pack, self._place.pack)
+        return self._from_the_nearest(point, store.pack, _packed, self._place.pack)
 
     def _from_the_nearest(
-        self, point: Point, from_memory: Callable[[FoundPoint], Taken], from_place: Callable[[Any], Taken]
+        self,
+        point: Point,
+        from_memory: Callable[[FoundPoint], Taken],
+        from_fetched: Callable[[Checkpoint], Taken],
+        from_place: Callable[[Any], Taken],
     ) -> Taken:
         found = self._in_memory.get(point)
         if found is not None:
@@ -355,6 +376,8 @@ class RankCheckpoints:
             else:
                 voice.say(f"the restore point of {point} comes from memory: {found.path}")
                 return taken
+        if self._fetched is not None and self._fetched[0] == point:
+            return from_fetched(self._fetched[1])
         return from_place(self._found(point))
 
     def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
@@ -371,6 +394,7 @@ class RankCheckpoints:
         """The job has ended well: nobody will look for its points in memory."""
         self.flush()
         self._in_memory.clear()
+        self._fetched = None
         self._saves.discard()
 
     def release(self) -> None:
@@ -378,3 +402,12 @@ class RankCheckpoints:
         self.flush()
         self._saves.close()
         self._lock.release()
+
+
+def _has_room_for(size_bytes: int) -> bool:
+    left = available_bytes()
+    return left is None or left >= size_bytes
+
+
+def _packed(point: Checkpoint) -> memoryview:
+    return store.pack_state(point.header, point.tensors.values(), point.tree, point.layout)

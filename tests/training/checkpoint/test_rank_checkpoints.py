@@ -16,8 +16,10 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
 from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory, pruning, verify
+from runtime.store.checkpoint.remote import RemotePlace
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training import snapshot
+from runtime.training.checkpoint import rank_checkpoints
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from tests.store.points import change_byte
@@ -496,3 +498,73 @@ def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by
         until_old_ones_are_gone(after)
         assert on_disk(after) >= {1, 2}
     assert len(on_disk(after)) <= 2 + after.config.keep_checkpoint_max + 1
+
+
+# ---- from an object store
+
+
+@pytest.fixture
+def afar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[[], RankCheckpoints], list[str]]]:
+    """Makes a rank's checkpoints in an object store; and the data that was fetched from there, by the point's name."""
+    url, fetched = f"memory://{tmp_path}", list[str]()
+    chunks = RemotePlace._chunks
+
+    def counted(place: RemotePlace, name: str, manifest: Any) -> Iterator[tuple[int, bytes]]:
+        fetched.append(name.split("/")[1].split(".")[0])
+        return chunks(place, name, manifest)
+
+    monkeypatch.setattr(RemotePlace, "_chunks", counted)
+    made: list[RankCheckpoints] = []
+
+    def make() -> RankCheckpoints:
+        folders = {"local_state": tmp_path / "local", "memory": tmp_path}
+        config = CheckpointConfig(async_save=False)
+        made.append(RankCheckpoints(config, url, job=JOB, job_name="j", slot=0, node="0", **folders))
+        return made[-1]
+
+    before = make()
+    for step in (1, 2):
+        assert save(before, step)
+    before.release()
+    fetched.clear()
+    yield make, fetched
+    for one in made:
+        one.release()
+
+
+def test_what_was_fetched_to_be_verified_is_not_fetched_again(
+    afar: tuple[Callable[[], RankCheckpoints], list[str]],
+) -> None:
+    make, fetched = afar
+    mine = make()
+    assert mine.held(Point(2, 1)) == [Point(2, 1)]
+    received = mine.unpack(mine.pack(Point(2, 1)))
+    assert snapshot.join(received.tree, received.tensors)["step"] == 2
+    assert_is_step(mine, 2)
+    assert len(fetched) == 1
+    assert_is_step(mine, 2)  # the first to load it may have changed it since
+    assert len(fetched) == 2
+
+
+def test_what_was_fetched_is_let_go_when_a_generation_begins_without_it(
+    afar: tuple[Callable[[], RankCheckpoints], list[str]],
+) -> None:
+    make, fetched = afar
+    mine = make()
+    assert mine.held() == [Point(2, 1), Point(1, 1)]
+    assert_is_step(mine, 1)
+    mine.exchange_copies(None)
+    assert mine._fetched is None
+    assert_is_step(mine, 2)
+    assert len(fetched) == 4
+
+
+def test_where_memory_is_short_nothing_is_kept(
+    afar: tuple[Callable[[], RankCheckpoints], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, fetched = afar
+    monkeypatch.setattr(rank_checkpoints, "available_bytes", lambda: 1000)
+    mine = make()
+    assert mine.held(Point(2, 1)) == [Point(2, 1)]
+    assert_is_step(mine, 2)
+    assert len(fetched) == 2
