@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.errors import FencedError
-from tests.system.job import Job
+from tests.system.job import WAIT_S, Job
 from tests.system.kill_list import MIDDLE
 
 pytestmark = pytest.mark.system
@@ -32,7 +32,7 @@ def test_a_worker_that_was_stopped_too_long_is_fenced(
     assert zombie.is_alive()
 
     zombie.signal(signal.SIGCONT)
-    assert zombie.wait(10.0) == FencedError.exit_code
+    assert zombie.wait(WAIT_S) == FencedError.exit_code
     job.wait_for("scheduler", rf"fenced.*seat .*is now held by pid {job.worker(2).pid} on")
     job.wait_for(2, r"the seat of worker 2 is now held by pid \d+ .*must not touch the job again")
     assert job.wait_finished() == undisturbed(*TRAINED)

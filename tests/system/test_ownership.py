@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.errors import JobInterruptedError, JobStoppedError, SchedulerUnreachableError
-from tests.system.job import Job
+from tests.system.job import WAIT_S, Job
 from tests.system.processes import free_port
 from tests.system.scripted import SCHEDULER, ScriptJob
 
@@ -69,7 +69,7 @@ def test_a_follower_may_die_and_ctrl_c_ends_everything(
     assert all(identity.is_alive() for identity in before.values())
 
     press_and_see_all_end(job, follower.press_ctrl_c)
-    assert follower.wait(5.0) == JobStoppedError.exit_code
+    assert follower.wait(WAIT_S) == JobStoppedError.exit_code
     stopped_at = job.steps(0)[-1].number
     assert stopped_at < 140, "the job was nearly through"
 
@@ -98,7 +98,7 @@ def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callabl
     assert run.is_running()
 
     press_and_see_all_end(job, run.press_ctrl_c)
-    assert run.wait(5.0) == JobStoppedError.exit_code
+    assert run.wait(WAIT_S) == JobStoppedError.exit_code
     assert "recover.sh" in run.text()
 
     refused = job.run()
