@@ -1,34 +1,101 @@
 """Bytes between ranks of one group: a restore point from its holder to those who lack it, and a few numbers to all.
 
-Point to point over the generation's group, so that a lost peer ends a transfer the way it ends any collective.
+Over the generation's group, so that a lost peer ends a transfer the way it ends any collective. A point goes in pieces:
+while one travels the next is made ready on one side, and the one before is put in its place on the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from runtime.errors import LayoutError
+from runtime.errors import CheckpointError, LayoutError
+from runtime.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
+
+_AT_ONCE = 2  # pieces on their way; each has a tag of its own
+_OPENING_TAG = _AT_ONCE
+_OPENING_BYTES = 64 * 1024
+"""The first message, always of this size, so that a state of few tensors is described in it and costs one journey."""
+_LENGTH = struct.Struct("<Q")
 
 
-def send(packed: memoryview, ranks: Sequence[int], device: torch.device) -> None:
-    """Send the bytes to each of the ranks, which call ``receive``."""
-    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
-    content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
-    for rank in ranks:
-        dist.send(size, rank)
-        dist.send(content, rank)
+def send(point: Outgoing, ranks: Sequence[int], device: torch.device) -> None:
+    """Send the point to each of the ranks, which call ``receive``, all of them piece by piece."""
+    opening = _LENGTH.pack(len(point.preface)) + point.preface
+    opening += bytes(max(0, _OPENING_BYTES - len(opening)))
+    messages = [opening[:_OPENING_BYTES], *([opening[_OPENING_BYTES:]] if len(opening) > _OPENING_BYTES else [])]
+    openings = [torch.frombuffer(bytearray(one), dtype=torch.uint8).to(device) for one in messages]
+    opened = [dist.isend(one, rank, tag=_OPENING_TAG) for one in openings for rank in ranks]
+    sizes = sizes_of(point.data_bytes)
+    buffers = _buffers(sizes, torch.device("cpu"))
+    travelling: deque[tuple[torch.Tensor, list[dist.Work | None]]] = deque()
+    for number, size_bytes in enumerate(sizes):
+        if len(travelling) == _AT_ONCE:
+            _arrive(travelling.popleft()[1])
+        piece = buffers[number % _AT_ONCE][:size_bytes]
+        point.fill(piece.numpy().data)
+        sent = piece.to(device)
+        travelling.append((sent, [dist.isend(sent, rank, tag=number % _AT_ONCE) for rank in ranks]))
+    for _, works in travelling:
+        _arrive(works)
+    _arrive(opened)
 
 
-def receive(source: int, device: torch.device) -> memoryview:
-    """The bytes that ``source`` sends."""
-    size = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.recv(size, source)
-    content = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    dist.recv(content, source)
-    return memoryview(content.cpu().numpy().data)
+def receive(source: int, begin: Callable[[memoryview], Incoming], device: torch.device) -> Checkpoint:
+    """The point that ``source`` sends.
+
+    Args:
+        source: a rank.
+        begin: given the preface; where the pieces are to go.
+        device: this process's.
+
+    Raises:
+        CheckpointError: what came is not what was sent.
+    """
+    incoming = begin(_preface_from(source, device))
+    sizes = sizes_of(incoming.data_bytes)
+    buffers = _buffers(sizes, device)
+
+    def ask(number: int) -> tuple[torch.Tensor, list[dist.Work | None]]:
+        piece = buffers[number % _AT_ONCE][: sizes[number]]
+        return piece, [dist.irecv(piece, source, tag=number % _AT_ONCE)]
+
+    travelling = deque(ask(number) for number in range(min(_AT_ONCE, len(sizes))))
+    for number in range(len(sizes)):
+        piece, works = travelling.popleft()
+        _arrive(works)
+        incoming.take(piece.cpu().numpy().data)
+        if number + _AT_ONCE < len(sizes):
+            travelling.append(ask(number + _AT_ONCE))
+    return incoming.point()
+
+
+def _preface_from(source: int, device: torch.device) -> memoryview:
+    opening = torch.empty(_OPENING_BYTES, dtype=torch.uint8, device=device)
+    dist.recv(opening, source, tag=_OPENING_TAG)
+    (size_bytes,) = _LENGTH.unpack_from(opening.cpu().numpy().data)
+    if size_bytes > MAX_PREFACE_BYTES:
+        raise CheckpointError(f"rank {source} announces a point whose description has {size_bytes} bytes")
+    end = _LENGTH.size + size_bytes
+    if end > _OPENING_BYTES:
+        rest = torch.empty(end - _OPENING_BYTES, dtype=torch.uint8, device=device)
+        dist.recv(rest, source, tag=_OPENING_TAG)
+        opening = torch.cat([opening, rest])
+    return opening.cpu().numpy().data[_LENGTH.size : end]
+
+
+def _buffers(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes[:_AT_ONCE]]
+
+
+def _arrive(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        assert work is not None, "all of these ranks are in the group"
+        work.wait()
 
 
 def broadcast(packed: memoryview | None, source: int, device: torch.device) -> memoryview:

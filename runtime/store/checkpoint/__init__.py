@@ -29,6 +29,7 @@ from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention, disposa
 from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
 from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
 from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
+from runtime.store.checkpoint.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
 from runtime.store.checkpoint.surveying import (
     Entry,
     EntryState,
@@ -46,17 +47,20 @@ from runtime.store.checkpoint.writing import write_point
 __all__ = [
     "BITS_BY_DTYPE",
     "CHUNK_BYTES",
+    "MAX_PREFACE_BYTES",
     "SHARED_MEMORY",
     "Checkpoint",
     "Entry",
     "EntryState",
     "Found",
     "FoundPoint",
+    "Incoming",
     "Location",
     "Manifest",
     "MemoryRoom",
     "MemorySlot",
     "Outcome",
+    "Outgoing",
     "Place",
     "PointHeader",
     "Pruned",
@@ -94,6 +98,7 @@ __all__ = [
     "read",
     "remove_room",
     "scan",
+    "sizes_of",
     "slots_in",
     "survey",
     "sweep",

@@ -87,6 +87,20 @@ def unpack(packed: BytesLike, job: str) -> Checkpoint:
     Raises:
         CheckpointError: the bytes are not all there, not what was sent, or of another job.
     """
+    manifest, data = taken_apart(packed)
+    if manifest.header.job != job:
+        raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
+    buffer = new_buffer(len(data))
+    copy_data(data, manifest, buffer, _ORIGIN)
+    return checkpoint_of(manifest, buffer, _ORIGIN)
+
+
+def taken_apart(packed: BytesLike) -> tuple[Manifest, memoryview]:
+    """The manifest and the data file in the bytes of :func:`pack`; the data is not verified.
+
+    Raises:
+        CheckpointError: the bytes are not all there, or not what was sent.
+    """
     view = memoryview(packed).cast("B")
     magic, manifest_bytes, data_bytes = _HEAD.unpack_from(view) if len(view) >= _HEAD.size else (b"", 0, 0)
     data_start = _HEAD.size + manifest_bytes
@@ -96,10 +110,6 @@ def unpack(packed: BytesLike, job: str) -> Checkpoint:
         manifest = decode_manifest(bytes(view[_HEAD.size : data_start]))
     except CheckpointError as error:
         raise CheckpointError(f"{_ORIGIN}: {error}; ask for it again") from None
-    if manifest.header.job != job:
-        raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
     if manifest.data_bytes != data_bytes:
         raise CheckpointError(f"{_ORIGIN}: {data_bytes} bytes of data, its manifest says {manifest.data_bytes}")
-    buffer = new_buffer(data_bytes)
-    copy_data(view[data_start:], manifest, buffer, _ORIGIN)
-    return checkpoint_of(manifest, buffer, _ORIGIN)
+    return manifest, view[data_start:]

@@ -102,12 +102,12 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, 
         except CheckpointError:
             verify(found)  # which names the chunk
             raise
-        tensors, views = _places(entries, targets or {}, manifest.data_bytes)
+        tensors, views = places_of(entries, targets or {}, manifest.data_bytes)
         _read_chunks(descriptor, views, found, manifest, threads)
     return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
 
-def _places(
+def places_of(
     entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
 ) -> tuple[dict[str, TensorPart], list[memoryview]]:
     """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""

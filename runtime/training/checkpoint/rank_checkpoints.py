@@ -21,6 +21,7 @@ from runtime.store.checkpoint import (
     Checkpoint,
     Found,
     FoundPoint,
+    Incoming,
     Location,
     Outcome,
     PointHeader,
@@ -379,6 +380,10 @@ class RankCheckpoints:
         if self._fetched is not None and self._fetched[0] == point:
             return from_fetched(self._fetched[1])
         return from_place(self._found(point))
+
+    def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> Incoming:
+        """A point that another rank sends; ``targets`` are tensors that are to be filled."""
+        return Incoming(preface, self._job, targets)
 
     def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
         """A point that another rank packed, verified."""

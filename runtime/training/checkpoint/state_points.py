@@ -21,7 +21,7 @@ from runtime.errors import CheckpointError, GenerationEndedError, StoreError, Us
 from runtime.service import voice
 from runtime.service.buddy import brief_of
 from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Checkpoint, PointHeader
+from runtime.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
 from runtime.training import ddp, snapshot, transfer
 from runtime.training.base_state import State
 from runtime.training.checkpoint import copying
@@ -32,6 +32,7 @@ from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
 from runtime.training.group import Group
 from runtime.training.sharding.whole import has_pieces, whole
+from runtime.training.snapshot import NamedTensors
 from runtime.training.words import Words
 
 __all__ = ["StatePoints"]
@@ -187,16 +188,23 @@ class StatePoints:
         return self.folder.save(header, tensors, tree, dict(self.layouts), durable=durable, wait_s=wait_s)
 
     def _packed(self, point: Point) -> memoryview:
-        """The live state as bytes for another rank."""
+        """The live state as bytes for other ranks."""
+        return store.pack_state(*self._taken_apart(point))
+
+    def _live(self, point: Point) -> Outgoing:
+        """The live state, for other ranks: it must stand until they have it."""
+        return Outgoing.of_state(*self._taken_apart(point))
+
+    def _taken_apart(self, point: Point) -> tuple[PointHeader, list[TensorPart], store.Tree, dict[str, Any]]:
         place = self.present()
         tree, parts = snapshot.split(self._contents(), "state")
         header = self.folder.header(point, place.rank, place.world_size)
-        return store.pack_state(header, parts, tree, dict(self.layouts))
+        return header, parts, tree, dict(self.layouts)
 
-    def _packed_from_folder(self, point: Point) -> memoryview:
-        """One of this rank's points as bytes for another rank."""
+    def _from_folder(self, point: Point) -> Outgoing:
+        """One of this rank's points, for other ranks."""
         with self.folder.rejecting(point):
-            return self.folder.pack(point)
+            return Outgoing.of_packed(self.folder.pack(point))
 
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
@@ -249,7 +257,6 @@ class StatePoints:
             voice.say(
                 f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again"
             )
-        filled: dict[str, torch.Tensor] = {}
         if not is_live:
             self._state.forget()  # until it is whole again
         try:
@@ -258,10 +265,7 @@ class StatePoints:
             self._send(point, is_live=is_live)
             if is_live:
                 return
-            if holds:
-                found, filled = self._load(point)
-            else:
-                found = self.folder.unpack(self._receive() if received is None else received)
+            found, filled = self._load(point) if holds else (received or self._receive())
         except CheckpointError as error:
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own, filled)
@@ -270,20 +274,25 @@ class StatePoints:
         assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
         self.layouts = found.layout
 
-    def _receive(self) -> memoryview:
-        return transfer.receive(self.present().source, self._process.device)
+    def _receive(self) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """As :meth:`_load`, from the source. What is another rank's own is not read into this rank's."""
+        targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
+        found = transfer.receive(
+            self.present().source, lambda preface: self.folder.receiving(preface, targets), self._process.device
+        )
+        return found, _filled(found, targets, tensors)
 
     def _send(self, point: Point, *, is_live: bool) -> None:
         """What others load: this rank's own point, and the copies it keeps."""
         place, device = self.present(), self._process.device
         if place.serves:
-            transfer.send(self._packed(point) if is_live else self._packed_from_folder(point), place.serves, device)
+            transfer.send(self._live(point) if is_live else self._from_folder(point), place.serves, device)
         for loan in place.lends:
             if loan.rank != place.rank:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     packed = self._copies.pack(copy)
-                transfer.send(packed, (loan.rank,), device)
+                transfer.send(Outgoing.of_packed(packed), (loan.rank,), device)
 
     def load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's.
@@ -353,12 +362,16 @@ class StatePoints:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     return self._copies.read(copy), {}
-        _, tensors = snapshot.take_apart(self._state.live_contents(), "state")
-        targets = snapshot.in_place(tensors)
+        targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
             found = self.folder.load(point, targets, threads=copying.loading_threads(place.local_world_size))
-        filled = {name for name, part in found.tensors.items() if part is targets.get(name)}
-        return found, {name: tensor for name, tensor in tensors if name in filled}
+        return found, _filled(found, targets, tensors)
+
+    @staticmethod
+    def _targets(live: dict[str, Any]) -> tuple[dict[str, TensorPart], NamedTensors]:
+        """The tensors of the state that can be read into, as the store takes them and as they are."""
+        _, tensors = snapshot.take_apart(live, "state")
+        return snapshot.in_place(tensors), tensors
 
     def _become(
         self,
@@ -380,3 +393,8 @@ class StatePoints:
         if own is not None:
             contents, is_own = {**contents, "own": own}, True
         self._state.load(contents, own=is_own)
+
+
+def _filled(found: Checkpoint, targets: Mapping[str, TensorPart], tensors: NamedTensors) -> dict[str, torch.Tensor]:
+    """The tensors that hold their part of the point already, by name."""
+    return {name: tensor for name, tensor in tensors if name in targets and found.tensors.get(name) is targets[name]}
