@@ -46,8 +46,7 @@ SPARE_PHASES: Mapping[str, str] = {
     "joined_s": "all joined, with their addresses",
     "placed_s": "placed in the new generation",
     "formed_s": "group formed",
-    "obtained_s": "state at the newcomer",
-    "attached_s": "DDP attached",
+    "obtained_s": "state at the newcomer, DDP attached",
     "trains_s": "compared; the function runs again",
     "total_s": "a new step on every rank",
 }

@@ -47,8 +47,7 @@ class Loss:
     placed_s: float
     formed_s: float
     obtained_s: float
-    """every member holds the restore point: it was in its memory, or has come over the group"""
-    attached_s: float
+    """every member holds the restore point, from its memory or over the group, and its DDP has the new group"""
     trains_s: float
     total_s: float
     """every rank has finished a step that nobody had finished before"""
@@ -108,7 +107,6 @@ def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int
         "placed_s": max(of_each(members, ("placed",), last)),
         "formed_s": max(of_each(members, ("formed",), last)),
         "obtained_s": max(of_each(members, ("obtained",), last)),
-        "attached_s": max(of_each(members, ("attached",), last)),
         "trains_s": max(one.at_s for one in trains),
         "total_s": max(firsts_of_a_new.values()),
     }

@@ -22,7 +22,6 @@ from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.paced import Pace
 from runtime.service.agent import Agent
-from runtime.training import ddp
 from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group import Group
 from runtime.training.session import Session
@@ -125,7 +124,6 @@ def _probe(notebook: Notebook) -> None:
     before_and_after(Group, "form", _nothing, noting_of_generation("formed"))
     before_and_after(Session, "_enter_again", _nothing, noting("joins"))
     before_and_after(StatePoints, "obtain", _nothing, noting("obtained"))
-    before_and_after(ddp, "attach_all", _nothing, noting("attached"))
 
 
 def _nothing(*_: object, **__: object) -> None:

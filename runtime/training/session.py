@@ -308,8 +308,7 @@ class Session:
             points.start_from_rank_0(formed)
             point = Point(state.completed_steps, place.generation)
         else:
-            points.obtain(point, self._live)
-            ddp.attach_all(formed, points.layouts)
+            points.obtain(point, self._live, formed)
         points.due.begins(state.completed_steps, place)
         state.begin(point)
         points.require_equal()

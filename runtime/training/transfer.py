@@ -45,12 +45,18 @@ def send(point: Outgoing, ranks: Sequence[int], device: torch.device) -> None:
     _arrive(opened)
 
 
-def receive(source: int, begin: Callable[[memoryview], Incoming], device: torch.device) -> Checkpoint:
+def receive(
+    source: int,
+    begin: Callable[[memoryview], Incoming],
+    meanwhile: Callable[[Incoming], object],
+    device: torch.device,
+) -> Checkpoint:
     """The point that ``source`` sends.
 
     Args:
         source: a rank.
         begin: given the preface; where the pieces are to go.
+        meanwhile: called while the first of them are on their way.
         device: this process's.
 
     Raises:
@@ -65,6 +71,7 @@ def receive(source: int, begin: Callable[[memoryview], Incoming], device: torch.
         return piece, [dist.irecv(piece, source, tag=number % _AT_ONCE)]
 
     travelling = deque(ask(number) for number in range(min(_AT_ONCE, len(sizes))))
+    meanwhile(incoming)
     for number in range(len(sizes)):
         piece, works = travelling.popleft()
         _arrive(works)

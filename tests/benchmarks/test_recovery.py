@@ -97,7 +97,7 @@ def a_timeline(total_s: float) -> Timeline:
 
 
 def a_loss(total_s: float, lost_steps: int = 0) -> Loss:
-    return Loss(*(total_s * place / 11 for place in range(1, 12)), lost_steps=lost_steps, victims_steps=1)
+    return Loss(*(total_s * place / 10 for place in range(1, 11)), lost_steps=lost_steps, victims_steps=1)
 
 
 def some_trials(peers: dict[str, list[Restart | None]]) -> Trials:

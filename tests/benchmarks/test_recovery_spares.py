@@ -32,7 +32,6 @@ def a_recovery(*, restored: int, extra: Iterable[Moment] = ()) -> list[Moment]:
         *noted(("enters", 1, 100.5), ("enters", 2, 100.75), ("joins", NEW, 101.0)),
         *noted(*(("placed", pid, 101.25) for pid in members), *(("formed", pid, 101.5) for pid in members)),
         *noted(*(("obtained", pid, 101.75 + pid / 16) for pid in members)),
-        *noted(*(("attached", pid, 102.25) for pid in members)),
         *noted(*(("trains", pid, 102.5, restored) for pid in members)),
         *noted(*(("stepped", pid, 103.0 + (step - restored) / 2, step)
                  for pid in members for step in range(restored + 1, 21))),
@@ -50,7 +49,6 @@ def test_the_points_of_a_loss() -> None:
         placed_s=1.25,
         formed_s=1.5,
         obtained_s=2.0,
-        attached_s=2.25,
         trains_s=2.5,
         total_s=3.5,
         lost_steps=0,

@@ -108,6 +108,7 @@ class Incoming:
         targets: as in ``reading.read``: tensors that are to be filled; after an error they may hold anything.
 
     Attributes:
+        layout: the point's.
         data_bytes: in all pieces, without their hashes.
 
     Raises:
@@ -120,6 +121,7 @@ class Incoming:
             raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
         entries = decode_tensor_header(lambda start, end: bytes(file_header[start:end]), manifest, _ORIGIN)
         tensors, (_, *views) = places_of(entries, targets, manifest.data_bytes)
+        self.layout = manifest.layout
         self.data_bytes = manifest.data_bytes - len(file_header)
         self._rest = [view for view in views if view][::-1]
         self._number = 0

@@ -238,12 +238,13 @@ class StatePoints:
         if place.rank != 0:
             self._become(self.folder.unpack(received))
 
-    def obtain(self, point: Point, live: Point | None) -> None:
+    def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
 
         Args:
             point: where the generation begins.
             live: the commit this process holds in memory.
+            formed: the generation's group, which the gradient buckets are laid out for: while the point travels.
 
         Raises:
             GenerationEndedError: it is not whole where it was said to be.
@@ -261,24 +262,33 @@ class StatePoints:
             self._state.forget()  # until it is whole again
         try:
             # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
-            received = None if holds or place.source > place.rank else self._receive()
+            received = None if holds or place.source > place.rank else self._receive(formed)
             self._send(point, is_live=is_live)
             if is_live:
+                ddp.attach_all(formed, self.layouts)
                 return
-            found, filled = self._load(point) if holds else (received or self._receive())
+            found, filled = self._load(point) if holds else (received or self._receive(formed))
         except CheckpointError as error:
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own, filled)
         if found.header.world_size != place.world_size:  # saved in a world of another size
             self._state.on_reset()
-        assert isinstance(found.layout, dict), "a point's layouts are by wrapper"
-        self.layouts = found.layout
+        if holds:
+            self._lay_out(formed, found.layout)
 
-    def _receive(self) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    def _lay_out(self, formed: Group, layouts: store.Tree) -> None:
+        assert isinstance(layouts, dict), "a point's layouts are by wrapper"
+        self.layouts = layouts
+        ddp.attach_all(formed, layouts)
+
+    def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
         """As :meth:`_load`, from the source. What is another rank's own is not read into this rank's."""
         targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
         found = transfer.receive(
-            self.present().source, lambda preface: self.folder.receiving(preface, targets), self._process.device
+            self.present().source,
+            lambda preface: self.folder.receiving(preface, targets),
+            lambda incoming: self._lay_out(formed, incoming.layout),
+            self._process.device,
         )
         return found, _filled(found, targets, tensors)
 
