@@ -25,11 +25,10 @@ _LENGTH = struct.Struct("<Q")
 
 def send(point: Outgoing, ranks: Sequence[int], device: torch.device) -> None:
     """Send the point to each of the ranks, which call ``receive``, all of them piece by piece."""
-    opening = _LENGTH.pack(len(point.preface)) + point.preface
-    opening += bytes(max(0, _OPENING_BYTES - len(opening)))
-    messages = [opening[:_OPENING_BYTES], *([opening[_OPENING_BYTES:]] if len(opening) > _OPENING_BYTES else [])]
-    openings = [torch.frombuffer(bytearray(one), dtype=torch.uint8).to(device) for one in messages]
-    opened = [dist.isend(one, rank, tag=_OPENING_TAG) for one in openings for rank in ranks]
+    preface = bytearray(_LENGTH.pack(len(point.preface)) + point.preface).ljust(_OPENING_BYTES, b"\0")
+    opening = torch.frombuffer(preface, dtype=torch.uint8).to(device)
+    parts = [part for part in (opening[:_OPENING_BYTES], opening[_OPENING_BYTES:]) if part.numel()]
+    opened = [dist.isend(part, rank, tag=_OPENING_TAG) for part in parts for rank in ranks]
     sizes = sizes_of(point.data_bytes)
     buffers = _buffers(sizes, torch.device("cpu"))
     travelling: deque[tuple[torch.Tensor, list[dist.Work | None]]] = deque()
