@@ -72,7 +72,15 @@ class Losses:
 
 
 def ours(workers: int, clients: int, beats_s: float) -> tuple[Served, Kept, MassLoss]:
-    """A scheduler's life with a crowd."""
+    """A scheduler's life with a crowd; how long its journal takes to read is seen when that is gone."""
+    with Stage() as copies:
+        served, resumed, mass = _live(workers, clients, beats_s, copies.folder / "recovery")
+        load_s, seats = _load(copies.folder / "recovery")
+    return served, Kept(load_s, seats, resumed), mass
+
+
+def _live(workers: int, clients: int, beats_s: float, copy: Path) -> tuple[Served, int, MassLoss]:
+    """What it did, how many came back as they were, and half of them lost; what a kill left of it is in ``copy``."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_scheduler()
@@ -83,11 +91,11 @@ def ours(workers: int, clients: int, beats_s: float) -> tuple[Served, Kept, Mass
         stage.end(SCHEDULER)
         crowds.tell("away")
         crowds.wait_for("away")
-        load_s, seats = _load(stage.folder / "recovery", stage.folder / "copy")
+        shutil.copytree(stage.folder / "recovery", copy)
         listening_s = scene.start_scheduler()
         back_s = crowds.last("resumed") - listening_s
-        kept = Kept(load_s, seats, crowds.ask("check", "checked"))
-        return Served(*formed, *beaten, back_s), kept, _lose_half(scene, crowds, workers // clients)
+        resumed = crowds.ask("check", "checked")
+        return Served(*formed, *beaten, back_s), resumed, _lose_half(scene, crowds, workers // clients)
 
 
 def encrypted(workers: int, clients: int, beats_s: float) -> Served:
@@ -140,12 +148,11 @@ def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[in
     return crowds.ask("count", "counted") - sent, lasted_s, used_s
 
 
-def _load(recovery: Path, copy: Path) -> tuple[float, int]:
-    """What a new scheduler does first, with a copy: seconds, and the seats it then knows."""
-    shutil.copytree(recovery, copy)
+def _load(recovery: Path) -> tuple[float, int]:
+    """What a new scheduler does first: seconds, and the seats it then knows."""
     with seldom_collected():  # as the scheduler
         began_s = time.perf_counter()
-        journal, payloads = Journal.open(copy)
+        journal, payloads = Journal.open(recovery)
         state = JobState.replay(records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads)
         took_s = time.perf_counter() - began_s
     journal.close()

@@ -93,9 +93,12 @@ class Ledger:
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
-        session = self.state.seats[node].session
-        if session:  # else the seat was rebuilt without a word of its holder
-            self.ready.send(session, message)
+        self.tell_holder(self.state.seats[node], message)
+
+    def tell_holder(self, seat: Seat, message: FromScheduler) -> None:
+        """As :meth:`tell`, where the seat is at hand."""
+        if seat.session:  # else the seat was rebuilt without a word of its holder
+            self.ready.send(seat.session, message)
 
     def miss(self, slot: int, *, at_once: bool = False) -> None:
         """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""

@@ -289,7 +289,7 @@ class RoundOpened:
     round: RoundId
     text: str  # why
     missing: str  # the nodes that are not there; "" where all are
-    place: Place | None = None  # the receiver's, if the round closes with those it is opened for
+    place: Place | None = None  # the receiver's, if the round closes with those it is opened for; None: the one it has
     look: bool = False  # nobody's memory holds enough: join with what the disk holds
     gently: bool = False  # nobody is lost, the world only grows: leave at the next commit
     committed: Point | None = None  # every member held it; with ``look``: what is older need not be looked at

@@ -32,6 +32,9 @@ from runtime.core.world import World, rank_of_slot
 LEAVE_TOGETHER_S = 1.0
 """How long after the first one all others have left a generation at its commit; later they cannot come to another."""
 
+CROSSING_S = 0.5
+"""So long after everybody was invited, a heartbeat that knows nothing of it has only crossed the invitation."""
+
 
 @dataclass(slots=True)
 class Round:
@@ -50,6 +53,34 @@ class Round:
     leave_by: float | None = None  # and the first of them has
     told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
     version: int = -1  # of who was present when the places were told
+    told_at: float = 0.0  # when everybody was invited last
+    invitations: Invitations | None = None  # as the round was when somebody was invited last
+
+
+@dataclass(slots=True)
+class Invitations:
+    """To one round as it stands: thousands are told at once, and nearly all of them the same, which is made once."""
+
+    alike: RoundOpened  # but for incarnation and place
+    made: dict[tuple[int, Place | None], RoundOpened] = field(default_factory=dict)
+
+    def to(self, incarnation: int, place: Place | None) -> RoundOpened:
+        """The invitation of a seat with this incarnation and, where it is to be told, this place."""
+        message = self.made.get((incarnation, place))
+        if message is None:
+            same = self.alike
+            message = self.made[incarnation, place] = RoundOpened(
+                same.term,
+                incarnation,
+                same.round,
+                same.text,
+                same.missing,
+                place,
+                same.look,
+                same.gently,
+                same.committed,
+            )
+        return message
 
 
 class Rendezvous:
@@ -112,9 +143,8 @@ class Rendezvous:
 
     def _invite_everybody(self) -> None:
         if self.round is not None:
-            self.round.version = self._ledger.version
-        for seat in self._ledger.live_seats():
-            self.invite(seat)
+            self.round.version, self.round.told_at = self._ledger.version, self._ledger.now
+            self._invite(self.round, self._ledger.live_seats())
 
     def refresh_at(self) -> float | None:
         """At once where ``refresh`` is due: when the socket is drained, so that many losses are told as one."""
@@ -131,30 +161,48 @@ class Rendezvous:
         if self._world.is_complete(len(round_.joined)):
             self._close(round_)
             return
-        for seat in ledger.live_seats():
-            if seat.slot is not None and self._world.place_of(seat.slot) != round_.told.get(seat.node):
-                self.invite(seat)
+        seats = [(seat, seat.slot) for seat in ledger.live_seats() if seat.slot is not None]
+        self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
+
+    def remind(self, seat: Seat) -> bool:
+        """A member shows that it knows nothing of the open round; False while that is too early to say."""
+        has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
+        if not has_crossed:
+            self.invite(seat)
+        return not has_crossed
 
     def invite(self, seat: Seat) -> None:
         """Tell one member about the open round (again)."""
-        ledger, round_ = self._ledger, self.round
-        if round_ is None or seat.slot is None or not self._world.is_awaited(seat.slot):
-            return
-        place = self._world.place_of(seat.slot)
-        message = RoundOpened(
-            term=ledger.state.term,
-            incarnation=seat.incarnation,
+        if self.round is not None:
+            self._invite(self.round, [seat])
+
+    def _invite(self, round_: Round, seats: Sequence[Seat]) -> None:
+        ledger, world = self._ledger, self._world
+        invitations, is_elastic = self._invitations(round_), ledger.policy.is_elastic
+        for seat in seats:
+            if seat.slot is None or not world.is_awaited(seat.slot):
+                continue
+            # In a world of fixed size who was a member knows its place: it does not change.
+            place = world.place_of(seat.slot) if is_elastic or self.rank_of(seat) is None else None
+            if is_elastic:
+                round_.told[seat.node] = place
+            ledger.tell_holder(seat, invitations.to(seat.incarnation, place))
+
+    def _invitations(self, round_: Round) -> Invitations:
+        state = self._ledger.state
+        alike = RoundOpened(
+            term=state.term,
+            incarnation=0,
             round=round_.id,
             text=round_.text,
             missing=self._missing(),
-            place=place,
             look=round_.look,
             gently=round_.gently,
-            committed=ledger.state.committed_point if round_.look else None,
+            committed=state.committed_point if round_.look else None,
         )
-        if ledger.policy.is_elastic:
-            round_.told[seat.node] = place
-        ledger.tell(seat.node, message)
+        if round_.invitations is None or round_.invitations.alike != alike:
+            round_.invitations = Invitations(alike)
+        return round_.invitations
 
     def _missing(self) -> str:
         """Who is not there, and what becomes of that."""

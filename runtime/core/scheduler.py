@@ -163,6 +163,8 @@ class SchedulerCore:
         ending, rendezvous = self._ending, self._rendezvous
         earliest = self._leases.next_deadline()
         others = [self._admission.check_at, self._rebuild.deadline, ending.deadline()]
+        if self._is_round_due():
+            others.append(self._ledger.now)
         if ending.ended is None:
             if rendezvous.round is not None:
                 others += (rendezvous.deadline(), rendezvous.refresh_at())
@@ -219,7 +221,6 @@ class SchedulerCore:
     def _finish_step(self) -> Ready:
         if self._ledger.absent:
             self._give_slots()
-        self._open_round_if_needed()
         ready, self._ledger.ready = self._ledger.ready, Ready()
         return ready
 
@@ -283,7 +284,7 @@ class SchedulerCore:
                 self._world.expect_later(seat.slot)
             elif self._ledger.state.generation is not None:
                 what = "was started again" if old_incarnation else "takes the place of a lost one"
-                self._broken.append(f"worker {seat.node} {what} ({seat.process})")
+                self._break(f"worker {seat.node} {what} ({seat.process})")
         self._rendezvous.invite(seat)
 
     def _judge_reports(self) -> None:
@@ -348,8 +349,9 @@ class SchedulerCore:
             if message.activity is not Activity.FINISHED:
                 ledger.tell(seat.node, Finished(ledger.state.term, ledger.state.final))
         elif self._rendezvous.round is not None:
-            if seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED:
-                self._rendezvous.invite(seat)
+            has_missed_it = seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED
+            if has_missed_it and not self._rendezvous.remind(seat):
+                self._accepted = None  # said again it will be judged again: time has passed
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
         elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
@@ -372,7 +374,7 @@ class SchedulerCore:
             if self._rendezvous.can_tell():
                 self._rendezvous.start(seat)
             elif message.term == self._ledger.state.term:  # else it was said to an earlier scheduler, and came late
-                self._broken.append(f"worker {seat.node} was not told generation {committed} before the scheduler died")
+                self._break(f"worker {seat.node} was not told generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = f"a collective of generation {committed} failed at worker {seat.node}"
         elif message.generation == committed and message.activity is Activity.DONE:
@@ -447,11 +449,11 @@ class SchedulerCore:
             self._ending.if_everybody_left()
             return
         self._give_slots()
-        self._open_round_if_needed()  # before the world goes on without somebody, which may close one
-        self._world.shrink()
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()
             self._world.begin_without_the_absent()
+        self._open_round_if_due()  # before the world goes on without somebody, which may close one
+        self._world.shrink()
         self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
         if self._rendezvous.timed_out():
@@ -496,6 +498,11 @@ class SchedulerCore:
         if not self._ledger.policy.recovery and seat.lost:
             self._ending.end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
         elif self._rendezvous.rank_of(seat) is not None:
+            self._break(why)
+
+    def _break(self, why: str) -> None:
+        """The last generation cannot go on; an open round takes this in."""
+        if self._rendezvous.round is None:
             self._broken.append(why)
 
     def _compare_with_generation(self) -> None:
@@ -509,21 +516,28 @@ class SchedulerCore:
                 why = f"is lost: {seat.reason}" if seat.lost else "left" if seat.left else "was replaced"
                 self._broken.append(f"worker {node} of generation {committed.generation} {why}")
 
-    def _open_round_if_needed(self) -> None:
-        ledger, state = self._ledger, self._ledger.state
-        if state.generation is not None and not (self._broken or self._failed_collective or self._newcomer):
+    def _is_round_due(self) -> bool:
+        """Whether a round may have to open: at a Tick, so that what comes in together is one reason."""
+        if self._ending.ended is not None:
+            return False
+        if self._ledger.state.generation is None:
+            return self._rendezvous.round is None and self._world.may_begin()
+        return bool(self._broken or self._failed_collective or self._newcomer)
+
+    def _open_round_if_due(self) -> None:
+        if not self._is_round_due():
             return
+        ledger, state = self._ledger, self._ledger.state
         reasons, self._broken = self._broken, []
         failed, self._failed_collective = self._failed_collective, ""
         newcomer, self._newcomer = self._newcomer, ""
-        if self._rendezvous.round is not None or state.final is not None or self._ending.ended is not None:
+        if self._rendezvous.round is not None or state.final is not None:
             return
         if state.generation is None:
-            if self._world.may_begin():
-                self._world.begin_without_the_absent()
-                here, size = ledger.present(), ledger.policy.world_size
-                few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
-                self._rendezvous.open(few if here < size else f"all {here} workers are registered")
+            self._world.begin_without_the_absent()
+            here, size = ledger.present(), ledger.policy.world_size
+            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
+            self._rendezvous.open(few if here < size else f"all {here} workers are registered")
         elif (reasons or failed) and ledger.policy.recovery:
             self._done.clear()
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""

@@ -283,7 +283,7 @@ class Server:
         if kind not in TOLD_ALIKE:
             return messages.SCHEMA.pack(message)
         last = self._told.get(kind)
-        if last is not None and last[0] == message:
+        if last is not None and (last[0] is message or last[0] == message):
             return last[1]
         packed = messages.SCHEMA.pack(message)
         ready = packed if len(packed) < SHARED_BYTES else zmq.Frame(packed)

@@ -1,7 +1,8 @@
 """The scheduler's loop: drain the socket, decide, make durable, speak, sleep until something happens.
 
 One pass takes in everything that has arrived, lets the core decide on each, writes all records with one fsync (group
-commit) and only then sends. Deadlines are judged after the socket is drained, and a pass that comes late by more than a
+commit) and only then sends. Deadlines are judged after the socket is drained, and what follows from all that came in
+together, as a round to which ten thousand are invited, is decided then, too. A pass that comes late by more than a
 heartbeat says so to the core first, so that a stopped or starved scheduler loses nobody.
 """
 
@@ -183,9 +184,12 @@ class SchedulerService:
             if late_s > self._settings.heartbeat_interval_s:
                 events.insert(0, Stalled(late_s))
             this_pass = _Pass()
+            for event in events:
+                this_pass.add(self._decide(reception, core, event, now))
             if events or wake_at is None or wake_at <= now:
-                for event in events:
-                    this_pass.add(self._decide(reception, core, event, now))
+                if this_pass.records:  # durable, and said, before everybody's invitation to a round is written
+                    self._carry_out(server, journal, core, this_pass)
+                    this_pass = _Pass(ended=this_pass.ended)
                 this_pass.add(core.step(Tick(), now))
                 wake_at = core.wake_at()
             this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)

@@ -75,7 +75,8 @@ class House:
         """Start the scheduler from its journal."""
         state = JobState.replay(self.journal)
         self.core = self.core_type(self.policy, state, now=self.now, boot_id=self.boot_id, new_job_id=self.new_job_id)
-        return self._take(self.core.start())
+        ready = self.core.start()
+        return self._take(_both(ready, self.core.step(Tick(), self.now)) if self._is_due() else ready)
 
     def crash(self, after_s: float = 0.0, *, keep: int | None = None, boot_id: str | None = None) -> Ready:
         """kill -9 and a new start ``after_s`` later, with the first ``keep`` records of the journal."""
@@ -85,7 +86,14 @@ class House:
         return self.load()
 
     def step(self, event: Event) -> Ready:
-        return self._take(self.core.step(event, self.now))
+        """One event, and the Tick that it makes due, as every shell adds it: a round opens there."""
+        was_due = self._is_due()
+        ready = self.core.step(event, self.now)
+        return self._take(_both(ready, self.core.step(Tick(), self.now)) if self._is_due() and not was_due else ready)
+
+    def _is_due(self) -> bool:
+        wake_at = self.core.wake_at()
+        return wake_at is not None and wake_at <= self.now
 
     def tick(self, after_s: float = 0.0) -> Ready:
         self.now += after_s
@@ -247,3 +255,13 @@ class House:
 def training_house(world_size: int = 2, **changes: float | bool | str | Pairs) -> House:
     """A house of digits in its first generation."""
     return House(policy(world_size, **changes)).fill().train()
+
+
+def _both(first: Ready, second: Ready) -> Ready:
+    """What one pass of a shell's loop carries out together."""
+    return Ready(
+        first.records + second.records,
+        first.sends + second.sends,
+        first.notes + second.notes,
+        first.ended or second.ended,
+    )

@@ -72,6 +72,7 @@ def test_a_loss_while_others_are_done_means_that_nobody_is() -> None:
 def test_done_while_a_round_is_open_does_not_count() -> None:
     house = training_house(3)
     house.close("s2", gone=True)
+    house.tick(1.0)
     for node in "01":
         house.beat(node, Activity.DONE, step=60)
         assert house.invited(), "it has missed the round and is told again"

@@ -60,6 +60,7 @@ def test_a_second_start_of_a_member_breaks_the_generation() -> None:
     house.register("1", session="new")
     house.crash(after_s=1.0)
     assert "worker 1 of generation 1 was replaced" in house.notes[-1]
+    house.tick(1.0)
     house.beat("0")
     assert house.invited() == {"s0": RoundId(2, 1)}
 

@@ -138,6 +138,7 @@ def test_a_superseded_process_is_never_taken_for_one_that_repeats_itself() -> No
 def test_what_has_an_answer_is_answered_again() -> None:
     house = training_house()
     house.close("s0", gone=True)
+    house.tick(1.0)
     waiting = beat_of(house, "1", activity=Activity.WAITING)
     for _ in range(3):
         assert not is_repeated(house, waiting)

@@ -180,6 +180,9 @@ def test_who_missed_the_invitation_is_told_by_its_next_heartbeat() -> None:
     house = training_house(3)
     house.close("s2", gone=True)
     house.beat("1", Activity.TRAINING)
+    assert house.invited() == {}, "it was said before the invitation can have come"
+    house.tick(1.0)
+    house.beat("1", Activity.TRAINING)  # the very same: it is no repetition without consequence
     assert house.invited() == {"s1": RoundId(1, 2)}
     house.join("1")
     house.beat("1", Activity.WAITING)

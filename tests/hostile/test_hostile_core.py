@@ -100,6 +100,7 @@ class Scheduler:
             ready = self.core.step(event, self.now)
             ready.notes = self._reception.worth_saying(event, ready, self.now)
             self._carry_out(ready)
+            self._carry_out(self.core.step(Tick(), self.now))
 
     def passes(self, what: Closed | Stalled | float) -> None:
         if isinstance(what, float):

@@ -64,8 +64,12 @@ class SaveThenSpeak(Checker):
             case Pending():
                 return disk.term == message.term
             case RoundOpened():
-                slot = message.place.slot if message.place is not None else None
-                return disk.term == message.term and (session, slot, message.incarnation) in self._seats
+                # A member of the last generation needs not be told its place.
+                members = () if disk.generation is None else disk.generation.slots
+                slots = members if message.place is None else (message.place.slot,)
+                return disk.term == message.term and any(
+                    (session, slot, message.incarnation) in self._seats for slot in slots
+                )
             case GenerationStarted():
                 committed = self._generations.get(message.generation)
                 return (
