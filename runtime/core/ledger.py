@@ -1,18 +1,21 @@
 """What the parts of the scheduler's core share during one step: the durable state, the volatile one, and the Ready.
 
 ``write`` is the only way to change durable state: the record goes to the Ready and into the state in one breath, so the
-two cannot differ. ``miss`` and ``meet`` are the only way to change who is missing.
+two cannot differ. ``miss``, ``meet`` and ``miss_nobody`` are the only way to change who is missing. What is asked at
+every message, as how many are here or who is missing first, is kept up to date instead of being counted: ten thousand
+that come back after a loss of all would else be walked through ten thousand times.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
 from runtime.core.ready import Ready
-from runtime.core.records import Record
+from runtime.core.records import Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
@@ -81,7 +84,10 @@ class Ledger:
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
     absent: dict[int, float] = field(default_factory=dict)
     """Slots that are expected and have no live holder → until when an elastic world waits for one."""
+    vacated: set[int] = field(default_factory=set)
+    """Those of ``absent`` that somebody holds, though nobody who is believed alive."""
     version: int = 0  # of who is present: every change counts
+    _in_order: list[int] = field(default_factory=list)  # ``absent``, rising, among some that are not absent any more
     _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # of this version and so many records
     _written: int = 0
 
@@ -90,6 +96,8 @@ class Ledger:
         self.ready.records.append(record)
         self.state.apply(record)
         self._written += 1
+        if isinstance(record, (SeatGranted, SlotGiven, SeatRetired)):
+            self._sort_in(record.slot)
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
@@ -104,20 +112,36 @@ class Ledger:
         """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""
         self.absent[slot] = self.now + (0.0 if at_once else self.policy.shrink_grace_s)
         self.version += 1
+        self._sort_in(slot)
+        at = bisect_left(self._in_order, slot)
+        if self._in_order[at : at + 1] != [slot]:
+            self._in_order.insert(at, slot)
 
     def meet(self, slot: int) -> None:
         """The slot has a live holder, or is not expected any more."""
         self.absent.pop(slot, None)
+        self._sort_in(slot)
         if not self.absent:
-            self.absent.clear()  # an emptied dict is still walked at its greatest size, for every invitation
+            self.miss_nobody()  # an emptied dict is still walked at its greatest size, for every invitation
         self.version += 1
+
+    def miss_nobody(self) -> None:
+        """Nobody is missing."""
+        self.absent.clear()
+        self.vacated.clear()
+        self._in_order.clear()
+
+    def _sort_in(self, slot: int) -> None:
+        if slot in self.absent and slot in self.state.by_slot:
+            self.vacated.add(slot)
+        else:
+            self.vacated.discard(slot)
 
     def present(self) -> int:
         """How many slots have a holder who is believed alive."""
         if not self.policy.is_elastic:
             return self.policy.world_size - len(self.absent)
-        by_slot = self.state.by_slot
-        return len(by_slot) - sum(slot in by_slot for slot in self.absent)
+        return len(self.state.by_slot) - len(self.vacated)
 
     def everybody(self) -> list[Seat]:
         """Members and spares who are believed alive."""
@@ -131,15 +155,28 @@ class Ledger:
     def names_of(self, slots: Collection[int]) -> str:
         """The slots' holders, for messages: ``2, 5, 7``."""
         if slots is not self.absent:
-            return self._named(slots)
+            return self._named(heapq.nsmallest(NAMED, slots), len(slots))
         state = (self.version, self._written)
         if self._absent_names[0] != state:  # else thousands are told of thousands, worked out for each
-            self._absent_names = (state, self._named(slots))
+            self._absent_names = (state, self._named(self._first_absent(), len(self.absent)))
         return self._absent_names[1]
 
-    def _named(self, slots: Collection[int]) -> str:
-        shown = [self.state.by_slot.get(slot, str(slot)) for slot in heapq.nsmallest(NAMED, slots)]
-        return ", ".join(shown) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")
+    def _first_absent(self) -> list[int]:
+        """The lowest slots that are absent; who is passed on the way and is not any more is left out from now on."""
+        found: list[int] = []
+        passed = 0
+        for slot in self._in_order:
+            if len(found) == NAMED:
+                break
+            passed += 1
+            if slot in self.absent:
+                found.append(slot)
+        self._in_order[:passed] = found
+        return found
+
+    def _named(self, first: Collection[int], count: int) -> str:
+        shown = [self.state.by_slot.get(slot, str(slot)) for slot in first]
+        return ", ".join(shown) + (f" and {count - NAMED} more" if count > NAMED else "")
 
     def process_of(self, node: str) -> Process:
         """Where the node's present session runs."""

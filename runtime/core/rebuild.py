@@ -8,6 +8,7 @@ an older job's last process never defines anything (S15).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,6 +44,8 @@ class Rebuild:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._reports: dict[str, Register] = {}  # by session
+        self._sizes: Counter[Agreement] = Counter()  # how many reports say this
+        self._whole: set[Agreement] = set()  # what as many say as there were members
         self._until: float | None = None
         self._is_over = False
 
@@ -64,7 +67,9 @@ class Rebuild:
             return True
         self._begin(message)
         if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.max_world_size:
+            self.forget(message.session)
             self._reports[message.session] = message
+            self._count(message, 1)
         return True
 
     def _begin(self, message: Register) -> None:
@@ -95,7 +100,20 @@ class Rebuild:
 
     def forget(self, session: str) -> None:
         """The session's connection closed: what it said does not count."""
-        self._reports.pop(session, None)
+        message = self._reports.pop(session, None)
+        if message is not None:
+            self._count(message, -1)
+
+    def _count(self, message: Register, change: int) -> None:
+        """Thousands report: each is counted, all are compared once."""
+        said = _what_it_says(message)
+        self._sizes[said] += change
+        if self._sizes[said] >= said.world_size:
+            self._whole.add(said)
+        else:
+            self._whole.discard(said)
+        if not self._sizes[said]:
+            del self._sizes[said]
 
     def shift(self, gap_s: float) -> None:
         """The scheduler stood still: those who report get the time they were promised."""
@@ -105,7 +123,7 @@ class Rebuild:
     def judge(self) -> list[Register] | None:
         """The members whose job is rebuilt, already written; None where it is too early, or never to be."""
         ledger = self._ledger
-        if self._until is None:
+        if self._until is None or (ledger.now < self._until and not self._whole):
             return None
         groups = _in_agreement(self._reports.values())
         whole = [one for one, members in groups.items() if len(members) == one.world_size]
@@ -175,18 +193,23 @@ def is_placeholder(session: str) -> bool:
     return not session
 
 
+def _what_it_says(message: Register) -> Agreement:
+    standing = message.standing
+    assert isinstance(standing, Standing)
+    return Agreement(message.job, standing.generation, standing.round, standing.world_size, standing.restore)
+
+
 def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
     """The reports by what they agree on, and by rank; where two claim one rank neither counts."""
     groups: dict[Agreement, dict[int, Register]] = {}
     claimed_twice: set[tuple[Agreement, int]] = set()
     for message in reports:
-        standing = message.standing
-        assert isinstance(standing, Standing)
-        key = Agreement(message.job, standing.generation, standing.round, standing.world_size, standing.restore)
+        assert isinstance(message.standing, Standing)
+        key, rank = _what_it_says(message), message.standing.rank
         group = groups.setdefault(key, {})
-        if standing.rank in group:
-            claimed_twice.add((key, standing.rank))
-        group[standing.rank] = message
+        if rank in group:
+            claimed_twice.add((key, rank))
+        group[rank] = message
     for key, rank in claimed_twice:
         groups[key].pop(rank, None)
     return {key: members for key, members in groups.items() if members}

@@ -11,7 +11,7 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runtime.core.messages import Copy, Loan, Pairs
@@ -52,6 +52,7 @@ class Restore:
     text: str
     borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
     lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
+    serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
 
     def source_of(self, rank: int) -> int:
         """The rank whose copy ``rank`` loads: itself where it holds one."""
@@ -60,9 +61,7 @@ class Restore:
 
     def served_by(self, rank: int) -> tuple[int, ...]:
         """The ranks that load ``rank``'s own point."""
-        if rank not in self.holders or not self.sources:
-            return ()
-        return tuple(other for other, source in self.sources.items() if source == rank)
+        return self.serves.get(rank, ())
 
     def lent_by(self, rank: int) -> tuple[Loan, ...]:
         """The copies that ``rank`` keeps and others load, or it itself."""
@@ -108,21 +107,23 @@ def choose(
     common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
     newest = max((member.commits for member in joined.values() if member.live == point), default=0)
-    in_memory = [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
+    in_memory = dict.fromkeys(
+        rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest
+    )
     # After one step there may be several commits (one more at an epoch's end), and a disk has the first: where a memory
     # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
-    holders = [
+    holders = dict.fromkeys(
         rank
         for rank, one in sorted(joined.items())
         if point in held[rank] and (not in_memory or rank in in_memory or (one.own_parts and one.live != point))
-    ]
+    )
     kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
     without = {rank: slot_of[rank] for rank in joined if point not in held[rank]}
     borrowed = _borrow({rank: slot for rank, slot in without.items() if joined[rank].own_parts or not holders}, kept)
     if not holders:  # only keepers have it: who has no copy of its own point takes another's
         borrowed |= _share(sorted(without.keys() - borrowed.keys()), kept)
-    lacking = [rank for rank in joined if rank not in borrowed and rank not in set(holders)]
-    senders = in_memory or holders
+    lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
+    senders = list(in_memory or holders)
     sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
     text = _explain(point, best, holders, in_memory, lacking, borrowed)
     derived = [
@@ -130,7 +131,7 @@ def choose(
     ]
     if not common and derived:
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
-    return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed))
+    return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed), _by_source(sources))
 
 
 def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
@@ -161,16 +162,23 @@ def _by_keeper(borrowed: Mapping[int, Borrowed]) -> dict[int, tuple[Loan, ...]]:
     return {keeper: tuple(loans) for keeper, loans in lends.items()}
 
 
+def _by_source(sources: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    serves: dict[int, list[int]] = {}
+    for rank, source in sources.items():
+        serves.setdefault(source, []).append(rank)
+    return {source: tuple(ranks) for source, ranks in serves.items()}
+
+
 def _explain(
     point: Point,
     best: Point,
-    holders: list[int],
-    in_memory: list[int],
+    holders: Collection[int],
+    in_memory: Collection[int],
     lacking: list[int],
     borrowed: Mapping[int, Borrowed],
 ) -> str:
     text = f"restore point: step {point.step} of generation {point.generation}, "
-    on_disk = [rank for rank in holders if rank not in set(in_memory)]
+    on_disk = [rank for rank in holders if rank not in in_memory]
     parts = []
     if in_memory and not lacking and not borrowed and not on_disk:
         parts.append("in every rank's memory")

@@ -9,6 +9,7 @@ exactly those slots; a member's rank is its slot's index among them.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from runtime.core.ledger import Ledger
 from runtime.core.messages import Activity, Place
@@ -43,7 +44,7 @@ class World:
         expected = set(state.by_slot)
         if state.generation is None:
             expected.update(range(ledger.policy.world_size))
-        ledger.absent.clear()
+        ledger.miss_nobody()
         for slot in range(ledger.policy.max_world_size):  # a slot may have been taken away and not yet been given
             if len(expected) >= ledger.policy.min_world_size:
                 break
@@ -73,7 +74,7 @@ class World:
         ledger = self._ledger
         if not ledger.policy.is_elastic:
             return ledger.policy.world_size
-        return len(ledger.state.by_slot.keys() | ledger.absent.keys())
+        return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
 
     def free_slot(self, wanted: int | None = None) -> int | None:
         """A slot for one more worker: the one it names, or the first; None where there is none."""
@@ -125,12 +126,19 @@ class World:
             return given
         if ledger.state.final is not None or not ledger.policy.recovery:
             return given
-        for slot in sorted(ledger.absent):
+        is_filling = ledger.state.generation is None
+        if is_filling and not ledger.vacated:
+            return given
+        spares = self._here()
+        for slot in sorted(ledger.vacated if is_filling else ledger.absent):
+            if not spares:
+                break
             lost = ledger.state.seat_of_slot(slot)
-            may_still_come = ledger.state.generation is None and (lost is None or not lost.lost)
-            spare = None if may_still_come or self.is_new(slot) else self._spare_for(lost)
-            if spare is None:
+            may_still_come = is_filling and (lost is None or not lost.lost)
+            if may_still_come or self.is_new(slot):
                 continue
+            spare = self._readiest(spares, lost)
+            spares.remove(spare)
             of_whom = ""
             if lost is not None:
                 ledger.write(SeatRetired(lost.node, slot))
@@ -141,17 +149,20 @@ class World:
             given.append(spare)
         return given
 
-    def _spare_for(self, lost: Seat | None) -> Seat | None:
-        """The readiest: one that waits before one that still starts, one on the same host, the first that came."""
-        ledger, best, best_key = self._ledger, None, (True, True)
-        for node in ledger.state.spares:
-            seat, presence = ledger.state.seats[node], ledger.presences[node]
-            if presence.heard_at is None or presence.closed_at is not None:
-                continue  # perhaps it is gone, too
-            key = (presence.activity is not Activity.WAITING, lost is None or seat.process.host != lost.process.host)
-            if best is None or key < best_key:
-                best, best_key = seat, key
-        return best
+    def _here(self) -> list[Seat]:
+        """Spares that were heard and whose connection stands: the others are perhaps gone, too."""
+        ledger = self._ledger
+        found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
+        return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
+
+    def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
+        """One that waits before one that still starts, one on the same host, the first that came."""
+
+        def falls_short(seat: Seat) -> tuple[bool, bool]:
+            is_waiting = self._ledger.presences[seat.node].activity is Activity.WAITING
+            return not is_waiting, lost is None or seat.process.host != lost.process.host
+
+        return min(spares, key=falls_short)
 
     def shortage(self) -> str:
         """How many an elastic world lacks to its minimum, for messages; empty where it has enough."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from runtime.core.ledger import Policy
+from runtime.core.ledger import NAMED, Policy
 from runtime.core.messages import (
     PROTOCOL,
     Activity,
@@ -110,12 +110,22 @@ class House:
 
     def _take(self, ready: Ready) -> Ready:
         self.ready = ready
+        self._compare_counts()
         self.journal += ready.records
         for send in ready.sends:
             self.sent.setdefault(send.session, []).append(send.message)
         self.notes += [note.text for note in ready.notes]
         self.ended = ready.ended or self.ended
         return ready
+
+    def _compare_counts(self) -> None:
+        """What the ledger keeps up to date is what would be counted."""
+        ledger = self.core._ledger
+        by_slot, absent = ledger.state.by_slot, ledger.absent
+        assert ledger.vacated == absent.keys() & by_slot.keys()
+        assert [slot for slot in ledger._in_order if slot in absent] == sorted(absent)
+        first = ", ".join(by_slot.get(slot, str(slot)) for slot in sorted(absent)[:NAMED])
+        assert ledger.names_of(absent) == first + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
 
     # ---- workers
 
