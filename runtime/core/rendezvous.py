@@ -93,7 +93,7 @@ class Rendezvous:
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation this term committed
         self._blobs: dict[int, bytes] = {}
-        self._placed: tuple[int, dict[str, Neighbourhood]] = (0, {})  # the generation whose places these are
+        self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # the generation whose places these are
 
     # ---- rounds
 
@@ -365,53 +365,52 @@ class Rendezvous:
 
     def start(self, seat: Seat) -> None:
         """Tell one member its place in the last committed generation (again)."""
-        self._start(seat.node, self._places())
+        rank = self.rank_of(seat)
+        assert rank is not None
+        self._start(rank, seat, self._places())
         self._tell_address_map([seat.node])
 
     def _start_everybody(self) -> None:
         committed = self._ledger.state.generation
         assert committed is not None
-        places = self._places()
-        for node, _ in committed.members:
-            self._start(node, places)
+        places, seats = self._places(), self._ledger.state.seats
+        for rank, (node, _) in enumerate(committed.members):
+            self._start(rank, seats[node], places)
 
-    def _places(self) -> dict[str, Neighbourhood]:
+    def _places(self) -> Sequence[Neighbourhood]:
+        """Of the last committed generation, by rank."""
         committed = self._ledger.state.generation
         assert committed is not None
         if self._placed[0] != committed.generation:
-            nodes = [node for node, _ in committed.members]
-            hosts = [self._ledger.process_of(node).host for node in nodes]
-            self._placed = (committed.generation, dict(zip(nodes, neighbourhoods(hosts), strict=True)))
+            hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
+            self._placed = (committed.generation, neighbourhoods(hosts))
         return self._placed[1]
 
-    def _start(self, node: str, places: dict[str, Neighbourhood]) -> None:
-        ledger, restore = self._ledger, self._restore
+    def _start(self, rank: int, seat: Seat, places: Sequence[Neighbourhood]) -> None:
+        ledger, restore, place = self._ledger, self._restore, places[rank]
         committed = ledger.state.generation
         assert committed is not None and restore is not None
-        seat = ledger.state.seats[node]
-        rank, world_size = self.rank_of(seat), len(committed.members)
-        assert rank is not None
-        ledger.tell(
-            node,
+        ledger.tell_holder(
+            seat,
             GenerationStarted(
                 term=ledger.state.term,
                 incarnation=seat.incarnation,
                 generation=committed.generation,
                 round=committed.round,
                 rank=rank,
-                world_size=world_size,
-                local_rank=places[node].local_rank,
-                local_world_size=places[node].local_world_size,
+                world_size=len(committed.members),
+                local_rank=place.local_rank,
+                local_world_size=place.local_world_size,
                 restore=restore.point,
                 source=restore.source_of(rank),
                 serves=restore.served_by(rank),
                 text=restore.text,
                 slot=committed.slots[rank],
                 lends=restore.lent_by(rank),
-                watches=places[node].watches,
-                buddy=places[node].buddy,
-                is_apart=places[node].is_apart,
-                keeps=tuple(committed.slots[other] for other in places[node].keeps),
+                watches=place.watches,
+                buddy=place.buddy,
+                is_apart=place.is_apart,
+                keeps=tuple(committed.slots[other] for other in place.keeps),
             ),
         )
 
@@ -440,5 +439,6 @@ class Rendezvous:
         if len(self._blobs) < len(committed.members):
             return
         blobs = tuple(self._blobs[rank] for rank in range(len(committed.members)))
+        message = AddressMap(ledger.state.term, committed.generation, blobs)
         for node in nodes:
-            ledger.tell(node, AddressMap(ledger.state.term, committed.generation, blobs))
+            ledger.tell(node, message)
