@@ -97,7 +97,7 @@ class Ledger:
         self.state.apply(record)
         self._written += 1
         if isinstance(record, (SeatGranted, SlotGiven, SeatRetired)):
-            self._sort_in(record.slot)
+            self._update_vacated(record.slot)
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""
@@ -112,7 +112,7 @@ class Ledger:
         """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""
         self.absent[slot] = self.now + (0.0 if at_once else self.policy.shrink_grace_s)
         self.version += 1
-        self._sort_in(slot)
+        self._update_vacated(slot)
         at = bisect_left(self._in_order, slot)
         if self._in_order[at : at + 1] != [slot]:
             self._in_order.insert(at, slot)
@@ -120,7 +120,7 @@ class Ledger:
     def meet(self, slot: int) -> None:
         """The slot has a live holder, or is not expected any more."""
         self.absent.pop(slot, None)
-        self._sort_in(slot)
+        self._update_vacated(slot)
         if not self.absent:
             self.miss_nobody()  # an emptied dict is still walked at its greatest size, for every invitation
         self.version += 1
@@ -131,7 +131,7 @@ class Ledger:
         self.vacated.clear()
         self._in_order.clear()
 
-    def _sort_in(self, slot: int) -> None:
+    def _update_vacated(self, slot: int) -> None:
         if slot in self.absent and slot in self.state.by_slot:
             self.vacated.add(slot)
         else:
