@@ -9,7 +9,8 @@ undisturbed run, and against stock DDP) are part of the result, and so is a rank
 
 By restart: each trial starts a job, kills a rank and starts it again at once; trials of SameBits and of the peers
 alternate. ``ours.above_start_s`` is the total less the restarted process's own start, from its spawning until it asks
-for its seat: what recovery costs beyond what Python and torch cost to load.
+for its seat: what recovery costs beyond what Python and torch cost to load. ``above_start_and_script_s`` leaves out
+what the script builds by itself as well.
 """
 
 from __future__ import annotations

@@ -58,8 +58,17 @@ class Timeline:
         return self.asks_s - self.spawned_s
 
     @property
+    def script_s(self) -> float:
+        """what the replacement's script builds before it can train with anybody: model, samples, DDP, optimizer"""
+        return self.enters_s - self.seated_s
+
+    @property
     def above_start_s(self) -> float:
         return self.total_s - self.own_start_s
+
+    @property
+    def above_start_and_script_s(self) -> float:
+        return self.above_start_s - self.script_s
 
 
 # --- ours -------------------------------------------------------------------------------------------------------------

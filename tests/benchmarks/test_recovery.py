@@ -66,7 +66,8 @@ def test_the_timeline_of_a_recovery(channel: Channel) -> None:
         total_s=6.75,
         redone_steps=2,
     )
-    assert (found.own_start_s, found.above_start_s) == (2.75, 4.0)
+    assert (found.own_start_s, found.above_start_s, found.script_s) == (2.75, 4.0, 0.875)
+    assert found.above_start_and_script_s == 3.125
 
 
 def test_the_timeline_of_a_restart(channel: Channel) -> None:
