@@ -303,7 +303,7 @@ class SchedulerCore:
                 self._admission.welcome(seat)
         assert state.generation is not None, "a job is rebuilt from a generation"
         if not state.generation.members and state.final is None:
-            self._broken.append(f"generation {state.generation_number} was lost with the journal")
+            self._break(f"generation {state.generation_number} was lost with the journal")
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
         """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
@@ -415,10 +415,11 @@ class SchedulerCore:
         seat = self._ledger.state.seats.get(node) if node is not None else None
         if seat is None or seat.session != session or seat.is_retired:
             return
-        reason = self._leases.close(seat, gone=gone, witness=witness)
+        reason, round_ = self._leases.close(seat, gone=gone, witness=witness), self._rendezvous.round
+        is_close = witness is None  # a death that is seen when it was known is no news, and says nothing of others
         if reason is not None:
             self._lose(seat, reason)
-        elif self._rendezvous.round is not None and self._rendezvous.round.joined and self._rendezvous.is_urgent():
+        elif is_close and round_ is not None and round_.joined and self._rendezvous.is_urgent():
             self._corroborate()
         self._ending.if_everybody_left()
 
@@ -514,7 +515,7 @@ class SchedulerCore:
             seat = self._ledger.state.seats[node]
             if seat.lost or seat.left or seat.slot is None or seat.incarnation != incarnation:
                 why = f"is lost: {seat.reason}" if seat.lost else "left" if seat.left else "was replaced"
-                self._broken.append(f"worker {node} of generation {committed.generation} {why}")
+                self._break(f"worker {node} of generation {committed.generation} {why}")
 
     def _is_round_due(self) -> bool:
         """Whether a round may have to open: at a Tick, so that what comes in together is one reason."""

@@ -14,6 +14,7 @@ from runtime.core.messages import (
     Fenced,
     Finished,
     GenerationStarted,
+    PeerGone,
     Place,
     Process,
     Refusal,
@@ -465,3 +466,15 @@ def test_without_spares_an_unknown_process_of_the_rebuilt_job_is_fenced() -> Non
 def test_a_committed_generation_names_its_slots() -> None:
     house = spared()
     assert [record.slots for record in house.journal if isinstance(record, GenerationCommitted)] == [(0, 1)]
+
+
+def test_a_death_that_was_known_says_nothing_of_whose_connection_is_closed() -> None:
+    house = spared(4)
+    house.close("s3", gone=True)
+    house.close("s2", gone=True)
+    house.close("s1")  # perhaps it comes back: it has its grace
+    house.join("10", place=Place(3, 3, 4))
+    house.receive("s0", PeerGone(house.credential("0"), "s2"))
+    assert house.seat("2").lost and not house.seat("1").lost
+    house.tick(house.policy.reconnect_grace_s)
+    assert house.seat("1").lost

@@ -49,10 +49,9 @@ class OwnPauses(Checker):
         if isinstance(event, Closed) and event.gone and event.session == holder.session:
             return
         if isinstance(event, Received) and isinstance(event.message, PeerGone):
-            is_meant = event.message.session == holder.session
-            if self._lives(holder.session) if is_meant else holder.away_since is None:
+            if event.message.session != holder.session or self._lives(holder.session):
                 self.violated(f"{record} at {event}, whose words are about another process, or untrue; {holder}")
-            return  # a death that is seen counts as a close: a round is open, and who is away too needs no grace
+            return
         if self._awake_s(max(holder.accepted_at, witness.loaded_at)) >= policy.node_timeout_s - EPSILON_S:
             return
         if holder.away_since is not None:
