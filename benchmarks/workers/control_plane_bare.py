@@ -19,12 +19,13 @@ from runtime.core.messages import Admitted, GenerationStarted, RoundId, RoundOpe
 REGISTER, JOIN = 1, 3
 MAX_SOCKETS = 65535
 _LONG_LIST = 0xDC
+JOB = "0" * 36
 ROUND = RoundId(1, 1)
-ADMITTED = messages.SCHEMA.pack(Admitted("0" * 32, "0" * 36, 1, 9999, 1, 10000, None))
-ROUND_OPENED = messages.SCHEMA.pack(RoundOpened(1, 1, ROUND, "all 10000 workers are registered", ""))
+ADMITTED = messages.SCHEMA.pack(Admitted("0" * 32, JOB, 1, 9999, 1, 10000, None))
+ROUND_OPENED = messages.SCHEMA.pack(RoundOpened(JOB, 1, 1, ROUND, "all 10000 workers are registered", ""))
 GENERATION_STARTED = messages.SCHEMA.pack(
     GenerationStarted(
-        term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
+        job=JOB, term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
         local_world_size=8, restore=None, source=9999, serves=(),
         text="no restore point yet: everybody starts from rank 0's initial state",
         slot=9999,

@@ -180,7 +180,7 @@ class Admission:
         is_own = seat is not None and seat.is_retired and seat.session == sender.session
         may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
         text = fenced_text(sender.node, seat) + (MAY_RETURN if may_return else MUST_LEAVE)
-        return Fenced(sender.session, sender.incarnation, text, may_return)
+        return Fenced(self._ledger.state.job, sender.session, sender.incarnation, text, may_return)
 
     # ---- rules 3, 4, 5 and 7
 

@@ -372,27 +372,32 @@ class AgentCore:
             case Refused():
                 self._refused(message)
             case Fenced():
-                if message.session == self._policy.session:
+                if message.session == self._policy.session and (not self.seated or message.job == self.job):
                     self._end(EndReason.FENCED, message.text, may_return=message.may_return)
             case RoundOpened():
-                if self._is_for_me(message.term, message.incarnation):
+                if self._is_for_me(message):
                     self._round_opened(message)
             case GenerationStarted():
-                if self._is_for_me(message.term, message.incarnation):
+                if self._is_for_me(message):
                     self._generation_started(message)
             case AddressMap():
-                if message.term >= self.term and message.generation == self.generation:
+                if self._is_of_my_job(message) and message.generation == self.generation:
                     self._ready.notices.append(Mapped(message.generation, message.blobs))
-            case CommittedPoint(term, point):
-                if self.seated and term >= self.term:
-                    self._ready.notices.append(CommittedByAll(point))
+            case CommittedPoint():
+                if self._is_of_my_job(message):
+                    self._ready.notices.append(CommittedByAll(message.point))
             case Finished():
-                self._finished(message.point)
+                if self.seated and message.job == self.job:  # true in whatever term it was said
+                    self._finished(message.point)
             case EndJob():
                 self._end_job(message)
 
-    def _is_for_me(self, term: int, incarnation: int) -> bool:
-        return self.seated and term >= self.term and incarnation == self.incarnation
+    def _is_for_me(self, message: RoundOpened | GenerationStarted) -> bool:
+        return self._is_of_my_job(message) and message.incarnation == self.incarnation
+
+    def _is_of_my_job(self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint) -> bool:
+        """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
+        return self.seated and message.job == self.job and message.term >= self.term
 
     def _admitted(self, message: Admitted) -> None:
         if message.session != self._policy.session or message.term < self.term or not self._connected:
@@ -491,7 +496,7 @@ class AgentCore:
             self._become(Activity.FINISHED)
 
     def _end_job(self, message: EndJob) -> None:
-        if message.term < self.term:
+        if message.term < self.term or (self.seated and message.job != self.job):
             return
         if message.kind is EndKind.FINISHED:
             if not self.seated:

@@ -49,9 +49,13 @@ class DurablePoints:
         if everywhere is not None:
             self._ledger.write(PointCommitted(everywhere))
             for member in self._ledger.live_seats():
-                self._ledger.tell(member.node, CommittedPoint(self._ledger.state.term, everywhere))
+                self._tell(member, everywhere)
         elif known is not None and is_first:
-            self._ledger.tell(seat.node, CommittedPoint(self._ledger.state.term, known))
+            self._tell(seat, known)
+
+    def _tell(self, seat: Seat, point: Point) -> None:
+        state = self._ledger.state
+        self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, point))
 
     def _count_for(self, committed: GenerationCommitted) -> None:
         """Count anew where the members have changed: what those who stay have reported stays true."""

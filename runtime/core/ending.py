@@ -47,8 +47,12 @@ class Ending:
         """Whether the job has ended; then the session is told how."""
         if self.ended is None:
             return False
-        self._ledger.ready.send(session, EndJob(self._ledger.state.term, self.ended.kind, self.ended.text))
+        self._ledger.ready.send(session, self._last_word(self.ended))
         return True
+
+    def _last_word(self, ended: Ended) -> EndJob:
+        state = self._ledger.state
+        return EndJob(state.job, state.term, ended.kind, ended.text)
 
     def shift(self, gap_s: float) -> None:
         """The scheduler stood still: every patience is longer by that."""
@@ -164,7 +168,7 @@ class Ending:
         ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number))
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
-        message = EndJob(ledger.state.term, kind, text)
+        message = self._last_word(self.ended)
         for seat in ledger.everybody():
             ledger.tell(seat.node, message)
         self._tell_those_who_wait()
@@ -173,6 +177,6 @@ class Ending:
     def _tell_those_who_wait(self) -> None:
         """Processes without a seat learn that there will be none."""
         assert self.ended is not None
-        message = EndJob(self._ledger.state.term, self.ended.kind, self.ended.text)
+        message = self._last_word(self.ended)
         for session in (*self._admission.pending, *self._admission.refused):
             self._ledger.ready.send(session, message)

@@ -274,6 +274,7 @@ class Refused:
 class Fenced:
     """The seat belongs to a later incarnation, or to another node; the receiver must leave."""
 
+    job: str
     session: str
     incarnation: int  # the receiver's
     text: str
@@ -284,6 +285,7 @@ class Fenced:
 class RoundOpened:
     """Leave whatever generation you are in and join this round."""
 
+    job: str
     term: int
     incarnation: int
     round: RoundId
@@ -299,6 +301,7 @@ class RoundOpened:
 class GenerationStarted:
     """The generation is durable; this is the receiver's place in it."""
 
+    job: str
     term: int
     incarnation: int
     generation: int
@@ -323,6 +326,7 @@ class GenerationStarted:
 class AddressMap:
     """All members' contributions, in rank order; sent when the last one is in."""
 
+    job: str
     term: int
     generation: int
     blobs: tuple[bytes, ...]
@@ -332,6 +336,7 @@ class AddressMap:
 class CommittedPoint:
     """Every member of the generation holds this point on disk: older ones may be deleted."""
 
+    job: str
     term: int
     point: Point
 
@@ -340,6 +345,7 @@ class CommittedPoint:
 class Finished:
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
+    job: str
     term: int
     point: Point
 
@@ -348,6 +354,7 @@ class Finished:
 class EndJob:
     """The job is over for everybody, for this reason."""
 
+    job: str
     term: int
     kind: EndKind
     text: str

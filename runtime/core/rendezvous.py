@@ -70,6 +70,7 @@ class Invitations:
         if message is None:
             same = self.alike
             message = self.made[incarnation, place] = RoundOpened(
+                same.job,
                 same.term,
                 incarnation,
                 same.round,
@@ -191,6 +192,7 @@ class Rendezvous:
     def _invitations(self, round_: Round) -> Invitations:
         state = self._ledger.state
         alike = RoundOpened(
+            job=state.job,
             term=state.term,
             incarnation=0,
             round=round_.id,
@@ -393,6 +395,7 @@ class Rendezvous:
         ledger.tell_holder(
             seat,
             GenerationStarted(
+                job=ledger.state.job,
                 term=ledger.state.term,
                 incarnation=seat.incarnation,
                 generation=committed.generation,
@@ -439,6 +442,6 @@ class Rendezvous:
         if len(self._blobs) < len(committed.members):
             return
         blobs = tuple(self._blobs[rank] for rank in range(len(committed.members)))
-        message = AddressMap(ledger.state.term, committed.generation, blobs)
+        message = AddressMap(ledger.state.job, ledger.state.term, committed.generation, blobs)
         for node in nodes:
             ledger.tell(node, message)

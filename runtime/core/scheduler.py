@@ -347,7 +347,7 @@ class SchedulerCore:
             return
         if ledger.state.final is not None:
             if message.activity is not Activity.FINISHED:
-                ledger.tell(seat.node, Finished(ledger.state.term, ledger.state.final))
+                ledger.tell(seat.node, self._finished(ledger.state.final))
         elif self._rendezvous.round is not None:
             has_missed_it = seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED
             if has_missed_it and not self._rendezvous.remind(seat):
@@ -390,7 +390,10 @@ class SchedulerCore:
         ledger.write(TrainingFinished(point))
         ledger.ready.say(f"training is finished at step {point.step}: every worker's last commit is durable")
         for member in ledger.everybody():
-            ledger.tell(member.node, Finished(ledger.state.term, point))
+            ledger.tell(member.node, self._finished(point))
+
+    def _finished(self, point: Point) -> Finished:
+        return Finished(self._ledger.state.job, self._ledger.state.term, point)
 
     def _leave(self, seat: Seat, message: Leave) -> None:
         if message.on_purpose:

@@ -87,7 +87,9 @@ class Desk:
         committed: Point | None = None,
     ) -> AgentReady:
         round_id = RoundId(term, number)
-        return self.hear(RoundOpened(term, incarnation, round_id, "because", missing, place, look, gently, committed))
+        return self.hear(
+            RoundOpened("job-1", term, incarnation, round_id, "because", missing, place, look, gently, committed)
+        )
 
     def starts(self, generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> AgentReady:
         return self.hear(started(generation, number=number, term=term, incarnation=incarnation))
@@ -100,7 +102,7 @@ class Desk:
 
 def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:
     return GenerationStarted(
-        term, incarnation, generation, RoundId(term, number), 3, 4, 0, 1, Point(20, 1), 3, (), "from 20", 3
+        "job-1", term, incarnation, generation, RoundId(term, number), 3, 4, 0, 1, Point(20, 1), 3, (), "from 20", 3
     )
 
 
@@ -138,7 +140,7 @@ def done() -> Desk:
 
 def finished() -> Desk:
     desk = done()
-    desk.hear(Finished(1, Point(60, 1)))
+    desk.hear(Finished("job-1", 1, Point(60, 1)))
     return desk
 
 

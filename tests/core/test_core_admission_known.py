@@ -237,6 +237,7 @@ def test_a_replaced_session_is_fenced() -> None:
     assert house.admission("new").incarnation == 2
     house.register("1", incarnation=1, job="job-1")
     assert house.answer("s1", Fenced) == Fenced(
+        "job-1",
         "s1",
         1,
         "the seat of worker 1 is now held by pid 99 on host-b, incarnation 2: "

@@ -39,10 +39,10 @@ from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, s
 @pytest.mark.parametrize("stage", [seated, waiting, forming, training, done])
 def test_the_end_is_told_once_in_every_stage(stage: Callable[[], Desk]) -> None:
     desk = stage()
-    desk.hear(Finished(1, Point(60, 1)))
+    desk.hear(Finished("job-1", 1, Point(60, 1)))
     assert desk.ready.notices == [Over(Point(60, 1))]
     assert desk.said(Heartbeat)[0].activity is Activity.FINISHED
-    desk.hear(Finished(1, Point(60, 1)))
+    desk.hear(Finished("job-1", 1, Point(60, 1)))
     assert desk.ready.notices == [] and desk.ready.sends == []
 
 
@@ -69,9 +69,9 @@ def test_who_is_seated_after_the_end_is_told_at_once() -> None:
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
 def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], Desk]) -> None:
     desk = stage()
-    desk.hear(Fenced("mine", 1, "the seat is held by another"))
+    desk.hear(Fenced("job-1", "mine", 1, "the seat is held by another"))
     assert desk.ready.notices == [MustEnd(EndReason.FENCED, "the seat is held by another")]
-    for event in (Passed(9), Leaving(True, "bye"), Connected(), Heard(Finished(1, Point(60, 1)))):
+    for event in (Passed(9), Leaving(True, "bye"), Connected(), Heard(Finished("job-1", 1, Point(60, 1)))):
         desk.now += 5
         desk.step(event)
         assert desk.ready.sends == [] and desk.ready.notices == []
@@ -80,7 +80,7 @@ def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], De
 
 def test_a_fence_for_another_session_is_nothing() -> None:
     desk = training()
-    desk.hear(Fenced("other", 1, "text"))
+    desk.hear(Fenced("job-1", "other", 1, "text"))
     assert desk.ready.notices == []
 
 
@@ -95,9 +95,9 @@ def test_a_fence_for_another_session_is_nothing() -> None:
 )
 def test_the_end_of_the_job_ends_the_process(kind: EndKind, reason: EndReason) -> None:
     desk = training()
-    desk.hear(EndJob(1, kind, "why"))
+    desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == [MustEnd(reason, "why")]
-    desk.hear(EndJob(1, kind, "why"))
+    desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == []
     desk.passes(1.0)
     assert desk.said(Heartbeat), "its seat is held until it really leaves"
@@ -110,17 +110,17 @@ def test_the_end_of_an_earlier_scheduler_start_is_nothing() -> None:
     desk.step(Disconnected())
     desk.step(Connected())
     desk.admitted(term=2)
-    desk.hear(EndJob(1, EndKind.FORMATION_TIMEOUT, "late"))
+    desk.hear(EndJob("job-1", 1, EndKind.FORMATION_TIMEOUT, "late"))
     assert desk.ready.notices == []
 
 
 def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> None:
     desk = Desk()
     desk.step(Connected())
-    desk.hear(EndJob(1, EndKind.FINISHED, "job finished"))
+    desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
     assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "the job is finished: there is nothing left to do")]
     desk = finished()
-    desk.hear(EndJob(1, EndKind.FINISHED, "job finished"))
+    desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
     assert desk.ready.notices == []
 
 

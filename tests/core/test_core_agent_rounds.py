@@ -73,11 +73,11 @@ def test_every_change_is_told_at_once() -> None:
     seen = []
     for event in (
         Entered(POINTS, False, NUMERICS),
-        Heard(RoundOpened(1, 1, RoundId(1, 1), "because", "")),
+        Heard(RoundOpened("job-1", 1, 1, RoundId(1, 1), "because", "")),
         Heard(started()),
         Trains(1),
         Completed(1, 60),
-        Heard(Finished(1, Point(60, 1))),
+        Heard(Finished("job-1", 1, Point(60, 1))),
     ):
         desk.step(event)
         seen += [beat.activity for beat in desk.said(Heartbeat)]
@@ -309,11 +309,11 @@ def test_an_address_of_another_generation_is_nothing() -> None:
 
 def test_the_address_map_is_handed_on() -> None:
     desk = forming()
-    desk.hear(AddressMap(1, 1, (b"a", b"b")))
+    desk.hear(AddressMap("job-1", 1, 1, (b"a", b"b")))
     assert desk.ready.notices == [Mapped(1, (b"a", b"b"))]
-    desk.hear(AddressMap(1, 2, (b"a", b"b")))
+    desk.hear(AddressMap("job-1", 1, 2, (b"a", b"b")))
     assert desk.ready.notices == []
-    desk.hear(AddressMap(0, 1, (b"a", b"b")))
+    desk.hear(AddressMap("job-1", 0, 1, (b"a", b"b")))
     assert desk.ready.notices == []
 
 

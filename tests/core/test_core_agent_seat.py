@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -20,14 +21,25 @@ from runtime.core.agent_events import (
 from runtime.core.messages import (
     PROTOCOL,
     Activity,
+    AddressMap,
     Admitted,
+    CommittedPoint,
+    EndJob,
+    EndKind,
+    Fenced,
+    Finished,
+    FromScheduler,
     Heartbeat,
     Pending,
+    Place,
     Refusal,
     Refused,
     Register,
+    RoundId,
+    RoundOpened,
 )
-from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, training, waiting
+from runtime.core.point import Point
+from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, started, training, waiting
 from tests.core.house import JOB_NAME, SETTINGS
 
 # ---- registering
@@ -96,6 +108,27 @@ def test_an_admission_by_another_job_is_nothing() -> None:
     desk.admitted()
     desk.hear(Admitted("mine", "job-2", 9, 0, 1, 4, None))
     assert (desk.agent.job, desk.agent.term) == ("job-1", 1)
+
+
+_ANOTHER_JOB = (  # of a path that was wiped: its first term, and this worker's first incarnation there, are 1 as well
+    RoundOpened("job-0", 1, 1, RoundId(1, 2), "because", "", Place(1, 1, 4)),
+    replace(started(2, number=1), job="job-0"),
+    AddressMap("job-0", 1, 1, (b"a", b"b")),
+    CommittedPoint("job-0", 1, Point(10, 1)),
+    Finished("job-0", 1, Point(60, 1)),
+    Fenced("job-0", "mine", 1, "the seat is held by another"),
+    EndJob("job-0", 1, EndKind.STOPPED, "somebody asked"),
+)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=[stage.name for stage in STAGES])
+@pytest.mark.parametrize("message", _ANOTHER_JOB, ids=lambda message: type(message).__name__)
+def test_a_late_word_of_another_jobs_scheduler_is_nothing(stage: Callable[[], Desk], message: FromScheduler) -> None:
+    desk = stage()
+    before = desk.agent.slot, desk.agent.offered_place
+    desk.hear(message)
+    assert desk.ready.notices == [] and desk.ready.sends == []
+    assert (desk.agent.slot, desk.agent.offered_place) == before
 
 
 def test_an_admission_of_another_session_is_nothing() -> None:

@@ -163,10 +163,10 @@ def test_an_agent_without_points_says_nothing_of_them() -> None:
 
 def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -> None:
     desk = training()
-    desk.hear(CommittedPoint(1, Point(10, 1)))
+    desk.hear(CommittedPoint("job-1", 1, Point(10, 1)))
     assert desk.told(CommittedByAll) == [CommittedByAll(Point(10, 1))]
     desk.step(Disconnected())
     desk.step(Reconnected())
     desk.admitted(term=3)
-    desk.hear(CommittedPoint(2, Point(20, 1)))
+    desk.hear(CommittedPoint("job-1", 2, Point(20, 1)))
     assert not desk.told(CommittedByAll)

@@ -36,7 +36,7 @@ def test_training_is_finished_when_every_member_is_done() -> None:
     house.beat("1", Activity.DONE, step=60)
     assert house.ready.records == [TrainingFinished(Point(60, 1))]
     for session in ("s0", "s1", "s2"):
-        assert house.answer(session, Finished) == Finished(1, Point(60, 1))
+        assert house.answer(session, Finished) == Finished("job-1", 1, Point(60, 1))
     assert house.core.phase() == "finished"
 
 
@@ -147,7 +147,7 @@ def test_who_waits_for_a_seat_is_told_that_the_job_is_finished() -> None:
     house.register("1", session="duplicate")
     house.leave("0")
     house.leave("1")
-    assert house.answer("duplicate", EndJob) == EndJob(1, EndKind.FINISHED, "job finished")
+    assert house.answer("duplicate", EndJob) == EndJob("job-1", 1, EndKind.FINISHED, "job finished")
 
 
 @pytest.mark.parametrize("kept", ["the last leave", "all but the last leave"])
@@ -184,7 +184,7 @@ def test_a_stop_is_told_to_everybody_and_waits_until_they_have_left() -> None:
     text = "stopped by Ctrl-C in run.sh"
     assert house.ready.records == [JobInterrupted(EndKind.STOPPED, 17, text, generation=1)]
     for session in ("s0", "s1", "waiting"):
-        assert house.answer(session, EndJob) == EndJob(1, EndKind.STOPPED, text)
+        assert house.answer(session, EndJob) == EndJob("job-1", 1, EndKind.STOPPED, text)
     assert house.ended is None
     house.leave("0", text=text)
     assert house.ended is None
@@ -360,7 +360,7 @@ def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
     assert house.records(SeatLost) and house.records(JobInterrupted) == [
         JobInterrupted(EndKind.FAILED, 0, text, generation=1)
     ]
-    assert house.answer("s0", EndJob) == EndJob(1, EndKind.FAILED, text)
+    assert house.answer("s0", EndJob) == EndJob("job-1", 1, EndKind.FAILED, text)
     house.leave("0", on_purpose=False, text="told to end")
     assert house.ended == Ended(EndKind.FAILED, text)
 

@@ -97,7 +97,7 @@ def test_the_address_map_goes_out_when_the_last_part_is_in() -> None:
     assert house.ready.sends == []
     house.publish("1", b"b")
     for session in ("s0", "s1", "s2"):
-        assert house.answer(session, AddressMap) == AddressMap(1, 1, (b"a", b"b", b"c"))
+        assert house.answer(session, AddressMap) == AddressMap("job-1", 1, 1, (b"a", b"b", b"c"))
 
 
 def test_who_repeats_its_part_gets_the_map_again_alone() -> None:
@@ -132,7 +132,7 @@ def test_parts_that_came_with_the_joins_go_out_with_the_places() -> None:
     for session in ("s0", "s1"):
         told = [type(message) for message in house.sent[session]]
         assert told.index(AddressMap) > told.index(GenerationStarted)
-        assert house.answer(session, AddressMap) == AddressMap(1, 2, (b"a", b"b"))
+        assert house.answer(session, AddressMap) == AddressMap("job-1", 1, 2, (b"a", b"b"))
 
 
 def test_one_join_without_its_part_leaves_the_map_to_the_last_part() -> None:

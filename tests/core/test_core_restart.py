@@ -198,7 +198,7 @@ def test_the_address_map_is_collected_again() -> None:
     assert not any(isinstance(send.message, AddressMap) for send in house.ready.sends)
     house.publish("0", b"a")
     assert house.answer("s0", AddressMap).blobs == (b"a", b"b")
-    assert house.answer("s1", AddressMap) == AddressMap(2, 1, (b"a", b"b"))
+    assert house.answer("s1", AddressMap) == AddressMap("job-1", 2, 1, (b"a", b"b"))
 
 
 def test_a_replacement_that_was_granted_and_not_told_resumes() -> None:

@@ -29,6 +29,7 @@ def test_the_first_round_opens_when_the_house_is_full() -> None:
     house.register("1")
     assert house.invited() == {"s0": RoundId(1, 1), "s1": RoundId(1, 1)}
     assert house.answer("s1", RoundOpened) == RoundOpened(
+        job="job-1",
         term=1,
         incarnation=1,
         round=RoundId(1, 1),
@@ -248,7 +249,7 @@ def test_a_round_waits_topo_timeout() -> None:
     house.tick()
     text = "the round waited 60 s (TOPO_TIMEOUT) for worker 0, 1"
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.FORMATION_TIMEOUT, 0, text, generation=1)]
-    assert house.answer("s0", EndJob) == EndJob(1, EndKind.FORMATION_TIMEOUT, text)
+    assert house.answer("s0", EndJob) == EndJob("job-1", 1, EndKind.FORMATION_TIMEOUT, text)
 
 
 def test_a_new_round_has_a_new_deadline() -> None:

@@ -160,7 +160,7 @@ CREDENTIAL = ["job", "0", "s0", 1]
         ([4, CREDENTIAL, 1, "blob"], "Publish.blob: expected bytes, found str 'blob'"),
         ([22, "s", 1, "30", "t"], "Refused.retry_after_s: expected float, found str '30'"),
         ([22, "s", 1, 10**400, "t"], "Refused.retry_after_s: expected an integer of 64 bits"),
-        ([26, 1, 1, b"x"], "AddressMap.blobs: expected a list"),
+        ([26, "job-1", 1, 1, b"x"], "AddressMap.blobs: expected a list"),
     ],
 )
 def test_the_error_says_where_and_what(plain: object, text: str) -> None:

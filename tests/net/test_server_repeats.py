@@ -85,9 +85,9 @@ def test_what_many_are_told_is_packed_once_and_told_to_each(ends: Ends, monkeypa
     monkeypatch.setattr(messages.SCHEMA, "pack", lambda message: packed.append(message) or pack(message))
     blobs = tuple(bytes([number % 256]) * 50 for number in range(2 * SHARED_BYTES // 50))
     told = [
-        RoundOpened(1, 1, RoundId(1, 1), "why", ""),
-        AddressMap(1, 1, blobs),
-        RoundOpened(1, 2, RoundId(1, 1), "", ""),
+        RoundOpened("job-1", 1, 1, RoundId(1, 1), "why", ""),
+        AddressMap("job-1", 1, 1, blobs),
+        RoundOpened("job-1", 1, 2, RoundId(1, 1), "", ""),
     ]
     for message in told:
         for number in range(3):

@@ -52,7 +52,7 @@ class _Agent:
 
 def test_it_forms_when_the_generation_is_known() -> None:
     alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), Place(0, 0, 1))
-    place = GenerationStarted(1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "", 0)
+    place = GenerationStarted("job-1", 1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "", 0)
     group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
     try:
         assert group.form().world_size == 1

@@ -14,9 +14,9 @@ from tests.simulation.mutants.of_core import ZOMBIES
 
 
 class BelievesStaleWords(AgentCore):
-    """Neither the term nor the incarnation of a message is compared."""
+    """Neither the job nor the term nor the incarnation of a message is compared."""
 
-    def _is_for_me(self, term: int, incarnation: int) -> bool:
+    def _is_for_me(self, message: RoundOpened | GenerationStarted) -> bool:
         return self.seated
 
 

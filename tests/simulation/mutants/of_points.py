@@ -41,7 +41,7 @@ class _SpeaksFirst(DurablePoints):
     def take(self, seat: Seat, message: SavedPoints) -> None:
         super().take(seat, message)
         for point in message.points[-1:]:
-            self._ledger.tell(seat.node, CommittedPoint(self._ledger.state.term, point))
+            self._ledger.tell(seat.node, CommittedPoint(self._ledger.state.job, self._ledger.state.term, point))
 
 
 def _newest_stay(

@@ -15,6 +15,7 @@ from runtime.training.checkpoint.due import Due, FixedSteps, Timed, due_by
 
 def place_of(rank: int, world_size: int, generation: int) -> GenerationStarted:
     return GenerationStarted(
+        job="job-1",
         term=1,
         incarnation=1,
         generation=generation,
