@@ -143,6 +143,11 @@ class Ledger:
             return self.policy.world_size - len(self.absent)
         return len(self.state.by_slot) - len(self.vacated)
 
+    def is_present(self, node: str) -> bool:
+        """Whether the node holds a slot and is believed alive."""
+        slot = self.state.seats[node].slot
+        return slot is not None and slot not in self.absent
+
     def everybody(self) -> list[Seat]:
         """Members and spares who are believed alive."""
         return self.live_seats() + [self.state.seats[node] for node in self.state.spares]

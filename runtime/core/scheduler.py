@@ -102,7 +102,7 @@ class SchedulerCore:
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
-        self._newcomer = ""  # it can go on, and somebody is ready to join it
+        self._newcomers: list[str] = []  # it can go on, and these nodes are ready to join it
         self._accepted: Seat | None = None  # whose heartbeat this step is about
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
@@ -345,6 +345,8 @@ class SchedulerCore:
             self._member_waits(seat)
         if self._ending.answer(seat.session):
             return
+        if message.term < ledger.state.term:  # it takes a late word of an earlier scheduler for this one's
+            self._admission.welcome(seat)
         if ledger.state.final is not None:
             if message.activity is not Activity.FINISHED:
                 ledger.tell(seat.node, self._finished(ledger.state.final))
@@ -355,7 +357,7 @@ class SchedulerCore:
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
         elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
-            self._newcomer = f"worker {seat.node} ({seat.process}) joins"
+            self._newcomers.append(seat.node)
 
     def _member_waits(self, seat: Seat) -> None:
         """A member has left its generation: because a collective failed, or, asked gently, at a commit."""
@@ -526,7 +528,7 @@ class SchedulerCore:
             return False
         if self._ledger.state.generation is None:
             return self._rendezvous.round is None and self._world.may_begin()
-        return bool(self._broken or self._failed_collective or self._newcomer)
+        return bool(self._broken or self._failed_collective or self._newcomers)
 
     def _open_round_if_due(self) -> None:
         if not self._is_round_due():
@@ -534,7 +536,7 @@ class SchedulerCore:
         ledger, state = self._ledger, self._ledger.state
         reasons, self._broken = self._broken, []
         failed, self._failed_collective = self._failed_collective, ""
-        newcomer, self._newcomer = self._newcomer, ""
+        newcomers, self._newcomers = self._newcomers, []
         if self._rendezvous.round is not None or state.final is not None:
             return
         if state.generation is None:
@@ -551,6 +553,6 @@ class SchedulerCore:
             else:
                 limit = f"it began anew {ledger.policy.reset_limit} times (RESET_LIMIT)"
                 self._ending.end_job(EndKind.INTERRUPTED, f"{limit}; now {reason}")
-        elif newcomer and self._world.has_resets_left():
+        elif (node := next(filter(ledger.is_present, newcomers), None)) and self._world.has_resets_left():
             self._done.clear()
-            self._rendezvous.open(newcomer, gently=True)
+            self._rendezvous.open(f"worker {node} ({ledger.process_of(node)}) joins", gently=True)

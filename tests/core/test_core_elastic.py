@@ -8,6 +8,8 @@ from runtime.core.messages import (
     Activity,
     AddressMap,
     EndKind,
+    Heartbeat,
+    Leave,
     Pairs,
     Place,
     Refusal,
@@ -27,6 +29,7 @@ from runtime.core.records import (
     SpareAdmitted,
     TrainingFinished,
 )
+from runtime.core.scheduler import Received
 from tests.core.house import House, policy
 
 
@@ -351,6 +354,26 @@ def test_a_newcomer_disturbs_nobody_before_it_is_ready() -> None:
     assert house.records(SeatGranted)[0].slot == 3 and house.admission("s3").slot == 3
     assert house.invited() == {}
     house.beat("3", Activity.SEATED, generation=0)
+    assert house.invited() == {} and house.core.phase() == "training"
+
+
+def test_a_newcomer_that_leaves_with_what_makes_it_ready_disturbs_nobody() -> None:
+    """Both were in one batch: the round would open for somebody who is known to be gone."""
+    house = training(high=5)
+    for node in "34":
+        house.register(node)
+    for node in "34":
+        ready = Heartbeat(house.credential(node), 1, Activity.WAITING, 0, None, 0)
+        house.core.step(Received(f"s{node}", ready), house.now)
+    house.core.step(Received("s3", Leave(house.credential("3"), True, "SIGTERM")), house.now)
+    house.tick()
+    assert house.last("s0", RoundOpened).text.startswith("worker 4 (pid "), "of two that came, one is there"
+
+    house = training()
+    house.register("3")
+    house.core.step(Received("s3", Heartbeat(house.credential("3"), 1, Activity.WAITING, 0, None, 0)), house.now)
+    house.core.step(Received("s3", Leave(house.credential("3"), True, "SIGTERM")), house.now)
+    house.tick()
     assert house.invited() == {} and house.core.phase() == "training"
 
 

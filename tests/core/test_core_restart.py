@@ -190,6 +190,19 @@ def test_a_heartbeat_to_an_earlier_scheduler_is_no_news() -> None:
     assert house.invited() == {} and house.core.phase() == "training"
 
 
+def test_who_speaks_to_an_earlier_scheduler_is_told_of_this_one() -> None:
+    """A late admission by the earlier one told it that it is registered; so it would wait for a start for ever."""
+    house = House(policy(1)).fill()
+    house.join("0")
+    house.crash(after_s=1.0)
+    for _ in range(2):  # and again, where that was lost
+        house.beat("0", Activity.WAITING, generation=0, term=1)
+        assert house.admission("s0").term == 2
+        house.now += 1
+    house.beat("0", Activity.WAITING, generation=0)
+    assert house.invited() == {"s0": RoundId(2, 1)}
+
+
 def test_the_address_map_is_collected_again() -> None:
     house = training_house()
     house.publish("0", b"a")

@@ -6,9 +6,17 @@ Which of them go is decided by the product's own rule; that nothing goes that ot
 from __future__ import annotations
 
 from bisect import insort
+from typing import Protocol
 
 from runtime.core.point import Point
 from runtime.store.checkpoint import disposable, tellable
+
+
+class Holder(Protocol):
+    """A process, as the lock of a folder sees it: one that is stopped holds on."""
+
+    @property
+    def is_alive(self) -> bool: ...
 
 
 class Checkpoints:
@@ -20,7 +28,14 @@ class Checkpoints:
         self._held: set[Point] = set()  # the same
         self._ever: set[Point] = set()
         self._told: set[Point] = set()
+        self._holder: Holder | None = None
         self.was_lost = False
+
+    def take(self, process: Holder) -> bool:
+        """Whether this process may save here: it holds the folder's lock, until it ends, from its first save on."""
+        if self._holder is None or not self._holder.is_alive:
+            self._holder = process
+        return self._holder is process
 
     def save(self, point: Point, committed: Point | None) -> None:
         """The point is durable; then those go that the product would delete, knowing what is committed."""

@@ -467,6 +467,11 @@ class Worker:
             return
         self._in_hand.remove(point)
         disk = self.world.checkpoints_of(self.agent.job, self.node)
+        if not disk.take(self):
+            self.world.note("not saved", self, point, "an earlier process of this node has the folder")
+            if self.stage is Stage.SAVING and point == Point(self.step, self.generation):
+                self._save()  # the last one is waited for
+            return
         disk.save(point, self.committed)
         self.world.note("saved", self, point)
         self.world.copies.send(self, point)

@@ -20,19 +20,21 @@ class Line:
         """Nothing is committed."""
         self.committed: list[GenerationCommitted] = []  # durably; generation g at g - 1
         self.members: dict[str, int] = {}  # of the last that was decided; another record may share its group commit
+        self._closed: RoundId | None = None  # the last round that made a generation, as of ``members``
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
 
     def loaded(self) -> None:
         """A new life of the scheduler knows what is durable."""
         self.members = dict(self.committed[-1].members) if self.committed else {}
+        self._closed = self.committed[-1].round if self.committed else None
 
     def decided(self, record: GenerationCommitted) -> None:
         """A generation is decided; it may yet be lost with its group commit."""
-        self.members = dict(record.members)
+        self.members, self._closed = dict(record.members), record.round
 
     def brought(self, join: Join) -> None:
         """A member has joined; what is said of a round that has made a generation comes too late to count."""
-        if self.committed and join.round <= self.committed[-1].round:
+        if self._closed is not None and join.round <= self._closed:
             return
         self._brought[join.round, join.sender.node, join.sender.incarnation] = join
 

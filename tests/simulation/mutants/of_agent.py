@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connect
 from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from runtime.core.point import Point
 from tests.simulation.mutants.mutant import Mutant
-from tests.simulation.mutants.of_core import ZOMBIES
+from tests.simulation.mutants.of_core import ZOMBIES, CorrectsNobody
 
 
 class BelievesStaleWords(AgentCore):
@@ -29,13 +30,22 @@ class TakesAnyGeneration(AgentCore):
 
 
 class RegistersOnce(AgentCore):
-    """After a broken connection it goes on as if nothing had happened."""
+    """After a broken connection it goes on as if nothing had happened: a scheduler that hears that can mend it."""
 
     def _dispatch(self, event: Any) -> None:
         if isinstance(event, Connected) and self.seated:
             self._connected = self._registered = True
         else:
             super()._dispatch(event)
+
+
+class WaitsToBeSpokenTo(AgentCore):
+    """After a broken connection it says nothing."""
+
+    def _dispatch(self, event: Any) -> None:
+        super()._dispatch(event)
+        if isinstance(event, Connected) and self.seated:
+            self._ready.sends, self._ask_at = [], math.inf
 
 
 class HeartbeatsSayLittle(AgentCore):
@@ -135,7 +145,14 @@ MUTANTS: tuple[Mutant, ...] = (
         agent_type=TakesAnyGeneration,
         changes=STALE,
     ),
-    Mutant("agent: registers once", frozenset({"L1", "L4", "L5", "S18"}), 100, agent_type=RegistersOnce),
+    Mutant("agent: waits to be spoken to", frozenset({"L1", "L4", "L5", "S18"}), 100, agent_type=WaitsToBeSpokenTo),
+    Mutant(
+        "agent: registers once, and is not corrected",
+        frozenset({"L1", "L4", "L5", "S18"}),
+        100,
+        core_type=CorrectsNobody,
+        agent_type=RegistersOnce,
+    ),
     Mutant("agent: heartbeats say little", frozenset({"L1", "L5"}), 50, agent_type=HeartbeatsSayLittle),
     Mutant("agent: group not left", frozenset({"L1", "S11"}), 100, agent_type=HoldsOnToItsGroup),
     Mutant("agent: deaf to fencing", frozenset({"L1", "L5"}), 300, agent_type=DeafToFencing, changes=ZOMBIES),

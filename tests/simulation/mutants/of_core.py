@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from runtime.core.messages import (
+    Admitted,
     FromWorker,
     GenerationStarted,
     Heartbeat,
@@ -215,6 +216,15 @@ class BelievesOldNews(SchedulerCore):
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         super()._compare_member(seat, replace(message, term=self._ledger.state.term))
+
+
+class CorrectsNobody(SchedulerCore):
+    """Who speaks to an earlier scheduler, as if nothing had happened, is not told of this one."""
+
+    def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
+        super()._heartbeat(seat, message)
+        ready = self._ledger.ready
+        ready.sends = [send for send in ready.sends if not isinstance(send.message, Admitted)]
 
 
 class RevivesTheDead(SchedulerCore):
