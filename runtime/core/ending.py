@@ -86,7 +86,7 @@ class Ending:
     def judge_emptiness(self) -> None:
         """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
         ledger = self._ledger
-        if ledger.present():
+        if not self._is_through():
             self._leave_by = None
         elif self._leave_by is not None and self._leave_by <= ledger.now:
             self._job_finished()
@@ -134,21 +134,25 @@ class Ending:
             overdue = self._leave_by is not None and self._leave_by <= ledger.now
             if overdue or not (ledger.present() or state.spares):
                 ledger.ready.ended = self.ended
-            return
-        if ledger.present():
-            return
-        if ledger.policy.recovery and state.generation is not None and state.final is None:
-            return  # stopped, not finished: recover.sh goes on from here
-        if state.final is None and (self._admission.pending or self._admission.refused):
-            return  # nothing was trained yet, and somebody asks for a seat
-        if len(state.by_slot) < self._world.size() or not all(
-            state.seats[node].left for node in state.by_slot.values()
-        ):
-            return
-        if not state.spares:
+        elif not self._is_through():
+            self._leave_by = None
+        elif not state.spares:
             self._job_finished()
         elif self._leave_by is None:
             self._leave_by = ledger.now + END_GRACE_S
+
+    def _is_through(self) -> bool:
+        """Whether all who had a slot have left it on purpose, and nothing is left to be trained."""
+        ledger, state = self._ledger, self._ledger.state
+        if ledger.present():
+            return False
+        if ledger.policy.recovery and state.generation is not None and state.final is None:
+            return False  # stopped, not finished: recover.sh goes on from here
+        if state.final is None and (self._admission.pending or self._admission.refused):
+            return False  # nothing was trained yet, and somebody asks for a seat
+        return len(state.by_slot) >= self._world.size() and all(
+            state.seats[node].left for node in state.by_slot.values()
+        )
 
     def _job_finished(self) -> None:
         self._ledger.write(JobFinished())

@@ -388,6 +388,22 @@ def test_training_is_finished_without_the_spares_and_they_are_told() -> None:
     assert house.answer("s10", Finished).point == Point(9, 1)
 
 
+def test_who_left_before_anything_was_trained_and_came_back_has_not_finished_the_job() -> None:
+    """For a moment all who had a slot had left, and a spare was waited for: that patience is over with it."""
+    house = House(policy(1, spare_num=1, cool_down_s=0.0)).fill()
+    house.register("a")
+    house.leave("0")
+    house.close("sa")
+    house.tick(0.5)
+    house.register("0", session="back")
+    house.join("0")
+    house.beat("0")
+    house.close("back", gone=True)
+    assert house.core.phase() == "forming; waiting for 0"
+    house.tick(END_GRACE_S - 0.5)
+    assert house.ended is None
+
+
 def test_the_job_is_finished_when_the_spares_have_left_too() -> None:
     house = spared()
     for node in ("0", "1"):
