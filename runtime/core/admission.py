@@ -161,7 +161,8 @@ class Admission:
 
     def _may_resume(self, message: Register, seat: Seat) -> bool:
         gave_up = seat.left or self._ledger.presences[seat.node].is_gone
-        return seat.session == message.session and not seat.is_retired and not gave_up
+        is_holder = seat.session == message.session and message.incarnation in (0, seat.incarnation)
+        return is_holder and not seat.is_retired and not gave_up
 
     def _welcome_back(self, seat: Seat) -> Seat:
         if self._leases.renew(seat):

@@ -246,6 +246,20 @@ def test_a_replaced_session_is_fenced() -> None:
     assert house.ready.records == []
 
 
+def test_a_session_that_was_replaced_does_not_resume_what_its_late_word_has_got_it() -> None:
+    """It believes that it has the seat it had before the other: neither would take the other's word for it."""
+    house = House(policy(2, cool_down_s=0.0)).fill()
+    house.close("s1", gone=True)
+    house.register("1", session="other")
+    house.close("other", gone=True)
+    house.register("1")
+    assert house.admission("s1").incarnation == 3
+    house.register("1", incarnation=1, job="job-1")
+    assert house.answer("s1", Fenced).incarnation == 1
+    house.register("1", incarnation=3, job="job-1")
+    assert house.admission("s1").incarnation == 3
+
+
 def test_a_session_whose_seat_was_given_to_another_node_is_fenced() -> None:
     house = House(policy(1, cool_down_s=0.0))
     house.register("a")
