@@ -19,7 +19,7 @@ from typing import TypeVar
 from runtime.core.agent_events import EnterAgain, Entered
 from runtime.core.messages import GenerationStarted, Place
 from runtime.core.point import Point
-from runtime.errors import DuplicateNodeError, FencedError, HostsUpdatedInterrupt, RefusedError
+from runtime.errors import DuplicateNodeError, FencedError, HostsUpdatedInterrupt, LayoutError, RefusedError
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.step_record import LogHeader
@@ -60,6 +60,7 @@ class Session:
         self._coming: ComingGroup | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
+        self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
@@ -122,6 +123,7 @@ class Session:
 
     def before_step(self) -> None:
         """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit."""
+        self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
         if self._replay is not None:
@@ -129,6 +131,7 @@ class Session:
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
+        self._require_equal()
         place, points, state = self._points.present(), self._points, self._state
         step = state.completed_steps
         ddp.sync_buffers_all()  # where a forward pass came after the step
@@ -177,8 +180,7 @@ class Session:
     def _come_back(self, reason: str) -> None:
         """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
         voice.warn(f"{reason}: it asks for a seat again, and takes nothing along")
-        self._agent.on_break = _nothing_to_break
-        watchdog.left()
+        self._is_outside()
         if self._process.group is not None:
             self._process.group.drop()
             self._process.group = None
@@ -286,8 +288,7 @@ class Session:
         sys.setswitchinterval(HURRY_S)
         if not gently:
             self._agent.report_failure()
-        self._agent.on_break = _nothing_to_break
-        watchdog.left()
+        self._is_outside()
         step = self._state.completed_steps
         if self._process.group is not None:
             self._process.group.break_(reason)
@@ -298,6 +299,12 @@ class Session:
         why = "" if told else f": a collective failed: {reason}"
         kept = "" if self._live is not None else "; the last commit is no longer in memory"
         voice.warn(f"left the generation at step {step}{why}{kept}")
+
+    def _is_outside(self) -> None:
+        """Between two generations: nothing is there to be broken, awaited or compared."""
+        self._agent.on_break = _nothing_to_break
+        self._comparison = None
+        watchdog.left()
 
     # ---- state
 
@@ -311,8 +318,18 @@ class Session:
             points.obtain(point, self._live, formed)
         points.due.begins(state.completed_steps, place)
         state.begin(point)
-        points.require_equal()
+        self._comparison = points.begin_comparison()
         self._log_steps(place)
+
+    def _require_equal(self) -> None:
+        """All ranks have begun this generation with the same state; known before the first step or commit is made."""
+        if self._comparison is not None:
+            comparison, self._comparison = self._comparison, None
+            try:
+                comparison()
+            except LayoutError:
+                self._state.forget()  # whichever rank's is wrong: none may become the job's last commit
+                raise
 
     def _log_steps(self, place: GenerationStarted) -> None:
         """From here on every step is logged before it is taken, where the user wants that."""
@@ -331,6 +348,7 @@ class Session:
     def _finish(self, place: GenerationStarted) -> None:
         """Make the last commit durable and wait until that is so on every rank; until then this rank may be needed."""
         state = self._state
+        self._require_equal()
         if state.uncommitted_steps:
             voice.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "

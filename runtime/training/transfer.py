@@ -23,22 +23,33 @@ _OPENING_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<Q")
 
 
-def send(point: Outgoing, ranks: Sequence[int], device: torch.device) -> None:
-    """Send the point to each of the ranks, which call ``receive``, all of them piece by piece."""
+def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
+    """Send the point to each of the ranks, which call ``receive``, all of them piece by piece.
+
+    Args:
+        point: what is sent.
+        ranks: of the receivers.
+        meanwhile: called while the first pieces are on their way.
+        device: this process's.
+    """
     preface = bytearray(_LENGTH.pack(len(point.preface)) + point.preface).ljust(_OPENING_BYTES, b"\0")
     opening = torch.frombuffer(preface, dtype=torch.uint8).to(device)
     parts = [part for part in (opening[:_OPENING_BYTES], opening[_OPENING_BYTES:]) if part.numel()]
     opened = [dist.isend(part, rank, tag=_OPENING_TAG) for part in parts for rank in ranks]
     sizes = sizes_of(point.data_bytes)
     buffers = _buffers(sizes, torch.device("cpu"))
-    travelling: deque[tuple[torch.Tensor, list[dist.Work | None]]] = deque()
-    for number, size_bytes in enumerate(sizes):
-        if len(travelling) == _AT_ONCE:
-            _arrive(travelling.popleft()[1])
-        piece = buffers[number % _AT_ONCE][:size_bytes]
+
+    def launch(number: int) -> tuple[torch.Tensor, list[dist.Work | None]]:
+        piece = buffers[number % _AT_ONCE][: sizes[number]]
         point.fill(piece.numpy().data)
         sent = piece.to(device)
-        travelling.append((sent, [dist.isend(sent, rank, tag=number % _AT_ONCE) for rank in ranks]))
+        return sent, [dist.isend(sent, rank, tag=number % _AT_ONCE) for rank in ranks]
+
+    travelling = deque(launch(number) for number in range(min(_AT_ONCE, len(sizes))))
+    meanwhile()
+    for number in range(_AT_ONCE, len(sizes)):
+        _arrive(travelling.popleft()[1])
+        travelling.append(launch(number))
     for _, works in travelling:
         _arrive(works)
     _arrive(opened)
@@ -125,19 +136,28 @@ def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]
 
 def gather(number: int, device: torch.device) -> list[int]:
     """The 64-bit number of every rank, in their order."""
+    return begin_gather(number, device)()
+
+
+def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
+    """Begin to :func:`gather`; what comes back waits for the others' numbers. A collective, in its order here."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, mine)
-    return [int(one.item()) for one in gathered]
+    work = dist.all_gather(gathered, mine, async_op=True)
+
+    def finish() -> list[int]:
+        _arrive([work])
+        return [int(one.item()) for one in gathered]
+
+    return finish
 
 
-def require_equal(digest: int, what: str, device: torch.device) -> None:
-    """Compare a 63-bit digest on all ranks.
+def require_equal(digests: Sequence[int], what: str) -> None:
+    """Compare what every rank has given.
 
     Raises:
         LayoutError: it differs; the message names the ranks that differ from rank 0.
     """
-    digests = gather(digest, device)
     different = [rank for rank, one in enumerate(digests) if one != digests[0]]
     if different:
         raise LayoutError(

@@ -43,20 +43,21 @@ def main() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
     dist.init_process_group("gloo")
     mine, expected = state_of(rank), state_of(0)
+    seen: list[object] = []
     if rank == 0:
         tree, parts = snapshot.split(mine, "state")
         kind = _Damaged if way == "damaged" else Outgoing
         outgoing = kind.of_state(HEADER, parts, tree, LAYOUT)
         assert len(outgoing.preface) > transfer._OPENING_BYTES
         try:
-            transfer.send(outgoing, tuple(range(1, world_size)), CPU)
+            transfer.send(outgoing, tuple(range(1, world_size)), lambda: seen.append(LAYOUT), CPU)
+            assert seen == [LAYOUT]
             dist.barrier()
         except RuntimeError:
             assert way == "damaged", "who found the damage has left"
         return
     _, tensors = snapshot.take_apart(mine, "state")
     targets = snapshot.in_place(tensors)
-    seen: list[object] = []
     try:
         found = transfer.receive(
             0,

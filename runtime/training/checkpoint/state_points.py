@@ -8,7 +8,7 @@ live memory, disk or another rank, it is taken in by one function, and it is who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ from runtime.training.snapshot import NamedTensors
 from runtime.training.words import Words
 
 __all__ = ["StatePoints"]
+
+
+def _nothing() -> None:
+    """There is nothing to be done meanwhile."""
 
 
 class StatePoints:
@@ -263,10 +267,10 @@ class StatePoints:
         try:
             # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
             received = None if holds or place.source > place.rank else self._receive(formed)
-            self._send(point, is_live=is_live)
             if is_live:
-                ddp.attach_all(formed, self.layouts)
+                self._send(point, self._live, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
                 return
+            self._send(point, self._from_folder)
             found, filled = self._load(point) if holds else (received or self._receive(formed))
         except CheckpointError as error:
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
@@ -292,17 +296,25 @@ class StatePoints:
         )
         return found, _filled(found, targets, tensors)
 
-    def _send(self, point: Point, *, is_live: bool) -> None:
-        """What others load: this rank's own point, and the copies it keeps."""
+    def _send(self, point: Point, own: Callable[[Point], Outgoing], meanwhile: Callable[[], object] = _nothing) -> None:
+        """What others load: this rank's own point, and the copies it keeps.
+
+        Args:
+            point: the restore point.
+            own: makes this rank's of it.
+            meanwhile: called once, while this rank's own is on its way where anybody lacks it.
+        """
         place, device = self.present(), self._process.device
         if place.serves:
-            transfer.send(self._live(point) if is_live else self._from_folder(point), place.serves, device)
+            transfer.send(own(point), place.serves, meanwhile, device)
+        else:
+            meanwhile()
         for loan in place.lends:
             if loan.rank != place.rank:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     packed = self._copies.pack(copy)
-                transfer.send(Outgoing.of_packed(packed), (loan.rank,), device)
+                transfer.send(Outgoing.of_packed(packed), (loan.rank,), _nothing, device)
 
     def load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's.
@@ -349,17 +361,21 @@ class StatePoints:
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
-    def require_equal(self) -> None:
-        """Every rank's state is the same, or every rank raises. A collective.
+    def begin_comparison(self) -> Callable[[], None]:
+        """Begin to compare the state as it stands with every other rank's. A collective.
 
-        Raises:
-            LayoutError: it differs.
+        A message of a few bytes goes round all ranks, which takes as long as some of a recovery's other phases; nobody
+        has to wait for it before something is made of the state that could not be taken back.
+
+        Returns:
+            What waits for the outcome, and raises LayoutError, on every rank, where it differs.
         """
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
             digest.update(snapshot.bytes_of(tensor))
         digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
-        transfer.require_equal(digest.intdigest() >> 1, "the restored state", self._process.device)
+        gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
+        return lambda: transfer.require_equal(gathered(), "the restored state")
 
     def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
         """One of this rank's points, and the live tensors that it was read into, by name.

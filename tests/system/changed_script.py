@@ -1,0 +1,48 @@
+"""A rank whose weights are not what they were when a generation begins anew: a reset callback changes them by hand."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import runtime
+
+PAUSE = 3  # after so many steps all wait for a loss, so that every survivor goes on from its own memory
+CHANGED = 0  # the rank that does it
+
+runtime.init()
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+state = runtime.elastic.TorchState(
+    model, optimizer, rng="per_step", checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=100)
+)
+
+
+@torch.no_grad()
+def change() -> None:
+    if runtime.get_rank() == CHANGED:
+        model.module.bias += 1.0
+
+
+state.register_reset_callbacks([change])
+
+
+@runtime.elastic.run
+def train(state: runtime.elastic.TorchState) -> None:
+    begun_at = state.completed_steps
+    print(f"pid {os.getpid()} begins at step {state.completed_steps}", flush=True)
+    while True:
+        while begun_at == 0 and state.completed_steps == PAUSE:
+            state.check_host_updates()
+            time.sleep(0.01)
+        optimizer.zero_grad()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        print(f"stepped {state.completed_steps}", flush=True)
+        state.commit()
+
+
+train(state)
