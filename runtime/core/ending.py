@@ -23,7 +23,6 @@ class Ending:
 
     Attributes:
         ended: how the job ended, as soon as that is decided.
-        first_cause: the first loss, for whoever asks why.
     """
 
     def __init__(self, ledger: Ledger, world: World, admission: Admission, rendezvous: Rendezvous) -> None:
@@ -36,12 +35,26 @@ class Ending:
         self._empty_since: float | None = None
         self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
         self.ended: Ended | None = None
-        self.first_cause = ""
+        self._causes: dict[int, str] = {}  # generation → its first loss; only what has not been made good since
 
     def hear_somebody(self) -> None:
         """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
         if self._first_heard_at is None:
             self._first_heard_at = self._filling_since = self._ledger.now
+
+    @property
+    def first_cause(self) -> str:
+        """The first loss since the job trained last, for whoever asks why; empty where it trains."""
+        return next(iter(self._causes.values()), "")
+
+    def blame(self, cause: str) -> None:
+        """Somebody is lost."""
+        self._causes.setdefault(self._ledger.state.generation_number, cause)
+
+    def trains(self, generation: int) -> None:
+        """A member trains in this generation: what ended those before it is made good."""
+        for earlier in [one for one in self._causes if one < generation]:
+            del self._causes[earlier]
 
     def answer(self, session: str) -> bool:
         """Whether the job has ended; then the session is told how."""

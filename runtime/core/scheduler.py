@@ -184,7 +184,7 @@ class SchedulerCore:
 
     @property
     def first_cause(self) -> str:
-        """The first loss; empty before."""
+        """The first loss since the job trained last; empty where it trains."""
         return self._ending.first_cause
 
     @property
@@ -341,7 +341,9 @@ class SchedulerCore:
         was_in_it = message.generation == ledger.state.generation_number and self._rendezvous.rank_of(seat) is not None
         if seat.slot is not None and message.activity is not Activity.SEATED:
             self._world.expect_now(seat.slot)
-        if message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
+        if message.activity is Activity.TRAINING and was_in_it:
+            self._ending.trains(message.generation)
+        elif message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
             self._member_waits(seat)
         if self._ending.answer(seat.session):
             return
@@ -488,7 +490,7 @@ class SchedulerCore:
         if seat.slot is None:
             return  # a spare: no event for the job
         cause = f"worker {seat.node} ({seat.process}): {seat.reason}"
-        self._ending.first_cause = self._ending.first_cause or cause
+        self._ending.blame(cause)
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
     def _gone(self, seat: Seat, why: str) -> None:

@@ -188,6 +188,21 @@ def test_last_words_are_the_reason() -> None:
     assert house.core.first_cause.endswith("CUDA out of memory"), "the first cause is kept"
 
 
+def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
+    house = training_house(cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("1", session="new")
+    house.join("0")
+    house.join("1")
+    assert house.core.state.generation_number == 2
+    house.close("new", gone=True)
+    house.beat("0")
+    assert house.core.first_cause == "worker 1 (pid 1002 on host-a): its connection closed and its process is gone"
+    house.register("1", session="newest")
+    house.train()
+    assert house.core.first_cause == ""
+
+
 def test_a_close_of_an_unknown_session_is_nothing() -> None:
     house = training_house()
     house.close("nobody", gone=True)

@@ -24,13 +24,17 @@ class LetIn(Checker):
 
     def watch(self) -> None:
         self._answers: dict[str, tuple[Refused, Basis]] = {}  # session → its last, and what that was computed from
+        self._found_full: dict[str, Refused] = {}  # session → its last, where there was no place for it then
         self.world.when_answered[Refused].append(self._refused)
         self.world.when_noticed[ToldToWait].append(self._told)
 
     def _refused(self, session: str, message: Refused) -> None:
         self._answers.pop(session, None)
+        node = session.split("#")[0]
         if self.world.is_calm and message.refusal is Refusal.COOLING_DOWN:
-            self._answers[session] = message, self._holder_of(session.split("#")[0])
+            self._answers[session] = message, self._holder_of(node)
+            if self._is_full(node):
+                self._found_full[session] = message
 
     def _told(self, worker: Worker, notice: ToldToWait) -> None:
         answer, basis = self._answers.get(worker.session, (None, None))
@@ -38,14 +42,16 @@ class LetIn(Checker):
             # The worker waits by its own clock, the seat is free by the scheduler's; it may ask too early, and again.
             slowest = max(1.0 / worker.rate, 1.0 / self.world.host.rate)
             appointment = (notice.retry_after_s + HEARTBEAT_INTERVAL_S) * slowest + SOME_MESSAGES_S
-            self.world.after(appointment, self._must_be_in, worker, self.world.host.life, basis)
+            self.world.after(appointment, self._must_be_in, worker, self.world.host.life, basis, answer)
 
-    def _must_be_in(self, worker: Worker, life: int, basis: Basis) -> None:
+    def _must_be_in(self, worker: Worker, life: int, basis: Basis, answer: Refused) -> None:
         core = self.world.host.core
         if not worker.is_alive or core is None or life != self.world.host.life or worker.agent.seated:
             return
         if self._holder_of(worker.node) != basis:
             return  # a rival was quicker, or the last one was heard once more
+        if self._found_full.get(worker.session, answer) is not answer:
+            return  # it came again, and there was no place: that answer is an appointment of its own
         if core.phase() != "ending" and not self._somebody_else_has_it(worker):
             self.violated(f"{worker} was told to wait, has waited, and has no seat: {core.phase()}")
 
