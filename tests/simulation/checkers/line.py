@@ -19,22 +19,25 @@ class Line:
     def begin_job(self) -> None:
         """Nothing is committed."""
         self.committed: list[GenerationCommitted] = []  # durably; generation g at g - 1
-        self.members: dict[str, int] = {}  # of the last that was decided; another record may share its group commit
-        self._closed: RoundId | None = None  # the last round that made a generation, as of ``members``
+        self.last: GenerationCommitted | None = None  # that was decided; another record may share its group commit
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
 
     def loaded(self) -> None:
         """A new life of the scheduler knows what is durable."""
-        self.members = dict(self.committed[-1].members) if self.committed else {}
-        self._closed = self.committed[-1].round if self.committed else None
+        self.last = self.committed[-1] if self.committed else None
 
     def decided(self, record: GenerationCommitted) -> None:
         """A generation is decided; it may yet be lost with its group commit."""
-        self.members, self._closed = dict(record.members), record.round
+        self.last = record
+
+    @property
+    def members(self) -> dict[str, int]:
+        """Of the last that was decided, and their incarnations."""
+        return {} if self.last is None else dict(self.last.members)
 
     def brought(self, join: Join) -> None:
         """A member has joined; what is said of a round that has made a generation comes too late to count."""
-        if self._closed is not None and join.round <= self._closed:
+        if self.last is not None and join.round <= self.last.round:
             return
         self._brought[join.round, join.sender.node, join.sender.incarnation] = join
 

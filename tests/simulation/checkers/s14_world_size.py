@@ -48,7 +48,7 @@ class WorldSize(Checker):
         live = sum(one.slot is not None and not (one.is_lost or one.has_left) for one in witness.holders.values())
         if live < policy.min_world_size:
             self.violated(f"slot {old.slot} of {old} is given up, and {live} are left")
-        last = witness.line.committed[-1] if witness.line.committed else None
+        last = witness.line.last
         waited_s = self.world.host.clock - max(old.lost_at, witness.loaded_at)
         was_member = last is not None and old.slot in last.slots
         if was_member and not old.has_left and waited_s < policy.shrink_grace_s - EPSILON_S:
