@@ -138,9 +138,11 @@ class Admission:
         slots = () if state.generation is None else state.generation.slots
         known = standing is not None and 0 <= standing.rank < len(slots)
         kept = state.seat_of_slot(slots[standing.rank]) if standing is not None and known else None
+        present = state.seats.get(message.node)
         if (
             standing is None
             or kept is None
+            or not (present is None or present is kept or present.lost or present.left or present.is_retired)
             or kept.slot is None
             or state.generation is None
             or not is_placeholder(kept.session)

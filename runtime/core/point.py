@@ -26,7 +26,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned."""
+    """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned.
+
+    A step of -1 stands for a journal that was lost and made anew: nobody knows which generations up to this one there
+    were besides those that other cuts name, so nothing of them is kept, and no later one has one of their numbers.
+    """
 
     generation: int
     step: int
+
+    @property
+    def is_a_loss(self) -> bool:
+        """Whether the journal was lost here."""
+        return self.step < 0

@@ -21,6 +21,10 @@ from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
 
 UNKNOWN_INCARNATION = 20
 """Bits below a term: a seat nobody reported begins above all incarnations its node can have had."""
+UNHEARD_TERMS = 1000
+"""Starts of the scheduler that none of those who report need have heard of: a spare, or who reports too late, may."""
+UNHEARD_GENERATIONS = 10
+"""The same of generations, where not all members of the last one report."""
 REPORTS_PER_SLOT = 4
 """More than the members of one job can send; what strangers send beyond is dropped."""
 EVERY_STEP = 2**62
@@ -130,7 +134,7 @@ class Rebuild:
         if not whole and ledger.now < self._until:
             return None
         self._until, self._is_over = None, True
-        most = [one for one, members in groups.items() if 2 * len(members) > one.world_size and _rises(members)]
+        most = [one for one, members in groups.items() if _is_majority(one, len(members)) and _rises(members)]
         if len({one.job for one in most}) != 1:
             ledger.ready.say(f"no job is rebuilt: {_shown(groups)}; a majority of one generation must agree. {_MEND}")
             return None
@@ -149,7 +153,7 @@ class Rebuild:
         ledger = self._ledger
         reports = [one for one in self._reports.values() if one.job == last.job]
         standings = [one.standing for one in reports if one.standing is not None]
-        term = max(ledger.state.term, *(one.term for one in standings)) + 1
+        term = max(ledger.state.term, *(one.term for one in standings)) + 1 + UNHEARD_TERMS
         slots = _slots_by_rank(last.world_size, members)
         digits = all(message.node == str(slots[rank]) for rank, message in members.items())
         seats = []
@@ -164,6 +168,8 @@ class Rebuild:
         line = () if last.restore is None else (Cut(last.restore.generation, last.restore.step),)
         if top > last.generation:  # it was committed, and hardly anybody was told: nobody is its member
             line = (*line, Cut(last.generation, EVERY_STEP))
+        if len(members) < last.world_size:  # the others may have gone on without these, and left points behind
+            line = (*line, Cut(top + UNHEARD_GENERATIONS, -1))
         in_it = tuple((seat.node, seat.incarnation) for seat in seats) if top == last.generation else ()
         ledger.write(
             JobRebuilt(
@@ -191,6 +197,11 @@ _MEND = "End the processes that are left and start anew with `bash scripts/recov
 def is_placeholder(session: str) -> bool:
     """Whether a seat was rebuilt without a word of its holder."""
     return not session
+
+
+def _is_majority(said: Agreement, reports: int) -> bool:
+    """Of one generation there can be one majority only."""
+    return 2 * reports > said.world_size
 
 
 def _what_it_says(message: Register) -> Agreement:

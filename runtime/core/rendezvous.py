@@ -293,7 +293,7 @@ class Rendezvous:
         restore = choose(by_rank, state.generation, slots)
         ledger.write(
             GenerationCommitted(
-                generation=state.generation_number + 1,
+                generation=state.next_generation,
                 round=round_.id,
                 members=tuple((seat.node, seat.incarnation) for seat in seats),
                 restore=restore.point,

@@ -101,6 +101,12 @@ class JobState:
         """The last committed generation; 0 before the first."""
         return self.generation.generation if self.generation else 0
 
+    @property
+    def next_generation(self) -> int:
+        """The number of the next one, which none can have had before: a journal may have been lost in between."""
+        line = () if self.generation is None else self.generation.line
+        return 1 + max((self.generation_number, *(cut.generation for cut in line)))
+
     def seat_of_slot(self, slot: int) -> Seat | None:
         """Who holds the slot."""
         node = self.by_slot.get(slot)
@@ -228,9 +234,11 @@ def next_line(committed: GenerationCommitted | None, restore: Point | None) -> t
     A generation that starts from (s, g) continues g up to s and abandons whatever came after; of older generations
     it keeps what g kept. (DESIGN S10.)
     """
-    if committed is None or restore is None:
+    if committed is None:
         return ()
-    kept = [cut for cut in committed.line if cut.generation < restore.generation]
+    if restore is None:
+        return tuple(cut for cut in committed.line if cut.is_a_loss)
+    kept = [cut for cut in committed.line if cut.generation < restore.generation or cut.is_a_loss]
     return (*kept, Cut(restore.generation, restore.step))[-KEPT_CUTS:]
 
 

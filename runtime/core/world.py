@@ -93,7 +93,10 @@ class World:
     def has_resets_left(self) -> bool:
         """Whether one more generation may begin (RESET_LIMIT)."""
         limit, state = self._ledger.policy.reset_limit, self._ledger.state
-        began_at = max((record.generation for record in state.interruptions), default=0)
+        interrupted_at = [record.generation for record in state.interruptions]
+        line = () if state.generation is None else state.generation.line
+        made_anew_at = [cut.generation for cut in line if cut.is_a_loss]
+        began_at = max((0, *interrupted_at, *made_anew_at))
         return limit == 0 or state.generation_number - began_at <= limit
 
     # ---- the beginning

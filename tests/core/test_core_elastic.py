@@ -18,6 +18,7 @@ from runtime.core.messages import (
     Standing,
 )
 from runtime.core.point import Point
+from runtime.core.rebuild import UNHEARD_GENERATIONS
 from runtime.core.records import (
     GenerationCommitted,
     JobInterrupted,
@@ -703,7 +704,7 @@ def test_a_rebuilt_world_shrinks_without_its_unknown_members() -> None:
     assert [type(one) for one in house.journal if isinstance(one, SlotGiven | SeatLeft)] == []
     house.train(n0=[(5, 4)])
     assert house.committed().slots == (0, 1)
-    assert house.start_of("0").generation == house.committed().generation == 5
+    assert house.start_of("0").generation == house.committed().generation == 5 + UNHEARD_GENERATIONS
 
 
 def test_ranks_are_dense_in_every_generation() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
 from runtime.core.point import Cut, Point
+from runtime.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS
 from runtime.core.records import JobRebuilt
 from runtime.core.state import JobState, is_on_line
 from tests.core.house import House, policy, training_house
@@ -42,9 +43,11 @@ def test_a_job_whose_members_all_report_goes_on_at_once_where_it_was() -> None:
         assert house.ready.sends == [] and house.core.state.seats == {}
     report(house, 3, incarnation=7)
     assert [house.last(f"old{slot}", Admitted).slot for slot in range(4)] == [0, 1, 2, 3]
-    assert house.admission("old3") == Admitted("old3", "job-old", 3, 3, 7, 4, None)
+    term = 3 + UNHEARD_TERMS
+    assert house.admission("old3") == Admitted("old3", "job-old", term, 3, 7, 4, None)
     state = house.core.state
-    assert (state.job, state.term, state.generation_number) == ("job-old", 3, 3)
+    assert (state.job, state.term, state.generation_number) == ("job-old", term, 3)
+    assert state.next_generation == 4, "all have reported: nobody can have been told of another one"
     assert state.generation is not None
     assert state.generation.members == (("0", 1), ("1", 2), ("2", 3), ("3", 7))
     for node in "0123":
@@ -63,7 +66,7 @@ def test_what_was_rebuilt_is_durable_and_survives_the_next_crash() -> None:
     assert JobState.replay(house.core.state.snapshot()).generation == house.core.state.generation
     house.crash()
     house.register("0", session="old0", job="job-old", incarnation=1, standing=standing(0, world_size=2))
-    assert house.admission("old0").term == 4
+    assert house.admission("old0").term == 4 + UNHEARD_TERMS
 
 
 def test_points_of_the_restored_line_stay_good_and_no_others() -> None:
@@ -118,6 +121,54 @@ def test_a_member_that_reports_late_gets_its_own_seat() -> None:
     report(house, 2, incarnation=4)
     assert house.admission("old2").slot == 2
     assert house.admission("old2").incarnation == 4
+
+
+def test_what_the_others_may_have_done_meanwhile_is_nobodys_line_and_has_its_own_numbers() -> None:
+    """Whoever does not report may have gone on without these, and left points under the numbers that follow."""
+    house = empty_house(reset_limit=1)
+    for slot in (0, 1, 3):
+        report(house, slot)
+    house.tick(5.1)
+    assert house.core.state.generation_number == 3, "it goes on where it was"
+    assert JobState.replay(house.core.state.snapshot()).next_generation == 4 + UNHEARD_GENERATIONS
+    report(house, 2)
+    assert house.invited(), "the count of RESET_LIMIT begins anew"
+    for node in "0123":
+        house.join(node, [(60, 3), (70, 4)])
+    assert house.committed().restore == Point(60, 3)
+    assert house.committed().generation == 4 + UNHEARD_GENERATIONS
+    assert house.core.state.next_generation == 5 + UNHEARD_GENERATIONS
+    house.beat("0", Activity.WAITING)
+    assert house.invited(), "one reset"
+    for node in "0123":
+        house.join(node, [(60, 3)])
+    house.beat("0", Activity.WAITING)
+    assert house.core.phase() == "ending", "and no other"
+
+
+def test_who_waited_for_a_new_job_is_given_no_second_seat_in_the_old_one() -> None:
+    house = empty_house(2, min_world_size=1, max_world_size=4)
+    house.register("new", session="new")
+    report(house, 0)
+    report(house, 1)
+    assert house.core.state.job == "job-old"
+    for _ in range(2):
+        house.register("new", session="new")
+        house.tick(1.0)
+    seat = house.seat("new")
+    assert (seat.slot, seat.incarnation) == (2, 1) and len(house.core.state.by_slot) == 3
+
+
+def test_a_late_member_takes_nothing_from_the_process_that_came_for_its_node() -> None:
+    house = empty_house(spare_num=1)
+    for slot in (0, 1, 3):
+        report(house, slot, node=f"host-{slot}")
+    house.tick(5.1)
+    house.register("host-2", session="fresh")
+    assert house.admission("fresh").slot is None
+    report(house, 2, node="host-2")
+    assert house.answer("old2", Fenced).incarnation == 1
+    assert house.seat("host-2").session == "fresh"
 
 
 def test_a_late_process_of_another_generation_is_fenced() -> None:

@@ -25,6 +25,7 @@ from runtime.core.messages import (
     Standing,
 )
 from runtime.core.point import Point
+from runtime.core.rebuild import UNHEARD_TERMS
 from runtime.core.records import (
     GenerationCommitted,
     JobFinished,
@@ -466,7 +467,7 @@ def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
         house.register(str(slot), **report(slot))
     assert house.records(JobRebuilt)
     house.register("10", **late)
-    assert house.admission("s10") == Admitted("s10", "job-old", 3, None, 5, 3, None)
+    assert house.admission("s10") == Admitted("s10", "job-old", 3 + UNHEARD_TERMS, None, 5, 3, None)
     house.register("11", **late)
     assert house.answer("s11", Fenced).text.startswith("the seat of worker 11 is unknown to this scheduler")
 

@@ -7,6 +7,4 @@ agent (``worker``), its collectives (``group``), whoever starts processes (``ope
 (``faults``), as often as the seed's ``mix`` says. ``checkers`` watch and never take part: one file for each invariant.
 ``mutants`` are broken builds that a named checker must catch. ``minimise`` cuts a failing run down to what it needs.
 Nothing here sleeps, opens a socket or a file, or reads a clock.
-
-Not here, because the core cannot do them yet: scale up and down, spares, a journal rebuilt from the workers.
 """

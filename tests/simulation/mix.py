@@ -73,7 +73,7 @@ class Mix:
     p_torn: float  # how often a process dies at its disk or between two words
     has_disk_errors: bool
     compact_bytes: int
-    rebuilds: bool  # whether a lost journal may be made anew from the workers; the books of JobRebuilt are to come
+    rebuilds: bool  # whether a lost journal may be made anew from the workers; the world draws it
     p_echo: float
     scheduler_rate: float  # seconds of its clock in one true second
     clock_spread: float  # how far the workers' clocks are off, as a part of one

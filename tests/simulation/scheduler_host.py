@@ -126,11 +126,7 @@ class SchedulerHost:
         return JobState.replay(records)
 
     def _new_core(self, state: JobState) -> SchedulerCore:
-        """The core of this life. An empty journal begins a new job, also where an older one's workers still live.
-
-        With ``Policy.rebuild`` the core may make the lost job anew from them instead (``mix.rebuilds``): then the
-        witness, the line and S15 have to take a JobRebuilt record into account, which they do not yet.
-        """
+        """The core of this life. An empty journal begins a new job, where no older one's workers make that one anew."""
         world = self.world
         return world.core_type(
             world.policy, state, now=self.now, boot_id=self.boot_id, new_job_id=f"job-{self.life}-{world.wipes}"

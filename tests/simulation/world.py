@@ -17,7 +17,7 @@ from runtime.core.agent import AgentCore
 from runtime.core.ledger import Policy
 from runtime.core.messages import EndKind
 from runtime.core.ready import Ready
-from runtime.core.records import Record
+from runtime.core.records import JobRebuilt, Record
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
@@ -81,7 +81,8 @@ class World(Places):
         super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
-        self.mix = replace(Mix.draw(self.rng), **(changes or {}))
+        drawn = replace(Mix.draw(self.rng), rebuilds=self.random_of("rebuilds").random() < 0.5)
+        self.mix = replace(drawn, **(changes or {}))
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type
         self.policy = Policy(
@@ -224,11 +225,25 @@ class World(Places):
         self.workers.remove(worker)
 
     def wipe_recovery_path(self) -> None:
-        """Somebody deletes the journal while no scheduler runs: what comes next is another job."""
+        """Somebody deletes the journal while no scheduler runs: what comes next is another job, or the same rebuilt."""
         self.note("fault", "the recovery path is wiped")
         self.wipes += 1
         self.host.path.wipe()
-        self.witness.begin_job()
+        self.witness.lose_journal()
+        for checker in self.checkers:
+            checker.begin_job()
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        """An earlier job begins anew, from what its workers say."""
+        self.forget_job()
+        self.witness.rebuilt(record)
+        for checker in self.checkers:
+            checker.rebuilt(record)
+        self.count("job rebuilt from its workers")
+
+    def forget_job(self) -> None:
+        """All books are empty."""
+        self.witness.forget()
         for checker in self.checkers:
             checker.begin_job()
 

@@ -84,7 +84,7 @@ def test_a_lost_journal_is_made_anew_from_the_workers(
     shutil.rmtree(job.folder / "recovery")
     recover = job.recover()
     job.wait_for(
-        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 2"
+        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 1002"
     )
     assert job.finished(run) == expected
     assert recover.wait() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+from runtime.core.records import JobRebuilt
 from tests.simulation.trace import Violation
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Checker:
 
     def begin_job(self) -> None:
         """The journal is empty: nothing of what was known before holds for the job that comes."""
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        """The books are empty, and an earlier job begins anew with what this record says of it."""
 
     def watch(self) -> None:
         """Take the places to watch from."""

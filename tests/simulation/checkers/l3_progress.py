@@ -25,7 +25,7 @@ class Progress(Checker):
 
     def _must_have_advanced(self, group: Group) -> None:
         witness = self.world.witness
-        if group.job != witness.job or group.generation != len(witness.line.committed):
+        if group.job != witness.job or witness.line.of(group.generation) is not witness.line.committed[-1]:
             return
         committed = witness.line.committed[-1]
         start = committed.restore or Point(0, 0)

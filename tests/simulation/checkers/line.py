@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from runtime.core.messages import Join, RoundId
 from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted
+from runtime.core.records import GenerationCommitted, JobRebuilt
 
 
 class Line:
@@ -18,9 +18,17 @@ class Line:
 
     def begin_job(self) -> None:
         """Nothing is committed."""
-        self.committed: list[GenerationCommitted] = []  # durably; generation g at g - 1
+        self.committed: list[GenerationCommitted] = []  # durably, in their order
         self.last: GenerationCommitted | None = None  # that was decided; another record may share its group commit
+        self._oldest = 0  # of the generations whose points a job that was made anew still knows to be its own
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
+
+    def rebuilt(self, record: JobRebuilt, committed: list[GenerationCommitted]) -> None:
+        """An earlier job begins anew; ``committed`` is what its lost journal held."""
+        self.committed = [one for one in committed if one.generation <= record.generation.generation]
+        self.last = record.generation
+        known = [cut.generation for cut in record.generation.line if not cut.is_a_loss]
+        self._oldest = min((record.generation.generation, *known))
 
     def loaded(self) -> None:
         """A new life of the scheduler knows what is durable."""
@@ -34,6 +42,10 @@ class Line:
     def members(self) -> dict[str, int]:
         """Of the last that was decided, and their incarnations."""
         return {} if self.last is None else dict(self.last.members)
+
+    def of(self, generation: int) -> GenerationCommitted | None:
+        """The durable record of this generation."""
+        return next((one for one in reversed(self.committed) if one.generation == generation), None)
 
     def brought(self, join: Join) -> None:
         """A member has joined; what is said of a round that has made a generation comes too late to count."""
@@ -53,10 +65,13 @@ class Line:
         """Generation → its last step that was kept (None: all), of the line that the newest generation continues."""
         kept: dict[int, int | None] = {}
         last_step: int | None = None
-        generation = len(self.committed)
+        generation = self.committed[-1].generation if self.committed else 0
         while generation > 0:
             kept[generation] = last_step
-            start = self.committed[generation - 1].restore
+            if generation == self._oldest:
+                break
+            committed = self.of(generation)
+            start = None if committed is None else committed.restore
             if start is None:
                 break
             generation, last_step = start.generation, start.step

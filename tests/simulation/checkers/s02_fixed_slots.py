@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired, SlotGiven
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 
@@ -14,6 +14,9 @@ class FixedSlots(Checker):
 
     def begin_job(self) -> None:
         self._slots: dict[str, int] = {}
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        self._slots = {seat.node: seat.slot for seat in record.seats}
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)

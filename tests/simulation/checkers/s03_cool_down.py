@@ -31,6 +31,10 @@ class CoolDown(Checker):
                 self._must_be_free(old, record)
 
     def _must_be_free(self, old: Holder, record: SeatGranted | SpareAdmitted) -> None:
+        if not old.session:  # made anew without a word of its holder
+            lost = self.world.witness.lost_journals[self.world.witness.job].holders.get(record.node)
+            if lost is not None and (lost.session, lost.incarnation) == (record.session, record.incarnation):
+                return  # who has come
         quiet_s = self.world.host.clock - old.quiet_since
         if not old.has_left and quiet_s < self.world.policy.cool_down_s - EPSILON_S:
             self.violated(f"{record}, {quiet_s:.3f} s after {old} was last heard")

@@ -5,7 +5,7 @@ Which records a crash may leave is judged where they are read (``RecoveryPath``)
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, Record, TermStarted
+from runtime.core.records import GenerationCommitted, JobRebuilt, Record, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from tests.simulation.checkers.base import Checker
 
@@ -32,6 +32,8 @@ class Journal(Checker):
                 if record.generation <= self._generation:
                     self.violated(f"generation {record.generation} after generation {self._generation}")
                 self._generation = record.generation
+            elif isinstance(record, JobRebuilt):
+                self._term, self._generation = record.term, record.generation.generation
         core, disk = self.world.host.core, self.world.witness.disk
         if core is not None and core.state != disk:
             self.violated(f"the journal says {disk}, the scheduler believes {core.state}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.core.agent_events import Seated
-from runtime.core.records import SeatGranted, SpareAdmitted
+from runtime.core.records import JobRebuilt, SeatGranted, SpareAdmitted
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
@@ -18,22 +18,44 @@ class Incarnations(Checker):
         self._highest: dict[str, int] = {}
         self._durable_highest: dict[str, int] = {}
 
+    def rebuilt(self, record: JobRebuilt) -> None:
+        """What nobody spoke for was lost; processes that held it are told apart by their sessions."""
+        known = self._highest = {seat.node: seat.incarnation for seat in record.seats}
+        self._told = {
+            (job, node, incarnation): told
+            for (job, node, incarnation), told in self._told.items()
+            if job != record.job or incarnation <= known.get(node, 0)
+        }
+
     def watch(self) -> None:
         self._told: dict[tuple[str, str, int], str] = {}  # (job, node, incarnation) → session
         self.world.when_recorded[SeatGranted].append(self._granted)
         self.world.when_recorded[SpareAdmitted].append(self._granted)
         self.world.when_durable[SeatGranted].append(self._durable)
         self.world.when_durable[SpareAdmitted].append(self._durable)
+        self.world.when_durable[JobRebuilt].append(self._durably_rebuilt)
         self.world.watch_loaded.append(self._loaded)
         self.world.when_noticed[Seated].append(self._seated)
 
     def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
-        if record.incarnation <= self._highest.get(record.node, 0):
+        if record.incarnation <= self._highest.get(record.node, 0) and not self._is_late(record):
             self.violated(f"{record} after incarnation {self._highest[record.node]}")
         self._highest[record.node] = record.incarnation
+        if self._is_late(record):  # what came after it was lost with the journal
+            self._told = {key: told for key, told in self._told.items() if key[1] != record.node}
+
+    def _is_late(self, record: SeatGranted | SpareAdmitted) -> bool:
+        """Whether it is what the node held in a journal that was lost, and nobody had spoken for at first."""
+        witness = self.world.witness
+        lost = witness.lost_journals.get(witness.job)
+        before = None if lost is None else lost.holders.get(record.node)
+        return before is not None and (before.session, before.incarnation) == (record.session, record.incarnation)
 
     def _durable(self, record: SeatGranted | SpareAdmitted) -> None:
         self._durable_highest[record.node] = record.incarnation
+
+    def _durably_rebuilt(self, record: JobRebuilt) -> None:
+        self._durable_highest |= {seat.node: seat.incarnation for seat in record.seats}
 
     def _loaded(self, core: SchedulerCore) -> None:
         """A number that never became durable was never handed out."""

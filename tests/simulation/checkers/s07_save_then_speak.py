@@ -13,7 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, SeatGranted, SlotGiven, SpareAdmitted
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SlotGiven, SpareAdmitted
 from tests.simulation.checkers.base import Checker
 
 
@@ -32,6 +32,7 @@ class SaveThenSpeak(Checker):
         self.world.when_durable[SpareAdmitted].append(self._seated)
         self.world.when_durable[SlotGiven].append(self._given)
         self.world.when_durable[GenerationCommitted].append(self._committed)
+        self.world.when_durable[JobRebuilt].append(self._rebuilt)
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
             self.world.when_said[kind].append(self._said)
 
@@ -47,6 +48,11 @@ class SaveThenSpeak(Checker):
     def _committed(self, record: GenerationCommitted) -> None:
         self._generations[record.generation] = record
 
+    def _rebuilt(self, record: JobRebuilt) -> None:
+        for seat in record.seats:
+            self._seated(seat)
+        self._committed(record.generation)
+
     def _said(self, session: str, message: FromScheduler) -> None:
         if not self._is_backed(session, message):
             disk = self.world.witness.disk
@@ -61,8 +67,8 @@ class SaveThenSpeak(Checker):
                     and (disk.term, disk.job) == (message.term, message.job)
                     and message.finished in (None, disk.final)
                 )
-            case Pending():
-                return disk.term == message.term
+            case Pending():  # less only where the journal was made anew, in the same breath
+                return message.term <= disk.term
             case RoundOpened():
                 # A member of the last generation needs not be told its place.
                 members = () if disk.generation is None else disk.generation.slots

@@ -28,8 +28,7 @@ class OneView(Checker):
         self.world.watch_trained.append(self._trained)
 
     def _committed(self, generation: int) -> GenerationCommitted | None:
-        committed = self.world.witness.line.committed
-        return committed[generation - 1] if 0 < generation <= len(committed) else None
+        return self.world.witness.line.of(generation)
 
     def _decided(self, event: Event | None, record: GenerationCommitted) -> None:
         witness = self.world.witness
@@ -48,7 +47,7 @@ class OneView(Checker):
     def _mapped(self, session: str, message: AddressMap) -> None:
         committed = self._committed(message.generation)
         holders = self.world.witness.holders
-        if committed is None or message.generation != len(self.world.witness.line.committed):
+        if committed is None or committed is not self.world.witness.line.committed[-1]:
             return
         for blob, (node, incarnation) in zip(message.blobs, committed.members, strict=True):
             if holders[node].incarnation == incarnation and session_in(blob) != holders[node].session:

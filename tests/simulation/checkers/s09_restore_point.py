@@ -50,7 +50,8 @@ class RestorePoint(Checker):
 
     def _said(self, session: str, message: GenerationStarted) -> None:
         line = self.world.witness.line
-        record = line.committed[message.generation - 1]
+        record = line.of(message.generation)
+        assert record is not None, "S7: what is said is durable"
         if message.restore is not None:
             self._judge_source(record, message, message.restore)
         sources = self._sources.setdefault(message.generation, {})

@@ -45,8 +45,8 @@ class NoWayBack(Checker):
         committed = self.world.witness.line.committed
         if group.job != self.world.witness.job or not committed:
             return
-        if group.generation < len(committed) and not self._is_cut_off(group, committed[-1]):
-            self.violated(f"{group.sessions} train generation {group.generation} after {len(committed)} was committed")
+        if group.generation < committed[-1].generation and not self._is_cut_off(group, committed[-1]):
+            self.violated(f"{group.sessions} train generation {group.generation} after {committed[-1]}")
         for worker in group.members.values():
             if worker.agent.generation != group.generation:
                 self.violated(f"{worker} trains generation {group.generation}, its agent is in another one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.core.messages import Admitted, GenerationStarted
 from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, SeatGranted, SeatRetired, SlotGiven
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.scheduler import Event
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
@@ -18,6 +18,15 @@ class WorldSize(Checker):
     """Counts members and ranks, as they are written and as they are told."""
 
     name = "S14"
+
+    def begin_job(self) -> None:
+        self._forgotten: set[tuple[str, int]] = set()
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        """Of a member whom nobody spoke for neither the name nor the incarnation is known: both may come back."""
+        last = self.world.witness.line.committed[-1:]
+        known = {(seat.node, seat.incarnation) for seat in record.seats}
+        self._forgotten = {member for one in last for member in one.members} - known
 
     def watch(self) -> None:
         self.world.watch_decided.append(self._decided)
@@ -36,6 +45,8 @@ class WorldSize(Checker):
             return
         taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
         for old in self.world.witness.retired:
+            if not old.session:  # a seat made anew without a word of its holder, who has come under its own name
+                continue
             if not (old.is_lost or old.has_left):
                 self.violated(f"slot {old.slot} is taken away from {old}, who holds it")
             if old.slot not in taken:
@@ -61,13 +72,15 @@ class WorldSize(Checker):
         if not policy.min_world_size <= len(nodes) <= policy.max_world_size:
             self.violated(f"{record}: {policy.min_world_size} to {policy.max_world_size} members are allowed")
         line = self.world.witness.line.committed
-        before = [member for member in line[-1].members if member in record.members] if line else []
+        last = [member for one in line[-1:] for member in one.members if member not in self._forgotten]
+        before = [member for member in last if member in record.members]
         after = [member for member in record.members if member in before]
         if before != after:
             self.violated(f"{record}: those who stay were in the order {before}")
 
     def _started(self, session: str, message: GenerationStarted) -> None:
-        record = self.world.witness.line.committed[message.generation - 1]
+        record = self.world.witness.line.of(message.generation)
+        assert record is not None, "S7: what is said is durable"
         local_fits = 0 <= message.local_rank < message.local_world_size <= message.world_size
         if message.world_size != len(record.members) or not local_fits:
             self.violated(f"{message} of {record}")

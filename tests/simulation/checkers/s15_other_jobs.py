@@ -1,7 +1,8 @@
 """S15: a minority or stale member never defines the recovered state.
 
-Today nothing is rebuilt from workers: a lost journal begins a new job. So whoever comes from an older job, or from none
-of this kind at all, is never taken in, and leaves no trace in what the scheduler knows.
+Where a journal was lost, what is made anew from the workers is what it held, as far as any of them was told, and
+nothing else: it is compared with what the lost one said. Whoever else comes from an older job, or from none of this
+kind at all, is never taken in, and leaves no trace in what the scheduler knows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from runtime.core.agent_events import Began, Over, Seated
 from runtime.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
 from runtime.core.ready import Ready
+from runtime.core.records import GenerationCommitted, JobRebuilt
 from runtime.core.scheduler import Event, Received
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Oddity, Worker
@@ -43,7 +45,36 @@ class OtherJobs(Checker):
             return is_odd or message.job not in ("", job)
         return message.sender.job != job
 
+    def rebuilt(self, record: JobRebuilt) -> None:
+        generation, lost = record.generation, self.world.witness.lost_journals.get(record.job)
+        known = [] if lost is None else [one for one in lost.generations if one.generation == generation.generation]
+        if lost is None or not known:
+            self.violated(f"{record}: no journal of this job ever held that")
+        truth = known[0]
+        if generation.members:
+            self._compare_members(record, truth)
+        if any(worker.agent.job == record.job and worker.agent.term > record.term for worker in self.world.workers):
+            self.violated(f"{record}: a worker was told a later term")
+        heard = sum(bool(seat.session) for seat in record.seats)
+        if 2 * heard <= len(record.seats):
+            self.violated(f"{record}: {heard} of {len(record.seats)} members were heard")
+
+    def _compare_members(self, record: JobRebuilt, truth: GenerationCommitted) -> None:
+        """Who was heard has its own place and incarnation; of the others it is known that there were so many."""
+        generation = record.generation
+        is_alike = generation.restore == truth.restore and len(generation.slots) == len(truth.slots)
+        if not is_alike or list(generation.slots) != sorted(set(generation.slots)):
+            self.violated(f"{record}: the lost journal said {truth}")
+        incarnations = dict(truth.members)
+        for seat, member, slot in zip(record.seats, truth.members, truth.slots, strict=True):
+            if seat.session and (seat.slot, (seat.node, seat.incarnation)) != (slot, member):
+                self.violated(f"{record}: slot {slot} was held by {member}")
+            if not seat.session and seat.incarnation <= incarnations.get(seat.node, 0):
+                self.violated(f"{record}: {seat.node} was incarnation {incarnations[seat.node]} already")
+
     def _decided(self, event: Event | None, ready: Ready) -> None:
+        if any(isinstance(record, JobRebuilt) for record in ready.records):
+            return
         if self._is_foreign(event):
             if ready.records:
                 self.violated(f"{event} comes from another job and made {ready.records}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from runtime.core.messages import Admitted, GenerationStarted, RoundOpened
 from runtime.core.ready import Ready
-from runtime.core.records import SeatGranted, SeatResumed, SpareAdmitted
+from runtime.core.records import JobRebuilt, SeatGranted, SeatResumed, SpareAdmitted
 from runtime.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
 from runtime.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
 from runtime.store.journal import MAX_TORN_FILES
@@ -59,6 +59,9 @@ class Bounds(Checker):
         for record in ready.records:
             if isinstance(record, SeatGranted | SpareAdmitted):
                 self._nodes.add(record.node)
+            elif isinstance(record, JobRebuilt):
+                self._nodes.update(seat.node for seat in record.seats)
+                self._pushed += len(record.seats)
             self._pushed += isinstance(record, SeatGranted | SpareAdmitted | SeatResumed)
 
     def _measure(self) -> None:

@@ -37,7 +37,7 @@ class NoExtraTransition(Checker):
         for note in ready.notes:
             if OPENED.match(note.text) and core is not None and core.state.generation is not None:
                 committed = core.state.generation
-                if self._grows(committed):
+                if self._grows(committed) or not committed.members:  # nobody knows who they were, since a rebuild
                     continue
                 if all(self._goes_on(node, incarnation, committed) for node, incarnation in committed.members):
                     self.violated(f"{note.text}, at {event}, and every member of {committed} can go on")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.core.agent_events import Over
 from runtime.core.point import Point
-from runtime.core.records import JobFinished, TrainingFinished
+from runtime.core.records import JobFinished, JobRebuilt, TrainingFinished
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
@@ -18,6 +18,9 @@ class Finish(Checker):
     def begin_job(self) -> None:
         self._final: Point | None = None
         self._is_final = False  # as this life of the scheduler believes
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        self._final, self._is_final = record.final, record.final is not None
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)

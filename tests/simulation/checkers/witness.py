@@ -8,7 +8,7 @@ the witness: what was accepted in the same group commit as a record that never r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from runtime.core.records import (
     JobCreated,
     JobFinished,
     JobInterrupted,
+    JobRebuilt,
     Record,
     SeatGranted,
     SeatLeft,
@@ -72,6 +73,14 @@ class Holder:
         return Holder(*_fields_of(self))
 
 
+@dataclass(frozen=True, slots=True)
+class LostJournal:
+    """What a journal held for sure when it was deleted."""
+
+    holders: Mapping[str, Holder]  # by node
+    generations: list[GenerationCommitted]
+
+
 _fields_of = attrgetter(*Holder.__slots__)  # type: ignore[attr-defined]
 
 
@@ -82,7 +91,10 @@ class Witness:
         self.world = world
         self.terms = self.generations = 0  # of all jobs of the run
         self.line = Line()
+        self.lost_journals: dict[str, LostJournal] = {}  # by job
         self.speaker: Holder | None = None  # whose live word the event is that is being decided
+        self.loaded_at = 0.0
+        self.stalled_at = 0.0  # when the scheduler last said that it stood still
         self.begin_job()
         world.when_event[Received].append(self._hears)
         world.watch_loaded.append(self._loaded)
@@ -90,6 +102,12 @@ class Witness:
         world.watch_durable.append(self._durable)
 
     def begin_job(self) -> None:
+        """The journal is empty."""
+        self.disk = JobState()  # what the durable records say
+        self._unsynced = 0
+        self.forget()
+
+    def forget(self) -> None:
         """Nobody holds anything."""
         self.job = ""
         self.holders: dict[str, Holder] = {}
@@ -98,13 +116,30 @@ class Witness:
         """By the last step: the node's holder before, and its holder now."""
         self.lost: list[SeatLost] = []  # by the last step
         self.retired: list[Holder] = []  # by the last step, as they were
-        self.loaded_at = 0.0
-        self.stalled_at = 0.0  # when the scheduler last said that it stood still
         self.is_ending = False
-        self.disk = JobState()  # what the durable records say
         self._before: dict[str, Holder] = {}  # the batch that is not durable yet
-        self._unsynced = 0
+        self._is_rebuilt = False  # by a record that is not durable yet
         self.line.begin_job()
+
+    def lose_journal(self) -> None:
+        """The journal is deleted; what it held is remembered."""
+        holders = self._before if self._unsynced else self.holders
+        self.lost_journals[self.job] = LostJournal(holders, self.line.committed)
+        self.begin_job()
+
+    def rebuilt(self, record: JobRebuilt) -> None:
+        """An earlier job begins anew, as at a load; whoever has reported is heard already."""
+        now = self.stalled_at = self.world.host.clock  # as after a pause nobody's lease ends before it could be renewed
+        self.job, self._is_rebuilt = record.job, True
+        for seat in record.seats:
+            if seat.session:
+                holder = Holder(seat.node, seat.session, seat.incarnation, seat.slot, now, is_heard=True)
+                self.by_session[seat.session] = holder
+            else:
+                holder = Holder(seat.node, "", seat.incarnation, seat.slot, accepted_at=self.loaded_at)
+            self.holders[seat.node] = holder
+        lost = self.lost_journals.get(record.job)
+        self.line.rebuilt(record, [] if lost is None else lost.generations)
 
     def _hears(self, event: Received) -> None:
         self.speaker = self._speaker_of(event.message)
@@ -140,6 +175,8 @@ class Witness:
         """A new life knows what is on disk."""
         self.loaded_at = self.stalled_at = self.world.host.clock
         self.is_ending = False
+        if self._is_rebuilt:
+            self.world.forget_job()
         self.line.loaded()
         self.job = core.state.job
         if self._unsynced:
@@ -153,6 +190,9 @@ class Witness:
     def decided(self, event: Event | None, ready: Ready) -> None:
         """Take a step of the core into account, before any checker does."""
         now = self.world.host.clock
+        for record in ready.records:
+            if isinstance(record, JobRebuilt):
+                self.world.rebuilt(record)
         if not ready.records:
             if event is not None:
                 self._note(event, now)
@@ -234,7 +274,7 @@ class Witness:
                     self.is_ending = True
 
     def _durable(self, records: list[Record]) -> None:
-        self._unsynced = 0
+        self._unsynced, self._is_rebuilt = 0, False
         for record in records:
             self.disk.apply(record)
             if isinstance(record, GenerationCommitted):

@@ -1,0 +1,74 @@
+"""Cores that make a lost journal anew from the wrong words, or of the wrong stuff."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.core.messages import Register, RoundId
+from runtime.core.point import Cut
+from runtime.core.rebuild import Agreement, _what_it_says
+from runtime.core.records import JobRebuilt, Record
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.of_core import _write_with
+
+
+def _agrees_on_the_job_alone(message: Register) -> Agreement:
+    """Members of whichever generation speak for the last."""
+    said = _what_it_says(message)
+    return Agreement(said.job, 1, RoundId(1, 1), said.world_size, None)
+
+
+def _with_new_incarnations(record: Record) -> Record:
+    """Everybody is the first of its node."""
+    if not isinstance(record, JobRebuilt):
+        return record
+    return replace(record, seats=tuple(replace(seat, incarnation=1) for seat in record.seats))
+
+
+def _with_an_old_term(record: Record) -> Record:
+    """Rounds and generations of this scheduler have the numbers of an earlier one's."""
+    return replace(record, term=1) if isinstance(record, JobRebuilt) else record
+
+
+def _on_another_line(record: Record) -> Record:
+    """Whatever the last generation started from, all its predecessors did counts."""
+    if not isinstance(record, JobRebuilt):
+        return record
+    line = tuple(Cut(number, 2**62) for number in range(1, record.generation.generation))
+    return replace(record, generation=replace(record.generation, line=line))
+
+
+WIPES = {"rebuilds": True, "chaos_s": 60.0, "target_step": 100}
+WIPES |= {"rates_hz": {"recovery path wiped": 1 / 10, "worker killed": 1 / 15, "scheduler killed": 1 / 30}}
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "rebuild: one member speaks for all",
+        frozenset({"S15"}),
+        100,
+        patches={"runtime.core.rebuild._is_majority": lambda said, reports: True},
+        changes=WIPES,
+    ),
+    Mutant(
+        "rebuild: members of any generation agree",
+        frozenset({"S9", "S15"}),
+        300,
+        patches={"runtime.core.rebuild._what_it_says": _agrees_on_the_job_alone},
+        changes=WIPES,
+    ),
+    Mutant(
+        "rebuild: incarnations begin anew",
+        frozenset({"S15", "S6", "S5"}),
+        100,
+        _write_with(_with_new_incarnations),
+        changes=WIPES,
+    ),
+    Mutant(
+        "rebuild: an old term",
+        frozenset({"S4", "S15", "L1", "S12"}),
+        100,
+        _write_with(_with_an_old_term),
+        changes=WIPES,
+    ),
+    Mutant("rebuild: another line", frozenset({"S10", "S9"}), 300, _write_with(_on_another_line), changes=WIPES),
+)
