@@ -135,20 +135,16 @@ class Admission:
     def _late_member(self, message: Register) -> Seat | None:
         """Its seat was kept for whoever can say the same as the members who rebuilt the job."""
         state, standing = self._ledger.state, message.standing
-        slots = () if state.generation is None else state.generation.slots
-        known = standing is not None and 0 <= standing.rank < len(slots)
-        kept = state.seat_of_slot(slots[standing.rank]) if standing is not None and known else None
-        present = state.seats.get(message.node)
-        if (
-            standing is None
-            or kept is None
-            or not (present is None or present is kept or present.lost or present.left or present.is_retired)
-            or kept.slot is None
-            or state.generation is None
-            or not is_placeholder(kept.session)
-            or (standing.generation, standing.round) != (state.generation.generation, state.generation.round)
-        ):
+        committed = state.generation
+        if committed is None or standing is None or not 0 <= standing.rank < len(committed.slots):
             return None
+        kept, present = state.seat_of_slot(committed.slots[standing.rank]), state.seats.get(message.node)
+        if (standing.generation, standing.round) != (committed.generation, committed.round):
+            return None
+        if kept is None or kept.slot is None or not is_placeholder(kept.session):
+            return None
+        if present is not None and present is not kept and not (present.lost or present.left or present.is_retired):
+            return None  # another process has come for this node
         slot = kept.slot
         if kept.node != message.node:
             self._ledger.write(SeatRetired(kept.node, slot))
