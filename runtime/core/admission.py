@@ -286,10 +286,14 @@ class Admission:
             key=lambda register: (_natural(register.process.host), _natural(register.node)),
         )
         free = sorted(set(range(ledger.policy.world_size)) - ledger.state.by_slot.keys())
-        self.pending.clear()
-        self._pending_session.clear()
+        self.forget_pending()
         for slot, register in zip(free, waiting, strict=False):  # a digit node may have taken one meanwhile
             self._seat(register, slot)
+
+    def forget_pending(self) -> None:
+        """Nobody waits for a full house: who still wants a seat asks again."""
+        self.pending.clear()
+        self._pending_session.clear()
 
     # ---- answers
 

@@ -294,7 +294,7 @@ class SchedulerCore:
             return
         ledger, state = self._ledger, self._ledger.state
         self._ending.hear_somebody()
-        self._admission.pending.clear()  # who would have begun a new job: each asks again, and this one answers
+        self._admission.forget_pending()
         self._world.load()
         heard = {message.session for message in reporters}
         for seat in state.seats.values():

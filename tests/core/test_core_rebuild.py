@@ -147,16 +147,15 @@ def test_what_the_others_may_have_done_meanwhile_is_nobodys_line_and_has_its_own
 
 
 def test_who_waited_for_a_new_job_is_given_no_second_seat_in_the_old_one() -> None:
-    house = empty_house(2, min_world_size=1, max_world_size=4)
+    house = empty_house(3, min_world_size=1, max_world_size=4)
     house.register("new", session="new")
-    report(house, 0)
-    report(house, 1)
+    house.register("other", session="other")
+    report(house, 0, world_size=1)
     assert house.core.state.job == "job-old"
-    for _ in range(2):
-        house.register("new", session="new")
-        house.tick(1.0)
-    seat = house.seat("new")
-    assert (seat.slot, seat.incarnation) == (2, 1) and len(house.core.state.by_slot) == 3
+    house.register("new", session="new")
+    assert (house.seat("new").slot, house.seat("new").incarnation) == (1, 1)
+    house.register("other", session="other")
+    assert house.core.state.by_slot == {0: "0", 1: "new", 2: "other"}
 
 
 def test_a_late_member_takes_nothing_from_the_process_that_came_for_its_node() -> None:
