@@ -180,7 +180,7 @@ class Session:
     def _come_back(self, reason: str) -> None:
         """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
         voice.warn(f"{reason}: it asks for a seat again, and takes nothing along")
-        self._is_outside()
+        self._go_outside()
         if self._process.group is not None:
             self._process.group.drop()
             self._process.group = None
@@ -288,7 +288,7 @@ class Session:
         sys.setswitchinterval(HURRY_S)
         if not gently:
             self._agent.report_failure()
-        self._is_outside()
+        self._go_outside()
         step = self._state.completed_steps
         if self._process.group is not None:
             self._process.group.break_(reason)
@@ -300,7 +300,7 @@ class Session:
         kept = "" if self._live is not None else "; the last commit is no longer in memory"
         voice.warn(f"left the generation at step {step}{why}{kept}")
 
-    def _is_outside(self) -> None:
+    def _go_outside(self) -> None:
         """Between two generations: nothing is there to be broken, awaited or compared."""
         self._agent.on_break = _nothing_to_break
         self._comparison = None

@@ -30,6 +30,7 @@ class LetIn(Checker):
 
     def _refused(self, session: str, message: Refused) -> None:
         self._answers.pop(session, None)
+        self._found_full.pop(session, None)
         node = session.split("#")[0]
         if self.world.is_calm and message.refusal is Refusal.COOLING_DOWN:
             self._answers[session] = message, self._holder_of(node)

@@ -23,18 +23,14 @@ class CoolDown(Checker):
 
     def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
         """A process takes its node's seat again, or, the seat being taken away for it, another node's."""
-        for old, granted in self.world.witness.granted:
-            if granted is record and old is not None:
-                self._must_be_free(old, record)
-        for old in self.world.witness.retired:
-            if isinstance(record, SeatGranted) and old.slot == record.slot:
+        witness = self.world.witness
+        before = [old for old, granted in witness.granted if granted is record and old is not None]
+        before += [old for old in witness.retired if isinstance(record, SeatGranted) and old.slot == record.slot]
+        for old in before:
+            if old.session or not witness.is_late(event, record):  # else it is the one that the seat was kept for
                 self._must_be_free(old, record)
 
     def _must_be_free(self, old: Holder, record: SeatGranted | SpareAdmitted) -> None:
-        if not old.session:  # made anew without a word of its holder
-            lost = self.world.witness.lost_journals[self.world.witness.job].holders.get(record.node)
-            if lost is not None and (lost.session, lost.incarnation) == (record.session, record.incarnation):
-                return  # who has come
         quiet_s = self.world.host.clock - old.quiet_since
         if not old.has_left and quiet_s < self.world.policy.cool_down_s - EPSILON_S:
             self.violated(f"{record}, {quiet_s:.3f} s after {old} was last heard")

@@ -38,18 +38,12 @@ class Incarnations(Checker):
         self.world.when_noticed[Seated].append(self._seated)
 
     def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
-        if record.incarnation <= self._highest.get(record.node, 0) and not self._is_late(record):
+        is_late = self.world.witness.is_late(event, record)
+        if record.incarnation <= self._highest.get(record.node, 0) and not is_late:
             self.violated(f"{record} after incarnation {self._highest[record.node]}")
         self._highest[record.node] = record.incarnation
-        if self._is_late(record):  # what came after it was lost with the journal
+        if is_late:  # what came after it was lost with the journal
             self._told = {key: told for key, told in self._told.items() if key[1] != record.node}
-
-    def _is_late(self, record: SeatGranted | SpareAdmitted) -> bool:
-        """Whether it is what the node held in a journal that was lost, and nobody had spoken for at first."""
-        witness = self.world.witness
-        lost = witness.lost_journals.get(witness.job)
-        before = None if lost is None else lost.holders.get(record.node)
-        return before is not None and (before.session, before.incarnation) == (record.session, record.incarnation)
 
     def _durable(self, record: SeatGranted | SpareAdmitted) -> None:
         self._durable_highest[record.node] = record.incarnation

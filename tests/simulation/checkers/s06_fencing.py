@@ -28,15 +28,6 @@ class Fencing(Checker):
             return message.incarnation > 0 and (holder is None or holder.session != message.session)
         return True
 
-    def _is_late(self, message: FromWorker, ready: Ready) -> bool:
-        """Of a job whose journal was lost: nobody had spoken for it, so it is taken in as what it says it was."""
-        if not isinstance(message, Register) or message.job not in self.world.witness.lost_journals:
-            return False
-        admitted = [record for record in ready.records if isinstance(record, SeatGranted | SpareAdmitted)]
-        return [(one.node, one.session, one.incarnation) for one in admitted] == [
-            (message.node, message.session, message.incarnation)
-        ]
-
     def _snapshot(self) -> tuple[dict[str, Presence | None], str]:
         core = self.world.host.core
         assert core is not None
@@ -53,7 +44,8 @@ class Fencing(Checker):
         before, self._before_it = self._before_it, None
         if any(isinstance(record, JobRebuilt) for record in ready.records):
             return  # it was the last that was awaited of those who make a lost journal anew, which is S15's to judge
-        if self._is_late(event.message, ready):
+        admitted = [record for record in ready.records if isinstance(record, SeatGranted | SpareAdmitted)]
+        if admitted and all(self.world.witness.is_late(event, record) for record in admitted):
             return
         if ready.records:
             self.violated(f"{event} of a process without a seat made {ready.records}")

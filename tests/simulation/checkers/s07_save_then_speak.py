@@ -13,7 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SlotGiven, SpareAdmitted
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SlotGiven, SpareAdmitted, TermStarted
 from tests.simulation.checkers.base import Checker
 
 
@@ -33,6 +33,9 @@ class SaveThenSpeak(Checker):
         self.world.when_durable[SlotGiven].append(self._given)
         self.world.when_durable[GenerationCommitted].append(self._committed)
         self.world.when_durable[JobRebuilt].append(self._rebuilt)
+        self._terms: set[int] = set()  # of this life of the scheduler, on disk
+        self.world.watch_loaded.append(lambda core: self._terms.clear())
+        self.world.when_durable[TermStarted].append(lambda record: self._terms.add(record.term))
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
             self.world.when_said[kind].append(self._said)
 
@@ -49,6 +52,7 @@ class SaveThenSpeak(Checker):
         self._generations[record.generation] = record
 
     def _rebuilt(self, record: JobRebuilt) -> None:
+        self._terms.add(record.term)
         for seat in record.seats:
             self._seated(seat)
         self._committed(record.generation)
@@ -67,8 +71,8 @@ class SaveThenSpeak(Checker):
                     and (disk.term, disk.job) == (message.term, message.job)
                     and message.finished in (None, disk.final)
                 )
-            case Pending():  # less only where the journal was made anew, in the same breath
-                return message.term <= disk.term
+            case Pending():  # not the last only where the journal was made anew in the same breath
+                return message.term in self._terms
             case RoundOpened():
                 # A member of the last generation needs not be told its place.
                 members = () if disk.generation is None else disk.generation.slots

@@ -51,6 +51,8 @@ class OtherJobs(Checker):
         if lost is None or not known:
             self.violated(f"{record}: no journal of this job ever held that")
         truth = known[0]
+        if record.final not in (None, lost.final):
+            self.violated(f"{record}: the lost journal said that {lost.final} is final")
         if generation.members:
             self._compare_members(record, truth)
         if any(worker.agent.job == record.job and worker.agent.term > record.term for worker in self.world.workers):

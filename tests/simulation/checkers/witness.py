@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from runtime.core.messages import FromWorker, Join, Leave, PeerGone, Register
+from runtime.core.point import Point
 from runtime.core.ready import Ready
 from runtime.core.records import (
     GenerationCommitted,
@@ -79,6 +80,7 @@ class LostJournal:
 
     holders: Mapping[str, Holder]  # by node
     generations: list[GenerationCommitted]
+    final: Point | None
 
 
 _fields_of = attrgetter(*Holder.__slots__)  # type: ignore[attr-defined]
@@ -124,7 +126,7 @@ class Witness:
     def lose_journal(self) -> None:
         """The journal is deleted; what it held is remembered."""
         holders = self._before if self._unsynced else self.holders
-        self.lost_journals[self.job] = LostJournal(holders, self.line.committed)
+        self.lost_journals[self.job] = LostJournal(holders, self.line.committed, self.disk.final)
         self.begin_job()
 
     def rebuilt(self, record: JobRebuilt) -> None:
@@ -140,6 +142,14 @@ class Witness:
             self.holders[seat.node] = holder
         lost = self.lost_journals.get(record.job)
         self.line.rebuilt(record, [] if lost is None else lost.generations)
+
+    def is_late(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> bool:
+        """Whether a process of a job whose journal was lost, for whom nobody had spoken, keeps what it was."""
+        if not isinstance(event, Received) or not isinstance(event.message, Register):
+            return False
+        said = event.message
+        held = said.job in self.lost_journals and said.incarnation > 0
+        return held and (said.node, said.session, said.incarnation) == (record.node, record.session, record.incarnation)
 
     def _hears(self, event: Received) -> None:
         self.speaker = self._speaker_of(event.message)
