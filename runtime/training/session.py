@@ -329,6 +329,7 @@ class Session:
                 comparison()
             except LayoutError:
                 self._state.forget()  # whichever rank's is wrong: none may become the job's last commit
+                self._points.wait_for_all()  # else the first to die of it is a lost peer to who has not compared yet
                 raise
 
     def _log_steps(self, place: GenerationStarted) -> None:

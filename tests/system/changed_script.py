@@ -9,9 +9,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import runtime
+from runtime.errors import LayoutError
 
 PAUSE = 3  # after so many steps all wait for a loss, so that every survivor goes on from its own memory
 CHANGED = 0  # the rank that does it
+FIRST = 2  # the rank that finds out long before the others look
 
 runtime.init()
 model = DistributedDataParallel(torch.nn.Linear(4, 2))
@@ -40,9 +42,16 @@ def train(state: runtime.elastic.TorchState) -> None:
             time.sleep(0.01)
         optimizer.zero_grad()
         model(torch.ones(4)).sum().backward()
+        if begun_at > 0 and runtime.get_rank() != FIRST:
+            time.sleep(1.0)
+        print(f"looks at {time.monotonic()}", flush=True)
         optimizer.step()
         print(f"stepped {state.completed_steps}", flush=True)
         state.commit()
 
 
-train(state)
+try:
+    train(state)
+except LayoutError:
+    print(f"dies at {time.monotonic()}", flush=True)
+    raise

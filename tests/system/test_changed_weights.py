@@ -32,3 +32,6 @@ def test_weights_that_differ_when_a_generation_begins_end_the_job_before_a_step(
         assert after[-1] == begun[0].string, f"a step was taken from weights that differ: {after[-3:]}"
         assert not job.matches(rank, "the last commit, of step .*, is on disk"), "nobody knows whose weights are right"
     job.scheduler.wait(60.0)
+    looked = [float(job.matches(rank, r"^looks at (\S+)")[-1][1]) for rank in job.ranks]
+    died = [float(job.matches(rank, r"^dies at (\S+)")[-1][1]) for rank in job.ranks]
+    assert min(died) > max(looked), "who dies of it first is a lost peer to those who have not compared yet"

@@ -30,7 +30,7 @@ from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.context import Process
-from runtime.training.group import Group
+from runtime.training.group import Group, is_communication_failure
 from runtime.training.sharding.whole import has_pieces, whole
 from runtime.training.snapshot import NamedTensors
 from runtime.training.words import Words
@@ -376,6 +376,14 @@ class StatePoints:
         digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
         gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
         return lambda: transfer.require_equal(gathered(), "the restored state")
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has called this, or the group is broken."""
+        try:
+            transfer.gather(0, self._process.device)
+        except Exception as error:
+            if not is_communication_failure(error):
+                raise
 
     def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
         """One of this rank's points, and the live tensors that it was read into, by name.
