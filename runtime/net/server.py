@@ -10,6 +10,11 @@ connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, s
 heard, too. What is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection,
 and in them the last heartbeat that came over it: what a peer says again is not parsed again.
 
+Numbers of descriptors are used again, and a close is read before or after what was said over the next connection of
+that number. So ``Lost`` may be said of a peer that is back already, and it is asked (``core.scheduler``); of one that
+is gone it is always said. What is left unread of a connection whose peer has come back over another one is dropped: it
+comes under no name of anybody's, and its peer says all that matters again.
+
 A connection that is dead and was not closed is found by its silence (``net.gate``), not by ZeroMQ's own heartbeat from
 here: each timer that ZeroMQ takes back is looked for among those of all connections (``poller_base_t::cancel_timer`` in
 libzmq), which with ten thousand took half a core. Workers and tools, who have one connection each, do use it, and are
@@ -141,6 +146,7 @@ class Server:
             self._poller.register(source, zmq.POLLIN)
         self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
+        self._displaced: list[str] = []  # peers over whose number another one speaks
         self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
         self._listen(addresses, port)
 
@@ -198,7 +204,9 @@ class Server:
             while body.more:  # a message comes whole: its other parts are here
                 body, more = receive(_NOW, copy=False, track=False), more + 1
             descriptor = body.get(_SRCFD)
-            yield self._read(name, body.bytes, more, descriptor, owners)
+            incoming = self._read(name, body, more, descriptor, owners)
+            if incoming is not None:
+                yield incoming
             turn = turns[descriptor] = turns.get(descriptor, 0) + 1
             if turn == PEER_TURNS:
                 break  # the others have had theirs; what is left is here at the next drain
@@ -212,6 +220,9 @@ class Server:
             elif not end.is_counted:
                 yield Rejected(end.address, Rejection.SILENT)
 
+        displaced, self._displaced = self._displaced, []
+        yield from (Lost(peer) for peer in displaced if peer not in self._descriptor_of)
+
     def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[Lost]:
         if not still_used:
             self._peer_of.pop(descriptor, None)
@@ -219,10 +230,14 @@ class Server:
             del self._descriptor_of[peer]
             yield Lost(peer)
 
-    def _read(self, name: bytes, packed: bytes, more: int, descriptor: int, owners: dict[int, list[str]]) -> Incoming:
+    def _read(
+        self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]
+    ) -> Incoming | None:
         peer = self._peer_of.get(descriptor)
         if peer is None or name != peer.name or self._descriptor_of.get(peer.session) != descriptor:
             if not _PEER.fullmatch(name):
+                if _was_renamed(body):
+                    return None
                 return Garbled(
                     "", f"its name is {name[:40]!r}, a session is expected", self._gate.address_of(descriptor)
                 )
@@ -232,6 +247,7 @@ class Server:
         if more:
             address = self._gate.address_of(descriptor)
             return Garbled(peer.session, f"{more + 1} frames where one message is expected", address)
+        packed = body.bytes
         if packed == peer.said:
             assert peer.arrived is not None, "what was said was kept"
             return peer.arrived
@@ -245,7 +261,8 @@ class Server:
         """The peer speaks over this connection for the first time, or again after another one, or late."""
         peer = _Peer(name, name.decode("ascii"))
         if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
-            del self._descriptor_of[before.session]  # a late word had put it there again after its connection closed
+            del self._descriptor_of[before.session]
+            self._displaced.append(before.session)
         self._peer_of[descriptor] = peer
         self._descriptor_of[peer.session] = descriptor
         return peer
@@ -296,6 +313,15 @@ class Server:
         self._socket.close()
         self._context.term()
         self._waker.close()
+
+
+def _was_renamed(body: zmq.Frame) -> bool:
+    """Whether ZeroMQ has taken the connection's name away because its peer speaks over another one."""
+    try:
+        introduced_as = str(body.get("Identity"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return False
+    return _PEER.fullmatch(introduced_as.encode()) is not None
 
 
 def _raise_descriptor_limit() -> int:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,6 +181,47 @@ def test_who_comes_after_a_stranger_under_the_same_descriptor_is_not_closed_with
     assert until(ends.heard, lambda item: item == Lost("session-b"))
     assert ends.server._descriptor_of == ends.server._peer_of == {}
     stranger.close()
+
+
+def test_who_is_gone_is_told_of_also_where_the_next_one_of_its_number_is_heard_first(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speakers = []
+    for name in ("session-a", "session-b"):
+        words = [f"tcp://127.0.0.1:{ends.port}", name, ASKED.hex()]
+        speakers.append(subprocess.Popen([sys.executable, "-c", SPEAKER, *words], stdin=subprocess.PIPE, text=True))
+    first, second = speakers
+    gc.collect()  # else a file that nobody holds any more may give its number away in between
+    assert first.stdin is not None and second.stdin is not None
+    first.stdin.write("go\n")
+    first.stdin.flush()
+    until(ends.heard, lambda item: isinstance(item, Arrived))
+    before = dict(ends.server._descriptor_of)
+    first.communicate("go\n", timeout=PATIENCE_S)
+    monkeypatch.setattr(ends.server._gate, "take", lambda: ([], []))  # the close is not read yet
+    second.stdin.write("go\n")
+    second.stdin.flush()
+    seen = until(ends.heard, lambda item: isinstance(item, Arrived))
+    assert ends.server._descriptor_of == {"session-b": before["session-a"]}, "what this test is about did not happen"
+    assert seen == [Arrived("session-b", StatusQuery(follow=False)), Lost("session-a")]
+    second.communicate("go\n", timeout=PATIENCE_S)
+
+
+def test_what_is_left_of_a_connection_whose_peer_came_back_is_nobodys_fault(ends: Ends) -> None:
+    with dealers(ends.port, [b"session-a"]) as (old,):
+        old.send(ASKED)
+        until(ends.heard, lambda item: isinstance(item, Arrived))
+        for _ in range(3):
+            old.send(ASKED)
+        assert ends.server._socket.poll(PATIENCE_S * 1000)
+        old.close(linger=int(PATIENCE_S * 1000))
+    with dealers(ends.port, [b"session-a"]) as (new,):
+        new.send(messages.SCHEMA.pack(StopJob("the new one")))
+        for _ in range(100):  # ZeroMQ takes note of the new connection before anything of the old one is read
+            ends.server._socket.poll(0)
+            time.sleep(0.005)
+        seen = until(ends.heard, lambda item: item == Arrived("session-a", StopJob("the new one")))
+    assert {type(item) for item in seen} <= {Arrived, Lost}
 
 
 def descriptors() -> set[int]:
