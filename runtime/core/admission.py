@@ -13,7 +13,7 @@ from runtime.core.leases import Leases
 from runtime.core.ledger import NAMED, Ledger
 from runtime.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Refused, Register
 from runtime.core.ready import Level
-from runtime.core.rebuild import is_placeholder
+from runtime.core.rebuild import highest_unheard_incarnation, is_placeholder
 from runtime.core.records import SeatGranted, SeatRetired, SpareAdmitted
 from runtime.core.restore import differing
 from runtime.core.state import Seat
@@ -307,7 +307,7 @@ class Admission:
         ledger = self._ledger
         before = ledger.state.seats.get(message.node)
         if incarnation is None:
-            incarnation = before.incarnation + 1 if before is not None else 1
+            incarnation = self._next_incarnation(before)
         ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
         seat = self._hold(message, before)
         registered = ledger.present() + len(self.pending)
@@ -319,6 +319,11 @@ class Admission:
         ledger.ready.say(text + (f"; waiting for {ledger.names_of(ledger.absent)}" if named else ""))
         return seat
 
+    def _next_incarnation(self, before: Seat | None) -> int:
+        """Above all that the node can have had, also in a journal that was lost."""
+        known = 0 if before is None else before.incarnation
+        return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
+
     def _has_room_for_spare(self) -> bool:
         return len(self._ledger.state.spares) < self._ledger.policy.spare_num
 
@@ -326,7 +331,7 @@ class Admission:
         ledger = self._ledger
         before = ledger.state.seats.get(message.node)
         if incarnation is None:
-            incarnation = before.incarnation + 1 if before is not None else 1
+            incarnation = self._next_incarnation(before)
         ledger.write(SpareAdmitted(message.node, incarnation, message.session, message.process))
         seat = self._hold(message, before)
         ready = f"{len(ledger.state.spares)} of {ledger.policy.spare_num} (SPARE_NUM)"

@@ -8,7 +8,6 @@ an older job's last process never defines anything (S15).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +19,7 @@ from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
 
 UNKNOWN_INCARNATION = 20
-"""Bits below a term: a seat nobody reported begins above all incarnations its node can have had."""
+"""Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
 UNHEARD_TERMS = 1000
 """Starts of the scheduler that none of those who report need have heard of: a spare, or who reports too late, may."""
 UNHEARD_GENERATIONS = 10
@@ -29,6 +28,11 @@ REPORTS_PER_SLOT = 4
 """More than the members of one job can send; what strangers send beyond is dropped."""
 EVERY_STEP = 2**62
 _TOO_MANY = 2**40  # terms, generations, incarnations: no job has lived so long
+
+
+def highest_unheard_incarnation(term: int) -> int:
+    """What a node may have had in a journal that was lost before this term, without a word of it in the reports."""
+    return (term // UNHEARD_TERMS) << UNKNOWN_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,6 @@ class Rebuild:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._reports: dict[str, Register] = {}  # by session
-        self._sizes: Counter[Agreement] = Counter()  # how many reports say this
-        self._whole: set[Agreement] = set()  # what as many say as there were members
         self._until: float | None = None
         self._is_over = False
 
@@ -71,9 +73,7 @@ class Rebuild:
             return True
         self._begin(message)
         if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.max_world_size:
-            self.forget(message.session)
             self._reports[message.session] = message
-            self._count(message, 1)
         return True
 
     def _begin(self, message: Register) -> None:
@@ -104,20 +104,7 @@ class Rebuild:
 
     def forget(self, session: str) -> None:
         """The session's connection closed: what it said does not count."""
-        message = self._reports.pop(session, None)
-        if message is not None:
-            self._count(message, -1)
-
-    def _count(self, message: Register, change: int) -> None:
-        """Thousands report: each is counted, all are compared once."""
-        said = _what_it_says(message)
-        self._sizes[said] += change
-        if self._sizes[said] >= said.world_size:
-            self._whole.add(said)
-        else:
-            self._whole.discard(said)
-        if not self._sizes[said]:
-            del self._sizes[said]
+        self._reports.pop(session, None)
 
     def shift(self, gap_s: float) -> None:
         """The scheduler stood still: those who report get the time they were promised."""
@@ -125,14 +112,16 @@ class Rebuild:
             self._until = min(self._until + gap_s, self._ledger.now + self._ledger.policy.node_timeout_s)
 
     def judge(self) -> list[Register] | None:
-        """The members whose job is rebuilt, already written; None where it is too early, or never to be."""
+        """The members whose job is rebuilt, already written; None where it is too early, or never to be.
+
+        Ask only after the socket is drained. Who agrees first need not be the last: all members of an earlier
+        generation may be alive, cut off and replaced, and all of them here before the first of their successors.
+        """
         ledger = self._ledger
-        if self._until is None or (ledger.now < self._until and not self._whole):
+        if self._until is None or ledger.now < self._until:
             return None
         groups = _in_agreement(self._reports.values())
-        whole = [one for one, members in groups.items() if len(members) == one.world_size]
-        if not whole and ledger.now < self._until:
-            return None
+        assert not ledger.state.seats, "nobody is seated before the reports are judged"
         self._until, self._is_over = None, True
         most = [one for one, members in groups.items() if _is_majority(one, len(members)) and _rises(members)]
         if len({one.job for one in most}) != 1:

@@ -268,7 +268,6 @@ class SchedulerCore:
         if self._ending.answer(message.session):
             return
         if self._admission.difference(message) is None and self._rebuild.takes(message):
-            self._judge_reports()
             return
         before = self._ledger.state.seats.get(message.node)
         old_incarnation = before.incarnation if before else 0
@@ -427,8 +426,11 @@ class SchedulerCore:
         is_close = witness is None  # a death that is seen when it was known is no news, and says nothing of others
         if reason is not None:
             self._lose(seat, reason)
-        elif is_close and round_ is not None and round_.joined and self._rendezvous.is_urgent():
-            self._corroborate()
+        elif is_close:
+            if not (seat.lost or seat.left):  # an answer shows that it is back: its words may have overtaken the close
+                self._admission.welcome(seat)
+            if round_ is not None and round_.joined and self._rendezvous.is_urgent():
+                self._corroborate()
         self._ending.if_everybody_left()
 
     def _corroborate(self) -> None:
@@ -484,6 +486,8 @@ class SchedulerCore:
                 self._rendezvous.invite(seat)
 
     def _start_deadline(self) -> float | None:
+        if self._rebuild.deadline is not None:
+            return None  # whether this job begins at all is not known before that
         return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
 
     def _lose(self, seat: Seat, reason: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
 from runtime.core.point import Cut, Point
-from runtime.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS
+from runtime.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
 from runtime.core.records import JobRebuilt
 from runtime.core.state import JobState, is_on_line
 from tests.core.house import House, policy, training_house
@@ -36,12 +36,12 @@ def report(
 # ---- everybody agrees
 
 
-def test_a_job_whose_members_all_report_goes_on_at_once_where_it_was() -> None:
+def test_a_job_whose_members_all_report_goes_on_where_it_was() -> None:
     house = empty_house()
-    for slot in range(3):
-        report(house, slot, incarnation=slot + 1)
+    for slot in range(4):
+        report(house, slot, incarnation=7 if slot == 3 else slot + 1)
         assert house.ready.sends == [] and house.core.state.seats == {}
-    report(house, 3, incarnation=7)
+    house.tick(5.0)
     assert [house.last(f"old{slot}", Admitted).slot for slot in range(4)] == [0, 1, 2, 3]
     term = 3 + UNHEARD_TERMS
     assert house.admission("old3") == Admitted("old3", "job-old", term, 3, 7, 4, None)
@@ -60,6 +60,7 @@ def test_what_was_rebuilt_is_durable_and_survives_the_next_crash() -> None:
     house = empty_house(2)
     report(house, 0)
     report(house, 1)
+    house.tick(5.0)
     (record,) = house.records(JobRebuilt)
     assert record.job == "job-old"
     assert JobState.replay(house.journal) == house.core.state
@@ -73,6 +74,7 @@ def test_points_of_the_restored_line_stay_good_and_no_others() -> None:
     house = empty_house(2)
     report(house, 0)
     report(house, 1)
+    house.tick(5.0)
     committed = house.committed()
     assert committed.line == (Cut(2, 40),)
     assert is_on_line(Point(60, 3), committed) and is_on_line(Point(40, 2), committed)
@@ -83,6 +85,7 @@ def test_a_finished_training_stays_finished() -> None:
     house = empty_house(2)
     report(house, 0, final=Point(99, 3))
     report(house, 1)
+    house.tick(5.0)
     assert house.core.state.final == Point(99, 3)
     assert house.answer("old1", Admitted).finished == Point(99, 3)
 
@@ -111,6 +114,62 @@ def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> N
     house.beat("0"), house.beat("1"), house.beat("3")
     house.register("2", session="fresh")
     assert house.admission("fresh").incarnation > 1 << 20, "above all that the old holder can have had"
+
+
+def test_reports_that_lie_in_the_queue_when_the_time_is_over_count() -> None:
+    house = empty_house()
+    report(house, 0)
+    report(house, 1)
+    house.now += 60  # it stood still
+    report(house, 2)
+    assert house.core.state.seats == {}, "three of four agree, and the fourth is here"
+    report(house, 3)
+    house.tick()
+    assert [house.admission(f"old{slot}").slot for slot in range(4)] == [0, 1, 2, 3]
+    assert {seat.session for seat in house.core.state.seats.values()} == {"old0", "old1", "old2", "old3"}
+
+
+def test_who_came_before_the_first_report_does_not_begin_another_job_meanwhile() -> None:
+    """START_GRACE lets fewer than all begin; a job that is about to be rebuilt would be begun over by that."""
+    house = empty_house(min_world_size=2, start_grace_s=2.0)
+    house.register("blue", session="new-blue")
+    house.register("red", session="new-red")
+    for slot in (0, 1, 3):
+        report(house, slot)
+    house.tick(4.0)
+    assert house.core.state.seats == {}
+    house.tick(1.0)
+    assert house.core.state.job == "job-old" and set(house.core.state.seats) == {"0", "1", "2", "3"}
+
+
+def test_who_came_before_reports_that_agree_on_nothing_begins_a_job_after_them() -> None:
+    house = empty_house(min_world_size=2, start_grace_s=2.0)
+    house.register("blue", session="new-blue")
+    house.register("red", session="new-red")
+    report(house, 0)
+    house.tick(4.0)
+    for node in ("blue", "red"):
+        house.register(node, session=f"new-{node}")
+        assert house.refusal(f"new-{node}").retry_after_s == pytest.approx(1.0)
+    house.tick(1.0)
+    assert house.core.state.seats == {}
+    for node in ("blue", "red"):
+        house.register(node, session=f"new-{node}")
+    house.tick(2.0)
+    assert house.core.state.job == "job-new" and set(house.core.state.seats) == {"blue", "red"}
+
+
+def test_all_members_of_a_generation_that_was_replaced_give_way_to_its_successors() -> None:
+    """They were cut off from the scheduler, not from each other, and are here first."""
+    house = empty_house()
+    for slot in range(4):
+        report(house, slot)
+    for slot in range(4):
+        said = standing(slot, generation=4, number=6)
+        house.register(str(slot), session=f"new{slot}", job="job-old", incarnation=2, standing=said)
+    house.tick(5.0)
+    assert house.core.state.generation_number == 4
+    assert {seat.session for seat in house.core.state.seats.values()} == {"new0", "new1", "new2", "new3"}
 
 
 def test_a_member_that_reports_late_gets_its_own_seat() -> None:
@@ -151,9 +210,11 @@ def test_who_waited_for_a_new_job_is_given_no_second_seat_in_the_old_one() -> No
     house.register("new", session="new")
     house.register("other", session="other")
     report(house, 0, world_size=1)
+    house.tick(5.0)
     assert house.core.state.job == "job-old"
     house.register("new", session="new")
-    assert (house.seat("new").slot, house.seat("new").incarnation) == (1, 1)
+    first = 1 + highest_unheard_incarnation(house.core.state.term)
+    assert (house.seat("new").slot, house.seat("new").incarnation) == (1, first), "above what the lost journal said"
     house.register("other", session="other")
     assert house.core.state.by_slot == {0: "0", 1: "new", 2: "other"}
 
@@ -306,6 +367,8 @@ def test_a_pause_of_the_scheduler_does_not_cut_the_reports_short() -> None:
     house.stall(5.1)
     report(house, 2)
     report(house, 3)
+    assert house.core.state.seats == {}
+    house.tick(5.0)
     assert house.core.state.job == "job-old"
 
 
@@ -321,6 +384,7 @@ def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -
         said = Standing(place.term, place.generation, place.round, slot, place.world_size, place.restore, None, slot)
         seat = old.seat(str(slot))
         new.register(seat.node, session=seat.session, job="job-1", incarnation=1, standing=said, process=seat.process)
+    new.tick(5.0)
     assert new.core.state.seats.keys() == old.core.state.seats.keys()
     for node in "01":
         assert new.seat(node).slot == old.seat(node).slot

@@ -465,6 +465,7 @@ def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
         assert house.answer("s10", Refused).refusal is Refusal.ALIVE
     for slot in range(3):
         house.register(str(slot), **report(slot))
+    house.tick(5.0)
     assert house.records(JobRebuilt)
     house.register("10", **late)
     assert house.admission("s10") == Admitted("s10", "job-old", 3 + UNHEARD_TERMS, None, 5, 3, None)
@@ -476,6 +477,7 @@ def test_without_spares_an_unknown_process_of_the_rebuilt_job_is_fenced() -> Non
     house = House(policy(3))
     for slot in range(3):
         house.register(str(slot), **report(slot))
+    house.tick(5.0)
     house.register("10", job="job-old", incarnation=5)
     assert house.answer("s10", Fenced)
 

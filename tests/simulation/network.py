@@ -31,6 +31,7 @@ class Connection:
     number: int
     worker: Worker
     life: int  # of the scheduler
+    opened_at: float
     is_open: bool = True
     last_up: float = 0.0  # when the last message to the scheduler arrives
     last_down: float = 0.0
@@ -62,7 +63,7 @@ class Network:
         if host.core is None or max(self._healed(worker.node)) > now:
             return None
         self._opened += 1
-        connection = Connection(self._opened, worker, host.life)
+        connection = Connection(self._opened, worker, host.life, now)
         self._open[self._opened] = connection
         return connection
 
@@ -73,7 +74,8 @@ class Network:
         connection.is_open = False
         del self._open[connection.number]
         if not unnoticed:
-            self.world.after(self.world.rng.uniform(0.001, 0.015), self.world.host.connection_closed, connection)
+            latest_s = self.world.rng.choice((0.015, 0.015, 0.015, 1.0))  # the worker may be back by then
+            self.world.after(self.world.rng.uniform(0.001, latest_s), self.world.host.connection_closed, connection)
         self.world.after(self.world.rng.uniform(0.001, 0.015), connection.worker.connection_closed, connection)
 
     def cut_off(self, nodes: frozenset[str], lasts_s: float, *, up: bool, down: bool, rng: random.Random) -> None:

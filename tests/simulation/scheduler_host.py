@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_INTERVAL_S = 1.0
 HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
+P_MIXED_UP = 0.3
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
 
@@ -250,7 +251,7 @@ class SchedulerHost:
             connection, event = queue.popleft()
             if isinstance(event, Received):
                 self._hear(connection, event, batch)
-            elif connection is None or not isinstance(event, Closed) or self._is_newest(connection, event.session):
+            elif connection is None or not isinstance(event, Closed) or self._is_told(connection, event.session):
                 self._step(event, batch)
         self._wake_at = core.wake_at()
         if self._wake_at is not None and self._wake_at <= self.now:
@@ -269,9 +270,14 @@ class SchedulerHost:
             world.count("message echoed")
             self._step(event, batch, is_echo=True)
 
-    def _is_newest(self, connection: Connection, session: str) -> bool:
-        """Whether this close is about the connection the session is heard on."""
-        return self._connections.get(session) is connection
+    def _is_told(self, connection: Connection, session: str) -> bool:
+        """Whether this close is of the connection the session is heard on, or is taken for it.
+
+        A server knows its connections by the numbers of their descriptors: one that closes and comes back under its old
+        number is heard before its close is read.
+        """
+        newest = self._connections.get(session)
+        return newest is connection or (newest is not None and self.world.rng.random() < P_MIXED_UP)
 
     def _step(self, event: Event, batch: Batch, *, is_echo: bool = False) -> None:
         assert self.core is not None

@@ -96,6 +96,7 @@ class Worker:
         self.oddity = oddity
         self.is_alive = True
         self.is_paused = False
+        self.resumed_at = 0.0
         self.stage = Stage.STARTING
         self.generation = 0
         self.rank = -1
@@ -117,7 +118,7 @@ class Worker:
         self._waiting_at = 0.0
         self._inbox: deque[AgentEvent] = deque()
         self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self._tick_at: float | None = None
         self.process = process_on(f"host-{rng.randrange(3)}", number)
         policy = AgentPolicy(
@@ -183,8 +184,8 @@ class Worker:
             return
         self.is_alive = False
         self.world.note("worker", self, "is gone", self.stage.value)
-        if self._connection is not None:
-            self.world.network.close(self._connection, unnoticed=unnoticed)
+        if self.connection is not None:
+            self.world.network.close(self.connection, unnoticed=unnoticed)
             if not unnoticed:
                 self.world.host.process_died(self)
         if not unnoticed and self.stage is not Stage.ENDING:  # there it has given up its sign of life
@@ -215,7 +216,7 @@ class Worker:
         """SIGCONT: first what the sockets held, then the main thread."""
         if not self.is_alive or not self.is_paused:
             return
-        self.is_paused = False
+        self.is_paused, self.resumed_at = False, self.world.now
         self.world.note("worker", self, "goes on")
         while self._inbox and self._runs():
             self._agent_step(self._inbox.popleft())
@@ -259,26 +260,26 @@ class Worker:
     # ---- the connection
 
     def _connect(self) -> None:
-        if self._held(self._connect) or self._connection is not None:
+        if self._held(self._connect) or self.connection is not None:
             return
-        self._connection = self.world.network.connect(self)
-        if self._connection is None:
+        self.connection = self.world.network.connect(self)
+        if self.connection is None:
             self.world.after(self.world.rng.uniform(0.1, 0.7), self._connect)
         else:
             self._agent_step(Connected())
 
     def connection_closed(self, connection: Connection) -> None:
         """The worker's end of a connection learns that it is closed."""
-        if self._held(self.connection_closed, connection) or connection is not self._connection:
+        if self._held(self.connection_closed, connection) or connection is not self.connection:
             return
-        self._connection = None
+        self.connection = None
         self._agent_step(Disconnected())
         self.world.after(self.world.rng.uniform(0.01, 0.4), self._connect)
 
     def flap(self) -> None:
         """The connection breaks; the process does not."""
-        if self._connection is not None:
-            self.world.network.close(self._connection)
+        if self.connection is not None:
+            self.world.network.close(self.connection)
 
     def receive(self, message: FromScheduler) -> None:
         """A message arrives."""
@@ -295,9 +296,9 @@ class Worker:
         ready = self.agent.step(event, world.now * self.rate + self._clock_offset)
         for watch in world.watch_agent:
             watch(self)
-        if ready.sends and self._connection is not None:
+        if ready.sends and self.connection is not None:
             for message in ready.sends if self.oddity is Oddity.NONE else map(self._worded, ready.sends):
-                world.network.up(self._connection, message)
+                world.network.up(self.connection, message)
         for notice in ready.notices:
             self._obey(notice)
         if ready.wake_at is not None and self.is_alive:

@@ -55,6 +55,7 @@ class OtherJobs(Checker):
             self.violated(f"{record}: the lost journal said that {lost.final} is final")
         if generation.members:
             self._compare_members(record, truth)
+        self._compare_line(record, lost.generations)
         if any(worker.agent.job == record.job and worker.agent.term > record.term for worker in self.world.workers):
             self.violated(f"{record}: a worker was told a later term")
         heard = sum(bool(seat.session) for seat in record.seats)
@@ -73,6 +74,16 @@ class OtherJobs(Checker):
                 self.violated(f"{record}: slot {slot} was held by {member}")
             if not seat.session and seat.incarnation <= incarnations.get(seat.node, 0):
                 self.violated(f"{record}: {seat.node} was incarnation {incarnations[seat.node]} already")
+
+    def _compare_line(self, record: JobRebuilt, lost: list[GenerationCommitted]) -> None:
+        """What the generation that was heard of had started from belongs to the job, and nothing before that does."""
+        cuts = [cut for cut in record.generation.line if not cut.is_a_loss]
+        heard_of = record.generation.generation
+        if not record.generation.members:
+            heard_of = max(cut.generation for cut in cuts)
+        kept = [cut for one in lost if one.generation == heard_of for cut in one.line]
+        if any(cut not in kept for cut in cuts if cut.generation != heard_of):
+            self.violated(f"{record}: the lost journal kept {kept}")
 
     def _decided(self, event: Event | None, ready: Ready) -> None:
         if any(isinstance(record, JobRebuilt) for record in ready.records):

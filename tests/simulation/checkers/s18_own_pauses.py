@@ -1,6 +1,7 @@
 """S18: a pause of the scheduler alone never loses a node; nobody is lost without a reason that the design allows.
 
-Time in which the scheduler itself stood still, as far as it knew, counts for nobody.
+Time in which the scheduler itself stood still, as far as it knew, counts for nobody. The close of an earlier connection
+costs nobody the seat: who is back says so when it is asked.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from runtime.core.messages import Activity, Heartbeat, Join, Leave, PeerGone
 from runtime.core.records import SeatLost
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
+
+USUAL_S = 0.1  # what a question and its answer take, and much more
 
 
 class OwnPauses(Checker):
@@ -36,6 +39,20 @@ class OwnPauses(Checker):
         now = self.world.host.clock
         return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._stalls if end > since)
 
+    def _stands(self, session: str) -> bool:
+        """Whether its process has been listening, over a connection that carries everything at once, for a while."""
+        mix, now = self.world.mix, self.world.now
+        is_swift = mix.is_ordered and not (mix.p_drop or mix.p_slow) and mix.fsync_s <= USUAL_S
+        worker = next((worker for worker in self.world.workers if worker.session == session), None)
+        if worker is None or worker.is_paused or not is_swift or "partition" in mix.rates_hz:
+            return False
+        connection = worker.connection
+        return (
+            connection is not None
+            and connection.is_open
+            and now - max(connection.opened_at, worker.resumed_at) > USUAL_S
+        )
+
     def _lives(self, session: str) -> bool:
         return any(worker.session == session for worker in self.world.workers)
 
@@ -56,6 +73,8 @@ class OwnPauses(Checker):
             return
         if holder.away_since is not None:
             if self._awake_s(holder.away_since) >= policy.reconnect_grace_s - EPSILON_S:
+                if self._stands(holder.session):
+                    self.violated(f"{record} at {event}: it would have answered; {holder}")
                 return
             if isinstance(event, Closed):
                 return  # a round is open: somebody has noticed a loss

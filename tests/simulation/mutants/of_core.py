@@ -370,6 +370,14 @@ class TakesAnOldDeathForANewOne(SchedulerCore):
             self._closed(seat.session, gone=True, witness=witness)
 
 
+class AsksNobody(SchedulerCore):
+    """A close is believed, whatever may have been heard of the peer since."""
+
+    def _closed(self, session: str, gone: bool, witness: Seat | None = None) -> None:
+        with mock.patch.object(self._admission, "welcome"):
+            super()._closed(session, gone, witness)
+
+
 ROLLBACKS = {"has_own_parts": True, "saves_s": 3.0, "save_every": 1, "keep": 100, "cool_down_s": 0.0}
 LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0, "cool_down_s": 0.0}
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
@@ -381,6 +389,9 @@ ZOMBIES |= {"rates_hz": {"worker stopped": 0.15, "duplicate started": 0.15, "wor
 LATE_DEATHS = {"cool_down_s": 0.0, "chaos_s": 60.0, "target_step": 100}
 LATE_DEATHS |= {"rates_hz": {"worker stopped": 0.3, "worker killed": 0.3}}
 
+LATE_CLOSES = {"is_ordered": True, "p_drop": 0.0, "p_slow": 0.0, "fsync_s": 0.0, "chaos_s": 60.0, "target_step": 100}
+LATE_CLOSES |= {"rates_hz": {"connection broken": 1.0}}
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
     Mutant("generation not persisted", frozenset({"S4", "S7"}), 10, _write_with(_unwritten_generation)),
@@ -390,10 +401,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("incarnation not checked", frozenset({"S6", "S18"}), 100, TakesAnyIncarnation),
     Mutant("incarnation not raised", frozenset({"S5"}), 50, _write_with(_same_incarnation)),
     Mutant("the dead revived", frozenset({"S6", "S17"}), 100, RevivesTheDead),
-    Mutant("zombies not told", frozenset({"L1", "L5"}), 300, TellsNoZombie, changes=ZOMBIES),
+    Mutant("zombies not told", frozenset({"L1", "L3", "L5"}), 300, TellsNoZombie, changes=ZOMBIES),
     Mutant("ranks move", frozenset({"S1", "S2"}), 50, MovesRanks),
     Mutant("round ids reused after a restart", frozenset({"S12"}), 50, CountsRoundsAnew),
-    Mutant("a round's invitation is said once", frozenset({"L1"}), 200, InvitesOnce),
+    Mutant("a round's invitation is said once", frozenset({"L1", "L4"}), 200, InvitesOnce),
     Mutant("joins of lost members kept", frozenset({"S8", "S16", "L1", "crash"}), 100, KeepsJoinsOfTheLost),
     Mutant("old news believed", frozenset({"S17"}), 300, BelievesOldNews, changes=LATE_NEWS),
     Mutant("lease not renewed by a join", frozenset({"S18", "S3"}), 200, DeafToJoins),
@@ -426,5 +437,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
     Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6", "S3", "S18"}), 300, NeverJudgesAgain),
     Mutant("an old death taken for a new one", frozenset({"S18"}), 300, TakesAnOldDeathForANewOne, changes=LATE_DEATHS),
+    Mutant("a late close is believed", frozenset({"S18"}), 100, AsksNobody, changes=LATE_CLOSES),
     Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),
 )

@@ -8,6 +8,8 @@ from runtime.core.messages import Register, RoundId
 from runtime.core.point import Cut
 from runtime.core.rebuild import Agreement, _what_it_says
 from runtime.core.records import JobRebuilt, Record
+from runtime.core.scheduler import SchedulerCore
+from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_core import _write_with
 
@@ -41,6 +43,23 @@ def _on_another_line(record: Record) -> Record:
 WIPES = {"rebuilds": True, "chaos_s": 60.0, "target_step": 100}
 WIPES |= {"rates_hz": {"recovery path wiped": 1 / 10, "worker killed": 1 / 15, "scheduler killed": 1 / 30}}
 
+
+class BeginsMeanwhile(SchedulerCore):
+    """Who came first begins another job while members of an earlier one report."""
+
+    def _start_deadline(self) -> float | None:
+        return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
+
+
+ELASTIC = {
+    **WIPES,
+    "world_size": 3,
+    "min_world_size": 1,
+    "max_world_size": 4,
+    "start_grace_s": 0.0,
+    "naming": Naming.NAMES,
+}
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuild: one member speaks for all",
@@ -51,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rebuild: members of any generation agree",
-        frozenset({"S9", "S15"}),
+        frozenset({"L1", "S9", "S15"}),
         300,
         patches={"runtime.core.rebuild._what_it_says": _agrees_on_the_job_alone},
         changes=WIPES,
@@ -70,5 +89,6 @@ MUTANTS: tuple[Mutant, ...] = (
         _write_with(_with_an_old_term),
         changes=WIPES,
     ),
-    Mutant("rebuild: another line", frozenset({"S10", "S9"}), 300, _write_with(_on_another_line), changes=WIPES),
+    Mutant("rebuild: others begin meanwhile", frozenset({"crash"}), 300, BeginsMeanwhile, changes=ELASTIC),
+    Mutant("rebuild: another line", frozenset({"S15", "S10", "S9"}), 300, _write_with(_on_another_line), changes=WIPES),
 )
