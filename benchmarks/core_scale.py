@@ -247,6 +247,8 @@ def _journal_lost(workers: int) -> Crowd:
     crowd = _trained(workers)
     crowd.load(JobState(), "another job, until it is known which this was")
     crowd.register(range(workers), standing=True)
+    crowd.now = crowd.core.wake_at() or crowd.now  # all reports are heard before they are judged
+    crowd.step(Tick())
     crowd.say(range(workers), Activity.TRAINING, 1)
     return crowd
 
