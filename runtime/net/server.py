@@ -131,6 +131,7 @@ class Server:
             zmq.LINGER: 1000,
             zmq.IPV6: 1,
             zmq.ROUTER_HANDOVER: 1,
+            zmq.ROUTER_MANDATORY: 1,  # else nobody says that a peer is gone
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RCVHWM: MAX_INCOMING_QUEUE,
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
@@ -286,14 +287,19 @@ class Server:
         """Where the peer's connection comes from: an IP address."""
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
-    def send(self, peer: str, message: object) -> None:
-        """Send, or drop where the peer is gone: it is told again when it comes back."""
+    def send(self, peer: str, message: object) -> bool:
+        """Send, or drop where the peer is gone: it is told again when it comes back. Returns whether it is there."""
         packed = self._pack(message)
         try:
             self._socket.send(peer.encode("ascii"), _MORE)
             self._socket.send(packed, _NOW, copy=not isinstance(packed, zmq.Frame))
         except zmq.Again:
-            return  # its queue is full: a peer that does not read is mended by its next heartbeat, or lost
+            return True  # its queue is full: a peer that does not read is mended by its next heartbeat, or lost
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
 
     def _pack(self, message: object) -> bytes | zmq.Frame:
         kind = type(message)

@@ -70,10 +70,11 @@ class Followers:
         if follow and len(self._following) < MAX_FOLLOWERS:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
-    def forget(self, peer: str) -> None:
-        """The peer's connection is closed."""
-        self._following.pop(peer, None)
-        self._asking.pop(peer, None)
+    def look_for(self, server: Server, peer: str) -> None:
+        """A connection of the peer's is closed; it may be back over another one, and have asked over that."""
+        told = self._following.get(peer)
+        if told is not None and not server.send(peer, told.snapshot):
+            del self._following[peer]
 
     def pause_s(self, now: float) -> float | None:
         """How long the scheduler may sleep for their sake; None where nobody follows."""
@@ -94,10 +95,11 @@ class Followers:
     def _push(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
         now, latest = clock.now_s(), None
         self._is_owed = changed and self._pushed.serves_for_s(now) > 0
-        for peer, told in self._following.items():
+        for peer, told in list(self._following.items()):
             if not changed and now - told.at < FOLLOW_INTERVAL_S:
                 continue
             latest = latest or self._pushed.latest(core)
-            if latest != told.snapshot:
-                server.send(peer, latest)
-            self._following[peer] = _Told(latest, now)
+            if latest == told.snapshot or server.send(peer, latest):
+                self._following[peer] = _Told(latest, now)
+            else:
+                del self._following[peer]

@@ -33,7 +33,7 @@ from runtime.service.strangers import Strangers, implausible
 class Line(Protocol):
     """The part of a server that is needed here."""
 
-    def send(self, peer: str, message: object) -> None:
+    def send(self, peer: str, message: object) -> object:
         """Send, or drop where the peer is gone."""
 
     def address_of(self, peer: str) -> str:
