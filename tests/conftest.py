@@ -1,15 +1,17 @@
-"""What every test may use; nothing here starts a process or opens a socket."""
+"""What every test may use; nothing here starts a process or opens a socket before it is asked for."""
 
 from __future__ import annotations
 
 import faulthandler
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.system.processes import WarmStarter
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -18,6 +20,14 @@ _FAILED = pytest.StashKey[bool]()
 def repository() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmStarter]:
+    """Starts scripts in processes that need not import torch."""
+    starter = WarmStarter()
+    yield starter
+    starter.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,13 +15,6 @@ from tests.system.scripted import ScriptJob
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmStarter]:
-    starter = WarmStarter()
-    yield starter
-    starter.close()
-
-
-@pytest.fixture(scope="session")
 def cold() -> ColdStarter:
     return ColdStarter()
 

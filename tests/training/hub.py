@@ -13,8 +13,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import GenerationEndedError
+from tests.system.processes import Command, Running, Starter, environment_of_tests
 
 WAIT_S = 60.0  # generous: a machine under load must not fail a test, a hang must
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _send(connection: socket.socket, lock: threading.Lock, message: dict[str, Any]) -> None:
@@ -126,7 +124,7 @@ class Rank:
     """One started process."""
 
     node: int
-    process: subprocess.Popen[bytes]
+    process: Running
     connection: socket.socket | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -134,7 +132,8 @@ class Rank:
 class Hub:
     """Starts rank processes running ``script`` and exchanges their messages."""
 
-    def __init__(self, script: Path, log_folder: Path) -> None:
+    def __init__(self, script: Path, log_folder: Path, starter: Starter) -> None:
+        self._starter = starter
         self._script = script
         self._logs = log_folder
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -148,12 +147,11 @@ class Hub:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def start(self, node: int, scenario: str, **arguments: Any) -> Rank:
-        command = [sys.executable, str(self._script), str(self._listener.getsockname()[1]), str(node), scenario]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with (self._logs / f"node_{node}.log").open("ab") as log:
-            process = subprocess.Popen([*command, json.dumps(arguments)], env=environment, stdout=log, stderr=log)
-        with self._lock:
-            rank = self._ranks[node] = Rank(node, process)
+        args = (str(self._listener.getsockname()[1]), str(node), scenario, json.dumps(arguments))
+        environment = environment_of_tests() | {"OMP_NUM_THREADS": "1"}
+        command = Command(self._script, args, environment, self._logs, self._logs / f"node_{node}.log")
+        with self._lock:  # who says hello is known by then
+            rank = self._ranks[node] = Rank(node, self._starter.start(command))
         return rank
 
     def _accept(self) -> None:
@@ -168,7 +166,8 @@ class Hub:
             for line in connection.makefile("rb"):
                 message = json.loads(line)
                 if message["event"] == "hello":
-                    self._ranks[message["node"]].connection = connection
+                    with self._lock:
+                        self._ranks[message["node"]].connection = connection
                 if message["event"] == "blob":
                     self._collect(message)
                 else:
@@ -215,7 +214,7 @@ class Hub:
 
     def kill(self, node: int, number: signal.Signals = signal.SIGKILL) -> None:
         process = self._ranks[node].process
-        process.send_signal(number)
+        process.signal(number)
         if number == signal.SIGKILL:
             process.wait(WAIT_S)  # its sockets are closed only when it is gone
 
@@ -248,17 +247,17 @@ class Hub:
 
     def close(self) -> None:
         for rank in self._ranks.values():
-            rank.process.kill()
+            rank.process.signal(signal.SIGKILL)
         for rank in self._ranks.values():
-            rank.process.wait()
+            rank.process.wait(WAIT_S)
             if rank.connection is not None:
                 rank.connection.close()
         self._listener.close()
 
 
 @contextlib.contextmanager
-def hub(script: Path, log_folder: Path) -> Iterator[Hub]:
-    one = Hub(script, log_folder)
+def hub(script: Path, log_folder: Path, starter: Starter) -> Iterator[Hub]:
+    one = Hub(script, log_folder, starter)
     try:
         yield one
     finally:

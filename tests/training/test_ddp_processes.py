@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.system.processes import Starter, WarmStarter
 from tests.training.ddp_ranks import VARIANTS
 from tests.training.hub import hub
 
@@ -21,10 +22,10 @@ Shas = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shas]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter) -> Iterator[Shas]:
     """The final weights of each variant under torch alone."""
     folder = tmp_path_factory.mktemp("stock")
-    with hub(SCRIPT, folder) as ranks:
+    with hub(SCRIPT, folder, warm) as ranks:
         for rank in RANKS:
             ranks.start(rank, "stock", folder=str(folder), rank=rank, world_size=len(RANKS), steps=STEPS, names=NAMES)
         finals = ranks.await_events("final", RANKS)
@@ -38,10 +39,10 @@ def _same(finals: list[dict[str, Any]]) -> Shas:
     return shas
 
 
-def recovered(folder: Path, **arguments: Any) -> Shas:
+def recovered(folder: Path, starter: Starter, **arguments: Any) -> Shas:
     """The final weights where rank 2 is killed while it trains on after its restore point, and replaced."""
     arguments = {"folder": str(folder), "steps": STEPS, "names": NAMES, "inside": False, "forget": False, **arguments}
-    with hub(SCRIPT, folder) as ranks:
+    with hub(SCRIPT, folder, starter) as ranks:
         for rank in RANKS:
             ranks.start(rank, "riding", **arguments)
         ranks.await_events("hello", RANKS)
@@ -59,8 +60,8 @@ def recovered(folder: Path, **arguments: Any) -> Shas:
     return _same(finals)
 
 
-def test_a_killed_rank_changes_no_bit(undisturbed: Shas, tmp_path: Path) -> None:
-    assert recovered(tmp_path, saved_at=4) == undisturbed
+def test_a_killed_rank_changes_no_bit(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
+    assert recovered(tmp_path, warm, saved_at=4) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,12 @@ def test_a_killed_rank_changes_no_bit(undisturbed: Shas, tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_nor_does_it_elsewhere(undisturbed: Shas, tmp_path: Path, arguments: dict[str, Any]) -> None:
-    assert recovered(tmp_path, names=["plain"], **arguments) == {"plain": undisturbed["plain"]}
+def test_nor_does_it_elsewhere(undisturbed: Shas, tmp_path: Path, warm: WarmStarter, arguments: dict[str, Any]) -> None:
+    assert recovered(tmp_path, warm, names=["plain"], **arguments) == {"plain": undisturbed["plain"]}
 
 
-def test_a_lost_layout_would_change_bits(undisturbed: Shas, tmp_path: Path) -> None:
+def test_a_lost_layout_would_change_bits(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
     """The broken build that the tests above must catch: every rank agrees with every other, on other weights."""
-    shas = recovered(tmp_path, saved_at=4, names=["plain", "unused"], forget=True)
+    shas = recovered(tmp_path, warm, saved_at=4, names=["plain", "unused"], forget=True)
     assert shas["plain"] != undisturbed["plain"]
     assert shas["unused"] == undisturbed["unused"]  # it never changes its layout

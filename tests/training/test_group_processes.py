@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.processes import WarmStarter
 from tests.training.hub import Hub, hub
 
 SCRIPT = Path(__file__).with_name("group_ranks.py")
@@ -16,8 +17,8 @@ REPEATS = int(os.environ.get("KILL_REPEATS", "1"))  # raise it for a campaign
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Hub]:
-    with hub(SCRIPT, tmp_path) as one:
+def ranks(tmp_path: Path, warm: WarmStarter) -> Iterator[Hub]:
+    with hub(SCRIPT, tmp_path, warm) as one:
         yield one
 
 
