@@ -58,6 +58,7 @@ class Followers:
         self._asking: dict[str, None] = {}  # by peer, in order
         self._whole = _Snapshot(whole=True)
         self._pushed = _Snapshot(whole=False)
+        self._doubted: dict[str, float] = {}  # who follows and may be gone, and when to look
         self._is_owed = False  # a change was not pushed, because snapshots had had their share
 
     def __len__(self) -> int:
@@ -70,11 +71,19 @@ class Followers:
         if follow and len(self._following) < MAX_FOLLOWERS:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
-    def look_for(self, server: Server, peer: str) -> None:
+    def doubt(self, peer: str) -> None:
         """A connection of the peer's is closed; it may be back over another one, and have asked over that."""
-        told = self._following.get(peer)
-        if told is not None and not server.send(peer, told.snapshot):
-            del self._following[peer]
+        if peer in self._following:
+            self._doubted[peer] = clock.now_s() + FOLLOW_INTERVAL_S
+
+    def look_for_doubted(self, server: Server) -> None:
+        """Forget who cannot be reached, once ZeroMQ has had its time to notice."""
+        now = clock.now_s()
+        for peer in [peer for peer, due_at in self._doubted.items() if due_at <= now]:
+            del self._doubted[peer]
+            told = self._following.get(peer)
+            if told is not None and not server.send(peer, told.snapshot):
+                del self._following[peer]
 
     def pause_s(self, now: float) -> float | None:
         """How long the scheduler may sleep for their sake; None where nobody follows."""
@@ -84,6 +93,7 @@ class Followers:
 
     def tell(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
         """Answer who asked; push to who follows and does not know yet."""
+        self.look_for_doubted(server)
         if self._asking:
             asking, self._asking = self._asking, {}
             answer = self._whole.latest(core)

@@ -226,7 +226,7 @@ class SchedulerService:
     def _event_of(self, server: Server, core: SchedulerCore, reception: Reception, incoming: Incoming) -> Event | None:
         match incoming:
             case Lost(peer):
-                self._followers.look_for(server, peer)
+                self._followers.doubt(peer)
                 return Closed(peer, gone=self._is_gone(server, core, peer))
             case _:
                 return reception.event_of(incoming)

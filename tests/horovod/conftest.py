@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.system.conftest import new_job, warm, watched
+from tests.system.conftest import new_job, watched
 
-__all__ = ["new_job", "warm", "watched"]
+__all__ = ["new_job", "watched"]

@@ -224,8 +224,9 @@ def test_peers_that_come_and_go_leave_nothing(attacked: Attacked) -> None:
     sessions = {agent.session for agent in attacked.agents}
     attacked.wait(lambda: set(attacked.server._descriptor_of) == sessions)
     assert {peer.session for peer in attacked.server._peer_of.values()} == sessions
-    assert attacked.house.service is not None
-    assert len(attacked.house.service._followers) == 0
+    service = attacked.house.service
+    assert service is not None
+    attacked.wait(lambda: len(service._followers) == 0)
     attacked.finish()
 
 
