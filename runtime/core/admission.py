@@ -253,8 +253,11 @@ class Admission:
         if lost is None:
             names = ", ".join(f"{seat.node} ({seat.process})" for seat in holders[:4])
             more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
-            retry = self._ledger.policy.node_timeout_s
-            self._refuse(message, Refusal.FULL, f"no seat for worker {message.node}: held by {names}{more}", retry)
+            policy, limit = self._ledger.policy, ""
+            if policy.is_elastic and not self._world.has_resets_left():
+                limit = f"; the world has begun anew {policy.reset_limit} times (RESET_LIMIT) and takes in nobody more"
+            text = f"no seat for worker {message.node}: held by {names}{more}{limit}"
+            self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
             return None
         text = f"slot {slot} of worker {lost.node}, lost ({lost.reason}), is free again in {wait_s:.1f} s"
         self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))

@@ -384,7 +384,7 @@ class AgentCore:
                 if self._is_of_my_job(message) and message.generation == self.generation:
                     self._ready.notices.append(Mapped(message.generation, message.blobs))
             case CommittedPoint():
-                if self._is_of_my_job(message):
+                if self._is_of_my_job(message) and message.generation >= self.generation:
                     self._ready.notices.append(CommittedByAll(message.point))
             case Finished():
                 if self.seated and message.job == self.job:  # true in whatever term it was said

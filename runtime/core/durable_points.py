@@ -55,7 +55,7 @@ class DurablePoints:
 
     def _tell(self, seat: Seat, point: Point) -> None:
         state = self._ledger.state
-        self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, point))
+        self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 
     def _count_for(self, committed: GenerationCommitted) -> None:
         """Count anew where the members have changed: what those who stay have reported stays true."""

@@ -338,6 +338,7 @@ class CommittedPoint:
 
     job: str
     term: int
+    generation: int  # the last when it was said: the next one's line may have left the point behind
     point: Point
 
 

@@ -114,7 +114,7 @@ _ANOTHER_JOB = (  # of a path that was wiped: its first term, and this worker's 
     RoundOpened("job-0", 1, 1, RoundId(1, 2), "because", "", Place(1, 1, 4)),
     replace(started(2, number=1), job="job-0"),
     AddressMap("job-0", 1, 1, (b"a", b"b")),
-    CommittedPoint("job-0", 1, Point(10, 1)),
+    CommittedPoint("job-0", 1, 1, Point(10, 1)),
     Finished("job-0", 1, Point(60, 1)),
     Fenced("job-0", "mine", 1, "the seat is held by another"),
     EndJob("job-0", 1, EndKind.STOPPED, "somebody asked"),

@@ -163,10 +163,17 @@ def test_an_agent_without_points_says_nothing_of_them() -> None:
 
 def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -> None:
     desk = training()
-    desk.hear(CommittedPoint("job-1", 1, Point(10, 1)))
+    desk.hear(CommittedPoint("job-1", 1, 1, Point(10, 1)))
     assert desk.told(CommittedByAll) == [CommittedByAll(Point(10, 1))]
     desk.step(Disconnected())
     desk.step(Reconnected())
     desk.admitted(term=3)
-    desk.hear(CommittedPoint("job-1", 2, Point(20, 1)))
+    desk.hear(CommittedPoint("job-1", 2, 1, Point(20, 1)))
+    assert not desk.told(CommittedByAll)
+
+
+def test_a_process_believes_nothing_that_was_said_to_an_earlier_generation() -> None:
+    """The present one may have left that point behind, and started from an older one that would be deleted."""
+    desk = training()
+    desk.hear(CommittedPoint("job-1", 1, 0, Point(30, 0)))
     assert not desk.told(CommittedByAll)

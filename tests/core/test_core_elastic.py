@@ -662,6 +662,7 @@ def test_no_world_grows_where_no_generation_may_begin() -> None:
     house.train(n0=[(1, 1)])
     house.register("2")
     assert house.refusal("s2").refusal is Refusal.FULL
+    assert house.refusal("s2").text.endswith("begun anew 1 times (RESET_LIMIT) and takes in nobody more")
 
 
 # ---- a lost journal

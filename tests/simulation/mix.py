@@ -79,9 +79,11 @@ class Mix:
     clock_spread: float  # how far the workers' clocks are off, as a part of one
     sweep_s: float  # how often the operator looks
     rates_hz: dict[str, float]  # fault → events per second
+    reset_limit: int
     min_world_size: int
     max_world_size: int
     spare_num: int
+    reconnect_grace_s: float
     start_grace_s: float
     shrink_grace_s: float
     has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
@@ -98,7 +100,8 @@ class Mix:
         """A mix for this seed."""
         quiet = rng.random() < 0.4  # connections as good as TCP's: then the processes are what fails
         scale = rng.choice((0.3, 1.0, 1.0, 2.0))
-        chaos_s, step_s = rng.choice((10.0, 25.0, 25.0, 60.0, 110.0)) * rng.uniform(0.7, 1.3), rng.choice((0.3, 1.0))
+        chaos_s = rng.choice((10.0, 10.0, 25.0, 25.0, 25.0, 60.0, 110.0)) * rng.uniform(0.7, 1.3)
+        step_s = rng.choice((0.3, 1.0))
         clock_spread = rng.choice((0.0, 0.0, 1e-4, 0.05, 0.3))
         world_size, is_elastic = rng.choice((1, 2, 2, 3, 3, 3, 4, 5, 8)), rng.random() < 0.4
         return cls(
@@ -106,6 +109,8 @@ class Mix:
             min_world_size=rng.randint(1, world_size) if is_elastic else world_size,
             max_world_size=world_size + rng.choice((0, 0, 1, 2)) if is_elastic else world_size,
             spare_num=rng.choice((0, 0, 1, 2)),
+            reset_limit=rng.choice((0, 0, 0, 0, 3)),
+            reconnect_grace_s=rng.choice((0.0, 0.5, 0.5, 3.0, 30.0)),
             start_grace_s=rng.choice((0.0, 3.0, 20.0)),
             shrink_grace_s=rng.choice((0.0, 2.0, 10.0)),
             has_memory=rng.random() < 0.6,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 HEARTBEAT_INTERVAL_S = 1.0
 HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
 P_MIXED_UP = 0.3
+P_CUT_SHORT = 0.3
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
 
@@ -244,20 +245,35 @@ class SchedulerHost:
     # ---- the loop
 
     def _drain(self) -> None:
-        """Everything that is queued, then the deadlines, then disk, then network."""
+        """What is queued, then the deadlines, then disk, then network."""
         batch, queue, core = Batch(), self._queue, self.core
         assert core is not None
-        while queue:
+        for _ in range(self._turns()):
             connection, event = queue.popleft()
             if isinstance(event, Received):
                 self._hear(connection, event, batch)
             elif connection is None or not isinstance(event, Closed) or self._is_told(connection, event.session):
                 self._step(event, batch)
         self._wake_at = core.wake_at()
-        if self._wake_at is not None and self._wake_at <= self.now:
+        if queue or (self._wake_at is not None and self._wake_at <= self.now):
             self._step(Tick(), batch)
             self._wake_at = core.wake_at()
+        if queue:
+            self.world.after(CLOCK_STEP_S, self._go_on, self.life)
         self._commit(batch)
+
+    def _turns(self) -> int:
+        """How many events this drain takes: all, or, by a server's bounds, fewer; a pause is known at once."""
+        queued = len(self._queue)
+        if queued < 2 or self.world.rng.random() >= P_CUT_SHORT:
+            return queued
+        told = [index for index, (_, event) in enumerate(self._queue, 1) if isinstance(event, Stalled)]
+        return self.world.rng.randint(max([1, *told]), queued)
+
+    def _go_on(self, life: int) -> None:
+        """The next drain takes what the last one left."""
+        if life == self.life and self.core is not None and self._queue and not self.is_paused and self._batch is None:
+            self._drain()
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
         if connection is not None and connection.life == self.life:  # else a straggler's or a stranger's

@@ -73,7 +73,8 @@ class LetIn(Checker):
             return False
         spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
-        has_slot = len(core.state.by_slot) < policy.max_world_size and core.state.final is None and not names_spare
+        may_grow = core._world.may_grow()
+        has_slot = len(core.state.by_slot) < policy.max_world_size and may_grow and not names_spare
         return len(spares) >= policy.spare_num and not has_slot
 
 

@@ -73,7 +73,7 @@ class OwnPauses(Checker):
             return
         if holder.away_since is not None:
             if self._awake_s(holder.away_since) >= policy.reconnect_grace_s - EPSILON_S:
-                if self._stands(holder.session):
+                if policy.reconnect_grace_s >= USUAL_S and self._stands(holder.session):
                     self.violated(f"{record} at {event}: it would have answered; {holder}")
                 return
             if isinstance(event, Closed):

@@ -41,7 +41,8 @@ class _SpeaksFirst(DurablePoints):
     def take(self, seat: Seat, message: SavedPoints) -> None:
         super().take(seat, message)
         for point in message.points[-1:]:
-            self._ledger.tell(seat.node, CommittedPoint(self._ledger.state.job, self._ledger.state.term, point))
+            state = self._ledger.state
+            self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 
 
 def _newest_stay(

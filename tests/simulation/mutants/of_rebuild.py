@@ -77,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rebuild: incarnations begin anew",
-        frozenset({"S15", "S6", "S5"}),
+        frozenset({"L1", "S5", "S6", "S15"}),
         100,
         _write_with(_with_new_incarnations),
         changes=WIPES,
