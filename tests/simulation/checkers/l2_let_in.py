@@ -34,8 +34,8 @@ class LetIn(Checker):
         node = session.split("#")[0]
         if self.world.is_calm and message.refusal is Refusal.COOLING_DOWN:
             self._answers[session] = message, self._holder_of(node)
-            if self._is_full(node):
-                self._found_full[session] = message
+        if self.world.is_calm and message.refusal in (Refusal.COOLING_DOWN, Refusal.FULL) and self._is_full(node):
+            self._found_full[session] = message
 
     def _told(self, worker: Worker, notice: ToldToWait) -> None:
         answer, basis = self._answers.get(worker.session, (None, None))
@@ -73,8 +73,8 @@ class LetIn(Checker):
             return False
         spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
-        may_grow = core._world.may_grow()
-        has_slot = len(core.state.by_slot) < policy.max_world_size and may_grow and not names_spare
+        is_open = core.state.final is None and core._world.has_resets_left()
+        has_slot = len(core.state.by_slot) < policy.max_world_size and is_open and not names_spare
         return len(spares) >= policy.spare_num and not has_slot
 
 
