@@ -220,7 +220,6 @@ class Server:
                 yield from self._close(left.pop(0), end.descriptor, still_used=bool(left))
             elif not end.is_counted:
                 yield Rejected(end.address, Rejection.SILENT)
-
         displaced, self._displaced = self._displaced, []
         yield from (Lost(peer) for peer in displaced if peer not in self._descriptor_of)
 

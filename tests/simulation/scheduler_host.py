@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_INTERVAL_S = 1.0
 HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
-P_MIXED_UP = 0.3
-P_CUT_SHORT = 0.3
+P_MIXED_UP = 0.3  # how often the close of an older connection is taken for that of the newest
+P_CUT_SHORT = 0.3  # how often a drain that has several events to take leaves some for the next
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
 

@@ -45,9 +45,7 @@ class WorldSize(Checker):
             return
         taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
         for old in self.world.witness.retired:
-            if (
-                not old.session and old.slot in taken
-            ):  # a seat made anew without a word of its holder, who has come under its own name
+            if not old.session and old.slot in taken:  # made anew without a word of its holder, who has come by now
                 continue
             if not (old.is_lost or old.has_left):
                 self.violated(f"slot {old.slot} is taken away from {old}, who holds it")
