@@ -28,6 +28,8 @@ HOLDER_FILE = "lock.holder"
 
 _MAX_HOLDER_FILE_BYTES = 64 * 1024
 _POLL_S = 0.1  # how soon a lock that was let go, without its holder's death, is noticed
+_ENDING_POLL_S = 0.002
+_ENDS_WITHIN_S = 60.0  # a process of more than a terabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class LockHolder:
     def is_on_this_host(self) -> bool:
         """Whether its pid means anything here."""
         return self.host == socket.gethostname()
+
+    def is_ending(self) -> bool:
+        """Whether it was killed or exits on this host, and may not have let go of everything yet."""
+        return self.is_on_this_host() and self.identity.is_ending()
 
     def is_gone(self) -> bool:
         """Whether it is certain that this process has ended; of another host's that is never certain."""
@@ -112,7 +118,7 @@ class DirectoryLock:
         """Take the lock, waiting at most ``wait_s`` for its holder to die or to let go.
 
         Args:
-            wait_s: 0 means one attempt.
+            wait_s: 0 means one attempt; a holder that the kernel is taking down is awaited in any case.
             on_wait: told whom it waits for: once, and again whenever that changes.
 
         Raises:
@@ -122,13 +128,17 @@ class DirectoryLock:
             raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
         durable.make_missing_directory(self.directory)
         deadline_s = time.monotonic() + wait_s
-        said = None
+        said, is_last = None, False
         while not self._try_acquire():
             holder = read_holder(self.directory)
             text = self._held_by(holder)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise LockedError(f"{text}; end that process first, or choose another folder")
+                if is_last or left_s < -_ENDS_WITHIN_S:
+                    raise LockedError(f"{text}; end that process first, or choose another folder")
+                is_last = holder is None or not holder.is_ending()  # it may just have ended: one more attempt
+                time.sleep(0 if is_last else _ENDING_POLL_S)
+                continue
             if on_wait is not None and text != said:
                 on_wait(text)
                 said = text

@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from runtime.store import durable
 
 _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
+_PF_EXITING = 0x4  # linux/sched.h
 _MAX_PID_FILE_BYTES = 4096
 _POLL_S = 0.05
 
@@ -60,6 +62,14 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         """Whether exactly this process still runs; a zombie, or another process under its pid, is not it."""
         return _started_at(self.pid) == self.started_at
+
+    def is_ending(self) -> bool:
+        """Whether it was killed or exits, and the kernel may not have freed yet what it holds.
+
+        Memory goes first, 40 ms a GB, and locks after it. Known on Linux only; elsewhere always false.
+        """
+        stat = _stat_of(self.pid) if _ON_LINUX else None
+        return stat is not None and stat.started_at == self.started_at and stat.is_ending
 
     def wait_for_exit(self, timeout_s: float) -> bool:
         """Block until this process is gone, at most ``timeout_s``; true if it is. Woken by the kernel on Linux."""
@@ -140,13 +150,31 @@ def _started_at(pid: int) -> int | None:
 
 
 def _started_at_from_proc(pid: int) -> int | None:
+    stat = _stat_of(pid)
+    return None if stat is None or stat.is_dead else stat.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    """What is of use here of ``/proc/<pid>/stat``, which tells of a process by its first thread."""
+
+    is_dead: bool
+    is_ending: bool
+    started_at: int
+
+
+def _stat_of(pid: int) -> _Stat | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name, field 2, may itself hold blanks and parentheses: the fields begin after the last ")".
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0].decode() in _DEAD_STATES else int(fields[19])
+    is_dead = fields[0].decode() in _DEAD_STATES
+    flags, threads, started_at, pending = (int(fields[number - 3]) for number in (9, 20, 22, 31))
+    is_killed = bool(pending & 1 << (signal.SIGKILL - 1))
+    # A dead first thread is a zombie until the last one has ended.
+    return _Stat(is_dead, threads > 1 if is_dead else bool(flags & _PF_EXITING) or is_killed, started_at)
 
 
 def _started_at_from_psutil(pid: int) -> int | None:

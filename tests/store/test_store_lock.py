@@ -70,6 +70,19 @@ def test_kill_9_frees_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     lock.release()
 
 
+def test_a_holder_that_was_just_killed_is_awaited(tmp_path: Path, repository: Path) -> None:
+    large = HOLDER.replace("import sys\n", "import sys\nmuch = b'x' * (512 << 20)\n")  # the kernel frees that first
+    with subprocess.Popen(
+        [sys.executable, "-c", large, str(tmp_path)], cwd=repository, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        os.kill(process.pid, signal.SIGKILL)
+        lock = DirectoryLock(tmp_path, "replacement")
+        lock.acquire()
+        lock.release()
+
+
 @pytest.mark.parametrize("how", ["killed", "released"])
 def test_a_replacement_waits_for_the_holder_and_says_for_whom(
     tmp_path: Path, holder: subprocess.Popen[str], how: str

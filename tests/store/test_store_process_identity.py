@@ -45,6 +45,7 @@ def test_a_zombie_counts_as_dead(child: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is left unreaped
     assert Path(f"/proc/{child.pid}").exists()
     assert not identity.is_alive()
+    assert not identity.is_ending()
     assert ProcessIdentity.of(child.pid) is None
 
 
@@ -52,6 +53,17 @@ def test_a_stopped_process_is_alive(child: subprocess.Popen[bytes]) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     assert identity_of(child).is_alive()
+    assert not identity_of(child).is_ending()
+
+
+def test_a_killed_process_is_ending_until_it_has_ended(child: subprocess.Popen[bytes]) -> None:
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    identity = identity_of(child)
+    os.kill(child.pid, signal.SIGKILL)
+    while identity.is_alive():
+        assert identity.is_ending() or not identity.is_alive()
+    assert not identity.is_ending()
 
 
 def test_another_process_under_the_same_pid_is_not_it() -> None:
