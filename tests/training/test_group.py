@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +34,43 @@ def alone() -> Iterator[Group]:
     group = form_alone(CPU)
     yield group
     group.drop()
+
+
+# --- its threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sched(7) is Linux's")
+@pytest.mark.parametrize(
+    ("chosen", "given"), [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE")], ids=["usual", "chosen"]
+)
+def test_its_threads_interrupt_nobody_where_no_policy_was_chosen(chosen: str, given: str) -> None:
+    store, policies = HashStore(), list[int]()
+
+    def connect() -> None:
+        os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
+        before = _gloo_threads()
+        mesh = gloo.connect(store, 0, 1, "127.0.0.1", timedelta(seconds=WAIT_S), timedelta(seconds=WAIT_S))
+        deadline = time.monotonic() + WAIT_S
+        while len(threads := _gloo_threads() - before) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # each gives itself its name: one that reads, and some that reduce
+        policies.extend(os.sched_getscheduler(thread) for thread in (*threads, 0))
+        del mesh
+
+    aside = threading.Thread(target=connect)  # its policy ends with it
+    aside.start()
+    aside.join(WAIT_S)
+    assert len(policies) >= 3
+    assert policies[-1] == getattr(os, chosen)
+    assert set(policies[:-1]) == {getattr(os, given)}
+
+
+def _gloo_threads() -> set[int]:
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # one of another group that just ended
+            if "gloo" in (thread / "comm").read_text():
+                found.add(int(thread.name))
+    return found
 
 
 # --- torch's default group
