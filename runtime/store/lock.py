@@ -29,7 +29,7 @@ HOLDER_FILE = "lock.holder"
 _MAX_HOLDER_FILE_BYTES = 64 * 1024
 _POLL_S = 0.1  # how soon a lock that was let go, without its holder's death, is noticed
 _ENDING_POLL_S = 0.002
-_ENDS_WITHIN_S = 60.0  # a process of more than a terabyte
+_ENDS_WITHIN_S = 10.0  # a process of 200 GB; one that is stuck in the kernel is not awaited for ever
 
 
 @dataclass(frozen=True, slots=True)
