@@ -240,10 +240,10 @@ class SchedulerService:
         if self._on_job is not None and core.state.seats:  # before that it may still become another job's, rebuilt
             on_job, self._on_job = self._on_job, None
             on_job(core.state.job, core.state.name)
-        if this_pass.notes:
-            voice.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
         for send in this_pass.sends:
             server.send(send.session, send.message)
+        if this_pass.notes:
+            voice.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
 
     def _announce(self, core: SchedulerCore) -> None:

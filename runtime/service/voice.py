@@ -18,7 +18,8 @@ def set_up(speaker: str) -> None:
     handler.setFormatter(logging.Formatter(f"%(asctime)s samebits {speaker}: %(message)s", "%Y-%m-%d %H:%M:%S"))
     LOGGER.handlers[:] = [handler]
     LOGGER.propagate = False
-    LOGGER.setLevel(logging.INFO)
+    if LOGGER.level != logging.INFO:  # setting it looks at every logger of the process, and torch has hundreds
+        LOGGER.setLevel(logging.INFO)
 
 
 def say(text: str) -> None:

@@ -17,7 +17,6 @@ import torch
 from runtime.config import Settings
 from runtime.core.messages import GenerationStarted, Place
 from runtime.service.agent import Agent
-from runtime.training import device
 from runtime.training.group import Group
 from runtime.training.launch import address_towards
 
@@ -37,17 +36,18 @@ class ComingGroup:
 
     Args:
         settings: of this worker.
+        device: this process's, on which its model lies whatever place it will have.
         place: the one it will have.
         words: what this process has to say to all members.
     """
 
-    def __init__(self, settings: Settings, place: Place, words: bytes = b"") -> None:
+    def __init__(self, settings: Settings, device: torch.device, place: Place, words: bytes = b"") -> None:
         self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()
         self._generation: Future[int] = Future()
         self.group = Group(
-            device.choose(settings.device, place.slot),
+            device,
             place.rank,
             place.world_size,
             self,
@@ -58,11 +58,6 @@ class ComingGroup:
         for awaited in (self._blob, self._generation):
             self.group.breaker.watch(awaited)
         self._connecting = self.group.begin()
-
-    @property
-    def device(self) -> torch.device:
-        """What the group connects."""
-        return self.group.device
 
     def blob(self) -> bytes:
         """This rank's part of the address map, as soon as it has one.

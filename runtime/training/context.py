@@ -100,7 +100,7 @@ class Process:
             return coming
         if coming is not None:
             coming.group.drop()
-        return ComingGroup(self.settings, place, own_words(self.agent, self.copy_listener))
+        return ComingGroup(self.settings, self.device, place, own_words(self.agent, self.copy_listener))
 
 
 _process: Process | None = None
@@ -152,7 +152,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     alone, coming = _prepare(settings, kind, own_words(agent, listener))
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
-    chosen = device.choose(settings.device, _index(admitted.slot, agent.node))
+    chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
@@ -186,7 +186,7 @@ def _prepare(settings: Settings, kind: str, words: bytes) -> tuple[Group | None,
     cpu = torch.device(kind)
     numerics.describe(cpu)
     place = likely_place(settings)
-    coming = None if place is None else ComingGroup(settings, place, words)
+    coming = None if place is None else ComingGroup(settings, cpu, place, words)
     return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), coming
 
 

@@ -289,7 +289,8 @@ class _GlooLink:
         return group
 
     def cut(self) -> None:
-        gloo.cut(self._endpoints)
+        if self._world_size > 1:
+            gloo.cut(self._endpoints)
 
 
 class _AcceleratorLink:

@@ -254,13 +254,13 @@ class Session:
         process, is_first = self._process, self._is_new
         self._is_new = False
         self._points.place = process.place = place
-        if process.group is not None:
-            process.group.drop()
         self._begin_to_connect(Place(place.slot, place.rank, place.world_size))
         assert self._coming is not None, "a generation's member has a place"
         if not self._agent.is_addressed:  # what it entered with was made for another one
             self._agent.publish(place.generation, self._coming.blob())
-        process.group, self._coming = self._coming.begins(place, self._agent), None
+        before, process.group, self._coming = process.group, self._coming.begins(place, self._agent), None
+        if before is not None:  # the group of this process alone: the next one connects meanwhile
+            before.drop()
         self._watch(process.group)
         formed = process.group.form()
         if not is_first or place.world_size != process.admitted.world_size:

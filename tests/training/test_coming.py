@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 from runtime import config
 from runtime.config import Settings
@@ -14,6 +15,7 @@ from runtime.training import coming
 from runtime.training.coming import ComingGroup, likely_place
 
 WAIT_S = 60.0
+CPU = torch.device("cpu")
 
 
 def settings(**variables: str) -> Settings:
@@ -31,7 +33,7 @@ def connecting_threads() -> list[threading.Thread]:
 
 
 def test_it_has_something_to_say_before_anybody_answers_and_can_be_given_up() -> None:
-    waiting = ComingGroup(settings(NODE_ID="0"), Place(0, 0, 2))
+    waiting = ComingGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
     assert waiting.blob()
     (thread,) = connecting_threads()
     waiting.group.drop()
@@ -51,7 +53,7 @@ class _Agent:
 
 
 def test_it_forms_when_the_generation_is_known() -> None:
-    alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), Place(0, 0, 1))
+    alone = ComingGroup(settings(NODE_ID="0", WORKER_NUM="1"), CPU, Place(0, 0, 1))
     place = GenerationStarted("job-1", 1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "", 0)
     group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
     try:
@@ -65,7 +67,16 @@ def test_it_forms_when_the_generation_is_known() -> None:
 
 def test_an_address_that_is_not_this_hosts_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: nobody's
-    stuck = ComingGroup(settings(NODE_ID="0"), Place(0, 0, 2))
+    stuck = ComingGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
     with pytest.raises(RuntimeError, match=r"192\.0\.2\.1|bind|assign"):
         stuck.blob()
     stuck.group.drop()
+
+
+def test_the_group_is_on_the_device_on_which_the_model_lies_whatever_the_slot() -> None:
+    coming = ComingGroup(settings(NODE_ID="8", WORKER_NUM="8"), torch.device("cuda", 0), Place(3, 3, 8))
+    try:
+        assert coming.group.device == torch.device("cuda", 0)
+        assert coming.blob(), "what it has to say needs no device"
+    finally:
+        coming.group.drop()

@@ -122,17 +122,20 @@ class StatePoints:
 
     def local_folder(self) -> Path:
         """Where what cannot lie in an object store does."""
-        return store.local_folder(self._root(), self._process.settings.recovery_path.resolve())
+        return self._local_folder_for(self._root())
+
+    def _local_folder_for(self, root: store.Location) -> Path:
+        return store.local_folder(root, self._process.settings.recovery_path.resolve())
 
     def _root(self) -> store.Location:
         return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
 
     def _open(self, slot: int) -> RankCheckpoints:
-        process, agent = self._process, self._process.agent
+        process, agent, root = self._process, self._process.agent, self._root()
         return RankCheckpoints(
             self._state.checkpoint_config,
-            self._root(),
-            local_state=self.local_folder(),
+            root,
+            local_state=self._local_folder_for(root),
             job=process.admitted.job,
             job_name=process.job_name,
             slot=slot,
