@@ -34,8 +34,6 @@ from runtime.store.checkpoint.pruning import Pruned, Pruning
 from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in
 from runtime.store.process_identity import ProcessIdentity
 
-NICENESS = 10
-
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -193,16 +191,6 @@ def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def step_back() -> None:
-    """Leave the processors to the training, a tenth of a busy one excepted.
-
-    Where the kernel shares processors out by session (sched(7), autogroup) a nice value counts within a session only,
-    which is why this process shares its trainer's. The other way, a session of its own that is made nice as a whole,
-    was measured to get no time at all beside a trainer that spins on the same core (Linux 6.18): its saves never ended.
-    """
-    os.nice(NICENESS)
-
-
 def main(accompanied_by: Callable[[argparse.Namespace, Location, Tell], Companion] | None = None) -> None:
     """Take this process's place; see :mod:`writer` for who calls it.
 
@@ -218,7 +206,6 @@ def main(accompanied_by: Callable[[argparse.Namespace, Location, Tell], Companio
     given = parser.parse_args()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    step_back()
     with socket.socket(fileno=given.link) as link:
         first = link.recv(MAX_MESSAGE_BYTES)
         if not first:
