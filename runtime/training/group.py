@@ -178,6 +178,14 @@ class Group:
         if self._breaker.throw(reason) and link is not None:
             link.cut()
 
+    def step_aside(self) -> None:
+        """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
+
+        For a group without subgroups: those would lose their names.
+        """
+        if self._pg is not None:
+            _uninstall(self._pg)
+
     def drop(self) -> None:
         """Take the group out of torch, so that the next one can be formed at once; freeing it happens elsewhere.
 

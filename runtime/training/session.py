@@ -260,9 +260,13 @@ class Session:
             self._agent.publish(place.generation, self._coming.blob())
         before, process.group, self._coming = process.group, self._coming.begins(place, self._agent), None
         if before is not None:  # the group of this process alone: the next one connects meanwhile
-            before.drop()
+            before.step_aside()
         self._watch(process.group)
-        formed = process.group.form()
+        try:
+            formed = process.group.form()
+        finally:
+            if before is not None:
+                before.drop()
         if not is_first or place.world_size != process.admitted.world_size:
             self._state.on_reset()
         self._restore(place, formed)
