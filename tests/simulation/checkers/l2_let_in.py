@@ -70,7 +70,11 @@ class LetIn(Checker):
         core, policy = self.world.host.core, self.world.policy
         assert core is not None
         if policy.spare_num == 0 and policy.min_world_size == policy.max_world_size:
-            return False
+            # Who has no slot of its own: a job that was made anew cannot know whose all of its slots were, and takes
+            # whoever comes first for one that was lost.
+            own, seats = core.state.seats.get(node), core.state.seats.values()
+            held = sum(seat.slot is not None and not (seat.lost or seat.left) for seat in seats)
+            return (own is None or own.slot is None) and held == policy.max_world_size
         spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
         is_open = core.state.final is None and core._world.has_resets_left()
