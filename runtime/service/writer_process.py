@@ -25,7 +25,7 @@ from runtime.service.buddy import Brief
 from runtime.service.copy_keeper import CopyKeeper
 from runtime.service.copy_sender import CopySender
 from runtime.store.checkpoint import Location, writer_process
-from runtime.store.checkpoint.writer_process import Tell
+from runtime.store.checkpoint.writer_process import Task, Tell
 from runtime.store.process_identity import ProcessIdentity
 
 
@@ -136,9 +136,9 @@ class Copies:
             return None
 
 
-def _copies(given: argparse.Namespace, root: Location, tell: Tell) -> Copies:
+def _copies(given: argparse.Namespace, task: Task, tell: Tell) -> Copies:
     trainer = ProcessIdentity(*given.trainer)
-    return Copies(given.room, given.room_descriptor, root, given.listener, trainer, tell)
+    return Copies(task.room, task.room_descriptor, task.root, given.listener, trainer, tell)
 
 
 if __name__ == "__main__":

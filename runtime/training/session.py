@@ -64,6 +64,7 @@ class Session:
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
+            self._points.start_writer_ahead()
             warm_up(state, process.device, process.group)
         self._take_seat()
 

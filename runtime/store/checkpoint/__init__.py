@@ -41,7 +41,7 @@ from runtime.store.checkpoint.surveying import (
 )
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
 from runtime.store.checkpoint.tree import Tree
-from runtime.store.checkpoint.writer import Outcome, Writer
+from runtime.store.checkpoint.writer import Outcome, Writer, dismiss_waiting, start_ahead
 from runtime.store.checkpoint.writing import write_point
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "Tree",
     "Writer",
     "copied_slots",
+    "dismiss_waiting",
     "disposable",
     "encode_header",
     "encode_manifest",
@@ -100,6 +101,7 @@ __all__ = [
     "scan",
     "sizes_of",
     "slots_in",
+    "start_ahead",
     "survey",
     "sweep",
     "tellable",

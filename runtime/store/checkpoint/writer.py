@@ -3,8 +3,8 @@
 Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
 messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
 
-    trainer → writer    root, job name                          once: where to, which may hold a password, so no
-                                                                argument does
+    trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
+                                                                lock: a root may hold a password, so no argument does
                         "save", slot name, sequence             this slot is sealed
                         "prune", newest, retention,             ``Place.prune``, now
                                  verified, damaged
@@ -67,6 +67,65 @@ COMMAND = command_of("runtime.store.checkpoint.writer_process")
 
 
 @dataclass(frozen=True, slots=True)
+class _Child:
+    """A writer's process that has not been told yet what to write, and the link to it."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+    @classmethod
+    def start(cls, command: tuple[str, ...], inherited: Sequence[int]) -> _Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        trainer = ProcessIdentity.current()
+        words = ("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at))
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [*command, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *inherited),
+                    process_group=0,  # no Ctrl-C of the terminal's reaches it; the session stays the trainer's: nice(2)
+                )
+            except OSError as error:
+                ours.close()
+                raise StoreError(
+                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u` and `free`"
+                ) from error
+        _make_nice(process.pid)
+        return cls(process, ours)
+
+    def dismiss(self) -> None:
+        """End it: it has nothing in hand."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_waiting: dict[tuple[str, ...], _Child] = {}
+"""Started ahead, by command; the next writer of that command takes it."""
+
+
+def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = ()) -> None:
+    """Have the process for this process's next :class:`Writer` of that command: it imports for longer than most saves.
+
+    Args:
+        command, inherited: see :class:`Writer`.
+
+    Raises:
+        StoreError: no process can be started.
+    """
+    if command not in _waiting:
+        _waiting[command] = _Child.start(command, inherited)
+
+
+def dismiss_waiting() -> None:
+    """No writer will be needed: end what was started ahead."""
+    while _waiting:
+        _waiting.popitem()[1].dismiss()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
 
@@ -95,7 +154,7 @@ def _points_of(message: list[Any]) -> list[Point]:
 
 
 class Writer:
-    """The writer process of one rank, started with the first slot that is handed over.
+    """The writer process of one rank, started with the first slot that is handed over, or :func:`start_ahead` of it.
 
     Args:
         root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
@@ -272,34 +331,18 @@ class Writer:
         )
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer = ProcessIdentity.current()
-        descriptors = (theirs.fileno(), self._room.descriptor, self._lock_descriptor, *self._inherited)
-        words = [
-            *("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at)),
-            *("--room", str(self._room.path), "--room-descriptor", str(self._room.descriptor)),
-        ]
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [*self._command, *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=descriptors,
-                    process_group=0,  # no Ctrl-C of the terminal's reaches it; the session stays the trainer's: nice(2)
-                )
-            except OSError as error:
-                ours.close()
-                raise StoreError(
-                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u` and `free`"
-                ) from error
-        _make_nice(self._process.pid)
+        child = _waiting.pop(self._command, None)
+        if child is not None and child.process.poll() is not None:  # it was killed
+            child.dismiss()
+            child = None
+        child = child or _Child.start(self._command, self._inherited)
+        self._process, self._link = child.process, child.link
+        words = msgpack.packb((str(self._root), self._job_name, str(self._room.path)))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
-            ours.send(msgpack.packb((str(self._root), self._job_name)))
+            socket.send_fds(child.link, [words], [self._room.descriptor, self._lock_descriptor])
             if self._brief is not None:
-                ours.send(msgpack.packb(("brief", self._brief)))
-        self._link = ours
-        return ours
+                child.link.send(msgpack.packb(("brief", self._brief)))
+        return child.link
 
     def let_go(self) -> None:
         """Close this process's copy of the link alone: what a forked child does."""
@@ -326,6 +369,9 @@ _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 def _let_go_in_child() -> None:
     for writer in list(_open_writers):
         writer.let_go()
+    for child in _waiting.values():
+        child.link.close()
+    _waiting.clear()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -19,8 +19,9 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgpack
 
@@ -54,16 +55,30 @@ Tell = Callable[[str, int, str], None]
 """Takes a word to the trainer: "copied" or "uncopied", a sequence, and a problem."""
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the trainer says once it knows.
+
+    Attributes:
+        root: the job's checkpoint folder.
+        job_name: see ``Writer``.
+        room: the folder of the rank's slots.
+        room_descriptor: that folder, open and locked.
+    """
+
+    root: Location
+    job_name: str
+    room: Path
+    room_descriptor: int
+
+
 class WriterProcess:
     """The loop.
 
     Args:
         link: to the trainer, a socket that keeps messages apart.
         trainer: whose death ends this process, seen also where a child of it has kept its end of ``link``.
-        root: the job's checkpoint folder.
-        room: the folder of the rank's slots.
-        room_descriptor: that folder, open and locked.
-        job_name: see ``Writer``.
+        task: what to write.
         accompanied_by: makes the companion, if there is to be one.
     """
 
@@ -71,20 +86,14 @@ class WriterProcess:
         self,
         link: socket.socket,
         trainer: ProcessIdentity,
-        root: Location,
-        room: Path,
-        room_descriptor: int,
+        task: Task,
         *,
-        job_name: str = "",
         accompanied_by: Callable[[Tell], Companion] | None = None,
     ) -> None:
         self._link = link
         self._trainer = trainer
-        self._root = root
-        self._job_name = job_name
+        self._task = task
         self._place: Place[Any] | None = None
-        self._room = room
-        self._room_descriptor = room_descriptor
         self._companion = None if accompanied_by is None else accompanied_by(self._tell)
         self._finished: set[int] = set()  # sequences
         self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
@@ -126,7 +135,7 @@ class WriterProcess:
     def _finish_what_is_sealed(self) -> None:
         """A trainer that is killed between sealing a slot and saying so has done its part."""
         for name in memory_room.NAMES:
-            header = MemorySlot(self._room / name, self._room_descriptor).header()
+            header = MemorySlot(self._task.room / name, self._task.room_descriptor).header()
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
@@ -138,12 +147,13 @@ class WriterProcess:
             if self._companion is not None:
                 self._companion.hashed(name, sequence)
 
+        task = self._task
         try:
-            with sealed_slot.hashed(self._room / name, self._room_descriptor, on_hashed) as point:
+            with sealed_slot.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
                 header = point.header
                 place = self._place_of(header)
                 if self._was_there is None:
-                    is_asked = is_remote(self._root)  # of a local folder the trainer knows itself
+                    is_asked = is_remote(task.root)  # of a local folder the trainer knows itself
                     self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
                 place.write_prepared(header, point.manifest_data, [point.data])
         except StoreError as error:
@@ -154,7 +164,8 @@ class WriterProcess:
     def _place_of(self, header: PointHeader) -> Place[Any]:
         if self._place is None:
             # A local folder was claimed before its lock was taken.
-            self._place = open_place(self._root, header.slot, job=header.job, job_name=self._job_name, claims=False)
+            task = self._task
+            self._place = open_place(task.root, header.slot, job=header.job, job_name=task.job_name, claims=False)
         return self._place
 
     def _prune(self, asked: Pruning) -> None:
@@ -191,37 +202,36 @@ def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def main(accompanied_by: Callable[[argparse.Namespace, Location, Tell], Companion] | None = None) -> None:
-    """Take this process's place; see :mod:`writer` for who calls it.
+def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] | None = None) -> NoReturn:
+    """Take this process's place, and end it; see :mod:`writer` for who calls it.
 
     Args:
-        accompanied_by: makes the companion, of what this process was started with and where it writes to.
+        accompanied_by: makes the companion, of what this process was started with and what it writes.
     """
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
-    parser.add_argument("--room", type=Path, required=True)
-    parser.add_argument("--room-descriptor", type=int, required=True)
     parser.add_argument("--listener", type=int, help="a descriptor, for the companion")
     given = parser.parse_args()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=given.link) as link:
-        first = link.recv(MAX_MESSAGE_BYTES)
-        if not first:
-            return  # its trainer is gone, and had not sealed anything
-        text, job_name = msgpack.unpackb(first)
-        root = text if "://" in text else Path(text)
-        process = WriterProcess(
-            link,
-            ProcessIdentity(*given.trainer),
-            root,
-            given.room,
-            given.room_descriptor,
-            job_name=job_name,
-            accompanied_by=None if accompanied_by is None else functools.partial(accompanied_by, given, root),
-        )
-        process.run()
+        task = _task_from(link)
+        if task is not None:
+            companion = None if accompanied_by is None else functools.partial(accompanied_by, given, task)
+            WriterProcess(link, ProcessIdentity(*given.trainer), task, accompanied_by=companion).run()
+    # Nothing is left to be tidied up, and an interpreter's end takes a core for half as long as a recovery.
+    os._exit(0)
+
+
+def _task_from(link: socket.socket) -> Task | None:
+    """The first message; None where the trainer is gone, or never had anything to write."""
+    first, descriptors, *_ = socket.recv_fds(link, MAX_MESSAGE_BYTES, 2)
+    if not first:
+        return None
+    root, job_name, room = msgpack.unpackb(first)
+    room_descriptor, _lock = descriptors  # who has the lock's open holds the lock
+    return Task(root if "://" in root else Path(root), job_name, Path(room), room_descriptor)
 
 
 if __name__ == "__main__":

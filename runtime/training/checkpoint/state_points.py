@@ -8,6 +8,7 @@ live memory, disk or another rank, it is taken in by one function, and it is who
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ class StatePoints:
                 self._folder.release()
             self._folder = self._open(slot)
 
+    def start_writer_ahead(self) -> None:
+        """Have a writer's process before there is a slot to write for: it imports for longer than a recovery takes."""
+        config, listener = self._state.checkpoint_config, self._process.copy_listener
+        if not config.async_save:
+            return
+        with contextlib.suppress(StoreError):  # the first save says so too
+            if listener is not None and config.buddy_copies is True:
+                store.start_ahead(listener.command, (listener.descriptor,))
+            else:  # most likely
+                store.start_ahead()
+
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for points in memory."""
         self.folder.discard_memory()
@@ -78,6 +90,7 @@ class StatePoints:
 
     def release(self) -> None:
         """Nobody saves here any more."""
+        store.dismiss_waiting()
         self._copies.let_go()
         if self._folder is not None:
             self._folder.release()

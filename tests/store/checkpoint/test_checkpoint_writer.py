@@ -37,7 +37,7 @@ from runtime.store.checkpoint import (
 from runtime.store.checkpoint.place import open_place
 from runtime.store.checkpoint.pruning import Pruning, Retention
 from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, message_of
-from runtime.store.checkpoint.writer_process import WriterProcess
+from runtime.store.checkpoint.writer_process import Task, WriterProcess
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
@@ -377,7 +377,7 @@ def test_nothing_goes_once_the_trainer_is_gone(
         ours.send(msgpack.packb(("save", *fill_numbered(room, 3))))
         ours.send(msgpack.packb(("prune", *message_of(Pruning(Point(3, 1), Retention(2))))))
         ours.shutdown(socket.SHUT_WR)
-        WriterProcess(theirs, trainer, location, room.path, room.descriptor).run()
+        WriterProcess(theirs, trainer, Task(location, "", room.path, room.descriptor)).run()
         words = [msgpack.unpackb(ours.recv(MAX_MESSAGE_BYTES)) for _ in range(3 if is_alive else 2)]
     assert [what for what, *_ in words] == ["hashed", "durable", "pruned"][: len(words)]
     assert [found.point.step for found in place.scan()] == left
