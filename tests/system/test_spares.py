@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.store.process_identity import ProcessIdentity
 from tests.system.elastic_job import ElasticJob
-from tests.system.job import JobFolder
+from tests.system.job import JobFolder, is_writer
 from tests.system.kill_list import MIDDLE
 from tests.system.processes import WarmStarter
 
@@ -67,6 +68,28 @@ def test_a_spare_takes_over_without_a_step_lost_or_repeated(
     assert steps(job, 4) == list(range(first, STEPS + 1))
     assert steps(job, rank)[-1] in (first - 1, first - 2)  # it may have died before it could say its last
     job.wait_for("scheduler", rf"spare 4 .* takes slot {rank} of worker {rank}")
+
+
+def test_the_writer_of_a_spare_is_there_before_its_slot(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--interval", "10")
+    job.start()
+    job.wait_warm(4)
+    waiting = writers_of(job, 4)
+    assert len(waiting) == 1
+    job.wait_for_step(MIDDLE, rank=1)
+    job.kill(0)
+    job.wait_for_step(MIDDLE + 25, rank=1)
+    assert writers_of(job, 4) == waiting
+    assert job.finish() == undisturbed(*TRAINED)
+
+
+def writers_of(job: ElasticJob, node: int) -> list[int]:
+    """The pids of this node's checkpoint writers."""
+    threads = Path(f"/proc/{job.worker(node).pid}/task").iterdir()
+    children = [ProcessIdentity.of(int(pid)) for one in threads for pid in (one / "children").read_text().split()]
+    return [child.pid for child in children if child is not None and is_writer(child)]
 
 
 def test_two_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:

@@ -26,11 +26,13 @@ from runtime.store.checkpoint import (
     Outcome,
     Writer,
     direct,
+    dismiss_waiting,
     points_in_memory,
     rank_directory,
     read,
     scan,
     sealed_slot,
+    start_ahead,
     verify,
     writing,
 )
@@ -175,6 +177,58 @@ def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path)
         assert trainer.save(3).problem is None
     finally:
         trainer.close()
+
+
+# ---- it is started before there is anything to write
+
+
+@pytest.fixture
+def started_ahead() -> Iterator[int]:
+    """A writer's process that waits, by pid."""
+    before = set(children())
+    start_ahead()
+    (pid,) = set(children()) - before
+    yield pid
+    dismiss_waiting()
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def test_a_writer_that_was_started_ahead_is_the_next_ones(started_ahead: int, trainer: Trainer, root: Path) -> None:
+    start_ahead()  # there is one
+    assert trainer.save(1).problem is None
+    assert trainer.writer.pid == started_ahead
+    assert whole_steps(root) == [1]
+    trainer.writer.close()
+    assert trainer.save(2).problem is None
+    assert trainer.writer.pid != started_ahead
+
+
+def test_a_writer_that_was_killed_while_it_waited_costs_no_save(
+    started_ahead: int, trainer: Trainer, root: Path
+) -> None:
+    os.kill(started_ahead, signal.SIGKILL)
+    identity = ProcessIdentity.of(started_ahead)
+    assert identity is None or identity.wait_for_exit(WAIT_S)
+    assert trainer.save(1).problem is None
+    assert trainer.writer.pid != started_ahead
+    assert whole_steps(root) == [1]
+
+
+def test_a_writer_that_nobody_needs_is_dismissed(started_ahead: int) -> None:
+    dismiss_waiting()
+    assert started_ahead not in children()
+
+
+def test_a_writer_that_waits_ends_with_its_trainer() -> None:
+    program = "import os; from runtime.store.checkpoint import start_ahead; start_ahead(); "
+    program += "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True); os.kill(os.getpid(), 9)"
+    trainer = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, text=True)
+    assert trainer.returncode == -signal.SIGKILL
+    writer = ProcessIdentity.of(int(trainer.stdout))
+    assert writer is None or writer.wait_for_exit(WAIT_S)
 
 
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:
