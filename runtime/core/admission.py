@@ -403,7 +403,7 @@ def fenced_text(node: str, seat: Seat | None) -> str:
     """Why a process that believes it holds the node's seat must leave."""
     if seat is None:
         holder = "unknown to this scheduler"
-    elif seat.slot is None:
+    elif seat.is_retired:
         holder = "taken away: another node has its slot, or the world went on without it"
     else:
         holder = f"now held by {seat.process}, incarnation {seat.incarnation}"

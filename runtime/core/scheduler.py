@@ -301,9 +301,7 @@ class SchedulerCore:
             if seat.session in heard:
                 ledger.sessions[seat.session] = seat.node
                 self._admission.welcome(seat)
-        assert state.generation is not None, "a job is rebuilt from a generation"
-        if not state.generation.members and state.final is None:
-            self._break(f"generation {state.generation_number} was lost with the journal")
+        self._compare_with_generation()
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
         """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
@@ -523,6 +521,8 @@ class SchedulerCore:
         committed = self._ledger.state.generation
         if committed is None or self._ledger.state.final is not None:
             return
+        if not committed.members:  # the job was rebuilt by members of an earlier one
+            self._break(f"generation {committed.generation} was lost with the journal")
         for node, incarnation in committed.members:
             seat = self._ledger.state.seats[node]
             if seat.lost or seat.left or seat.slot is None or seat.incarnation != incarnation:

@@ -254,8 +254,12 @@ def test_a_session_that_was_replaced_does_not_resume_what_its_late_word_has_got_
     house.close("other", gone=True)
     house.register("1")
     assert house.admission("s1").incarnation == 3
+    heard_at = house.now
+    house.now += 1.0
     house.register("1", incarnation=1, job="job-1")
     assert house.answer("s1", Fenced).incarnation == 1
+    presence = house.core.presence("1")
+    assert presence is not None and presence.heard_at == heard_at, "what is fenced renews nothing"
     house.register("1", incarnation=3, job="job-1")
     assert house.admission("s1").incarnation == 3
 

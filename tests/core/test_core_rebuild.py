@@ -262,6 +262,24 @@ def test_a_generation_that_hardly_anybody_was_told_is_not_used_again() -> None:
     assert is_on_line(Point(60, 3), committed)
 
 
+def test_a_generation_that_was_lost_with_the_journal_is_still_lost_after_the_next_crash() -> None:
+    """Nobody is its member, so nobody's loss tells that it cannot go on."""
+    house = empty_house(3)
+    report(house, 0)
+    report(house, 1)
+    report(house, 2, generation=4)
+    house.tick(5.0)
+    assert house.committed().generation == 4 and house.committed().members == ()
+    house.crash(after_s=2.0)
+    for slot in (0, 1):
+        report(house, slot)
+    house.tick(0.1)
+    for session in ("old0", "old1"):
+        opened = house.last(session, RoundOpened)
+        assert opened.round.term == house.core.state.term, "by this scheduler"
+        assert opened.text == "generation 4 was lost with the journal"
+
+
 # ---- nobody is believed
 
 

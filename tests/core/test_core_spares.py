@@ -137,6 +137,17 @@ def test_a_second_session_of_a_live_spare_is_refused() -> None:
     assert house.refusal("twin").refusal is Refusal.ALIVE
 
 
+def test_a_spares_former_process_is_told_who_has_its_place() -> None:
+    house = spared(cool_down_s=0.0)
+    house.leave("10")
+    house.register("10", session="new")
+    house.register("10", incarnation=1, job="job-1")
+    assert house.answer("s10", Fenced).text == (
+        f"the seat of worker 10 is now held by {house.seat('10').process}, incarnation 2: "
+        "this process must not touch the job again"
+    )
+
+
 def test_a_lost_spare_cools_down_and_is_a_spare_again() -> None:
     house = spared()
     house.close("s10", gone=True)
