@@ -42,8 +42,9 @@ class CoolDown(Checker):
         holder = witness.holders.get(session.split("#")[0])
         if holder is None or holder.is_retired:
             return  # a stranger waits for somebody's seat: whose, is for the core to choose
-        cool_down = max(0.0, witness.quiet_known_since(holder) + policy.cool_down_s - now)
-        if holder.is_spare and holder.is_lost and cool_down == 0.0:
+        free_at = now if holder.has_left else witness.quiet_known_since(holder) + policy.cool_down_s
+        cool_down = max(0.0, free_at - now)
+        if holder.is_spare and (holder.is_lost or holder.has_left) and cool_down == 0.0:
             return  # its place as a spare may be another's by now: it waits like a stranger
         renewed = max(holder.accepted_at, witness.loaded_at, witness.stalled_at)
         lease = 0.0 if holder.is_lost else max(0.0, renewed + policy.node_timeout_s - now)

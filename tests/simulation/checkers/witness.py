@@ -158,8 +158,13 @@ class Witness:
         """The holder whose live word this is; None where it is nobody's, or a dead or replaced process's."""
         if isinstance(message, Register):
             holder = self.by_session.get(message.session)
-            is_its = holder is not None and holder.node == message.node and not self.is_ending
-            is_its = is_its and message.job in ("", self.job)
+            is_its = (
+                holder is not None
+                and holder.node == message.node
+                and message.incarnation in (0, holder.incarnation)
+                and message.job in ("", self.job)
+                and not self.is_ending
+            )
         else:
             sender = message.sender
             holder = self.by_session.get(sender.session)
