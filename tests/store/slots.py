@@ -41,7 +41,7 @@ def fill_numbered(
     slot.reserve(len(manifest), len(data))
     slot.open()
     slot.data(len(data))[:] = data
-    return slot.path.name, room.seal(slot, manifest, len(data))
+    return slot.path.name, room.seal(slot, header.point, manifest, len(data))
 
 
 def hash_slot(room: MemoryRoom, name: str) -> None:

@@ -195,7 +195,7 @@ class IncomingCopy:
         self._compare(self._manifest or self._decoded(), self.received_bytes - self.offer.manifest_bytes)
         if self.received_bytes < self.offer.stream_bytes:
             return False
-        self._room.seal(self._slot, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
+        self._room.seal(self._slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
         self._data.release()
         return True
 

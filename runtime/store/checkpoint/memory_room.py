@@ -64,6 +64,7 @@ class MemoryRoom:
             self.let_go()
             raise
         self.sequence = max((header.sequence for header in headers if header is not None), default=0)
+        self._points: dict[int, Point] = {}  # those sealed here, by sequence
         _open_rooms.add(self)
 
     def next_slot(self) -> MemorySlot:
@@ -76,16 +77,21 @@ class MemoryRoom:
 
         return min(self._slots, key=worth)
 
-    def seal(self, slot: MemorySlot, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> int:
+    def seal(
+        self, slot: MemorySlot, point: Point, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED
+    ) -> int:
         """All bytes of the slot's point are there: its sequence.
 
         Args:
             slot: of this room, filled.
+            point: which it is.
             manifest: with the data's hashes, and they were compared, where ``stage`` is hashed.
             data_bytes: of the data file.
             stage: what the slot says of itself from now on.
         """
         self.sequence += 1
+        self._points[self.sequence] = point
+        self._points.pop(self.sequence - len(NAMES), None)
         slot.seal(self.sequence, manifest, data_bytes, stage)
         return self.sequence
 
@@ -101,12 +107,22 @@ class MemoryRoom:
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
         """Empty the slots whose point is unwanted; no save may be in hand."""
         for slot in self._slots:
-            try:
-                found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
-            except CheckpointError:
-                continue  # nobody can resume it
-            if found is not None and is_unwanted(found.point):
+            point = self._point_of(slot)
+            if point is not None and is_unwanted(point):
                 slot.discard()
+
+    def _point_of(self, slot: MemorySlot) -> Point | None:
+        """Which point can be resumed from the slot. For one that was sealed here no manifest is read: a step waits."""
+        header = slot.header()
+        if header is None or header.stage is not Stage.HASHED:
+            return None
+        if header.sequence in self._points:
+            return self._points[header.sequence]
+        try:
+            found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+        except CheckpointError:
+            return None
+        return None if found is None else found.point
 
     def close(self) -> None:
         """Let go of the slots; what is in them stays."""

@@ -76,7 +76,7 @@ class Staging:
         views = self._views_into(slot, plan, len(manifest))
         slot.open()
         copying.copy(views, [tensors[index][1] for index in plan.order])
-        return slot.path.name, self._room.seal(slot, manifest, plan.data_bytes)
+        return slot.path.name, self._room.seal(slot, header.point, manifest, plan.data_bytes)
 
     def _plan_for(self, tensors: NamedTensors) -> _Plan:
         kinds = [(name, tensor.dtype, tensor.shape, tensor.layout) for name, tensor in tensors]

@@ -222,13 +222,21 @@ def test_a_writer_that_nobody_needs_is_dismissed(started_ahead: int) -> None:
     assert started_ahead not in children()
 
 
-def test_a_writer_that_waits_ends_with_its_trainer() -> None:
-    program = "import os; from runtime.store.checkpoint import start_ahead; start_ahead(); "
+@pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a child that stays"])
+def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
+    program = "import os, signal; from runtime.store.checkpoint import start_ahead; start_ahead(); "
+    program += f"child = {forks} and (os.fork() or signal.pause()); "
     program += "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True); os.kill(os.getpid(), 9)"
-    trainer = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, text=True)
-    assert trainer.returncode == -signal.SIGKILL
-    writer = ProcessIdentity.of(int(trainer.stdout))
-    assert writer is None or writer.wait_for_exit(WAIT_S)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        writer, *rest = [ProcessIdentity.of(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert trainer.wait(WAIT_S) == -signal.SIGKILL
+        try:
+            assert writer is None or writer.wait_for_exit(WAIT_S)
+        finally:
+            for child in rest:
+                assert child is not None, "it stays until it is ended"
+                os.kill(child.pid, signal.SIGKILL)
 
 
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:

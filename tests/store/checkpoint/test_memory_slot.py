@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -174,6 +175,33 @@ def test_unwanted_points_are_forgotten(tmp_path: Path) -> None:
     for step in (1, 2):
         fill_and_hash(room, step)
     room.forget(lambda point: point == Point(2, 1))
+    assert found_steps(tmp_path) == [1]
+
+
+def test_unwanted_points_of_a_predecessor_are_forgotten(tmp_path: Path) -> None:
+    with contextlib.closing(MemoryRoom(tmp_path, JOB, 0)) as predecessor:
+        for step in (1, 2):
+            fill_and_hash(predecessor, step)
+    room = MemoryRoom(tmp_path, JOB, 0)
+    room.forget(lambda point: point == Point(2, 1))
+    assert found_steps(tmp_path) == [1]
+
+
+def test_each_slot_is_known_by_the_point_that_it_holds_last(tmp_path: Path) -> None:
+    room = MemoryRoom(tmp_path, JOB, 0)
+    for step in range(1, 6):
+        fill_and_hash(room, step)
+    asked: list[Point] = []
+    room.forget(lambda point: asked.append(point) or point.step == 4)
+    assert sorted(asked) == [Point(4, 1), Point(5, 1)]
+    assert found_steps(tmp_path) == [5]
+
+
+def test_a_point_that_is_not_hashed_yet_is_not_taken_for_one(tmp_path: Path) -> None:
+    room = MemoryRoom(tmp_path, JOB, 0)
+    name = fill(room, 1)
+    room.forget(lambda point: True)
+    hash_slot(room, name)
     assert found_steps(tmp_path) == [1]
 
 
