@@ -11,7 +11,6 @@ together do not have it.
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -31,19 +30,13 @@ from runtime.training.checkpoint.step_log import StepLog
 from runtime.training.coming import ComingGroup
 from runtime.training.context import Process
 from runtime.training.departing import Stage
+from runtime.training.haste import Haste
 from runtime.training.warmth import warm_up
 from runtime.training.words import Words
 
 __all__ = ["Session"]
 
 Result = TypeVar("Result")
-
-HURRY_S = 0.0005
-"""How soon a thread that waits for the interpreter gets it while a generation is left and the next one formed.
-
-Several threads of ours hand work to each other then, and each hand-over may take that long; Python's own 5 ms would be
-most of a recovery.
-"""
 
 
 class Session:
@@ -56,7 +49,7 @@ class Session:
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
         self._is_new = True  # no generation has begun in this process
-        self._at_ease_s = sys.getswitchinterval()
+        self._haste = Haste()
         self._coming: ComingGroup | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
@@ -64,7 +57,6 @@ class Session:
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
-            self._points.start_writer_ahead()
             warm_up(state, process.device, process.group)
         self._take_seat()
 
@@ -113,7 +105,7 @@ class Session:
         """The function is through, or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
-        sys.setswitchinterval(self._at_ease_s)
+        self._haste.end()
         place = self._points.place
         self._state.bind(None, 0 if place is None else place.rank)
         self._points.release()
@@ -173,6 +165,7 @@ class Session:
         """The process was admitted: as a spare, or for a slot."""
         slot = self._process.admitted.slot
         if slot is None:
+            self._points.start_writer_ahead()
             voice.say("this spare is warm: it takes the place of the next worker that is lost")
         else:
             self._points.take_slot(slot)
@@ -202,10 +195,10 @@ class Session:
         self._take_seat()
 
     def _enter(self) -> GenerationStarted | Point:
-        sys.setswitchinterval(HURRY_S)
+        self._haste.begin()
         self._numerics = numerics.describe(self._process.device)
         self._begin_to_connect(self._next_place())
-        with self._process.departure.waits():
+        with self._process.departure.waits(), self._haste.waits():
             place = self._agent.enter(self._entry(look=False), self._enter_again)
         if isinstance(place, Point):
             self._begin_to_connect(None)
@@ -276,7 +269,7 @@ class Session:
             self._agent.deaths.watch(sign)
         self._agent.step = self._state.completed_steps
         self._agent.trains(place.generation)
-        sys.setswitchinterval(self._at_ease_s)
+        self._haste.end()
         voice.say(
             f"generation {place.generation}: rank {place.rank} of {place.world_size} "
             f"{'begins at' if place.restore is None else 'goes on from'} step {self._state.completed_steps}, "
@@ -290,7 +283,7 @@ class Session:
 
     def _leave(self, reason: str, gently: bool) -> None:
         """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""
-        sys.setswitchinterval(HURRY_S)
+        self._haste.begin()
         if not gently:
             self._agent.report_failure()
         self._go_outside()

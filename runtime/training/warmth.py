@@ -7,6 +7,7 @@ reducer, of this package's own way of taking a state apart; a spare has all the 
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 import torch
@@ -50,3 +51,4 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     found = incoming.point()
     state.load(snapshot.join(found.tree, found.tensors), own=True)
     rng.restore(before)
+    gc.collect()  # else Python does in the midst of a recovery what all this has left to it
