@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ from torch.distributed import ProcessGroupGloo, distributed_c10d
 from runtime.errors import UsageError
 
 __all__ = ["Address", "Endpoints", "address_in", "close_copies", "connect", "cut", "wrap"]
+
+READER_NICE = 10
+"""Nicer than the process. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH the one that was never slower than 0, beside whatever
+else ran: at 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice."""
 
 Address = tuple[str, int]
 """An IP address in its shortest text form, and a TCP port."""
@@ -100,31 +104,26 @@ def connect(
     options = backend._Options()
     options._timeout = connect_timeout
     # Lazy connections would be made inside some later collective, where nothing can be said about them.
-    with _polite_threads():
-        options._devices = [ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
-        mesh = ProcessGroupGloo(store, rank, world_size, options)
+    with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread that made itself nice cannot take it back
+        options._devices = [aside.submit(_device_with_nice_reader, address).result()]
+    mesh = ProcessGroupGloo(store, rank, world_size, options)
     mesh._set_default_timeout(timeout)
     return mesh
 
 
-@contextlib.contextmanager
-def _polite_threads() -> Iterator[None]:
-    """Threads that this thread starts meanwhile do not interrupt a running one when they are woken (sched(7)).
+def _device_with_nice_reader(address: str) -> Any:
+    """A device of gloo's, whose thread, the one that reads, yields to the group's other threads.
 
-    gloo's reader asks epoll over and over while another thread sends on the connection that has something to be read.
-    If it takes that thread's core to do so, both wait for the end of a time slice: without this, four ranks on two
-    cores spend a quarter of a step there.
+    It asks epoll over and over while another thread sends on the connection that has something to be read. If it takes
+    that thread's core to do so, both wait for the end of a time slice: without this, four ranks on two cores spend a
+    quarter of a step there. Under SCHED_BATCH it would never do so, but wait for the end of a slice of whatever else
+    computes on that core as well, a DataLoader's worker or another job: then a step takes twice as long.
     """
-    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield  # a policy that was chosen for this process stays
-        return
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if sys.platform == "linux":  # elsewhere it would be the whole process, not this thread and those it starts
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + READER_NICE)
+    backend: Any = ProcessGroupGloo  # its options are missing from torch's stubs
+    return backend.create_device(hostname=address, lazy_init=False)
 
 
 def wrap(mesh: ProcessGroupGloo, group: dist.ProcessGroup, name: str, description: str) -> None:
