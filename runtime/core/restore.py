@@ -129,7 +129,7 @@ def choose(
     derived = [
         rank for rank in needing if rank in sources or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
     ]
-    if not common and derived:
+    if not common and derived and point.step > 0:  # at step 0 everybody's is as its script has left it
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
     return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed), _by_source(sources))
 

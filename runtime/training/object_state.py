@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.training import rng
-from runtime.training.base_state import State
+from runtime.training.base_state import Session, State
 from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.handlers import ModuleHandler, OptimizerHandler, PlainHandler, StateHandler, handler_of
 from runtime.training.last_commit import LastCommit
@@ -47,6 +47,7 @@ class ObjectState(State):
         self._checkpoint = checkpoint or CheckpointConfig()
         self._rng = RngMode(rng)
         self._own: dict[str, Any] = {}  # of the last commit: this rank's alone
+        self._first_own: dict[str, Any] = {}  # as the script had left it when this process's first session began
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
@@ -116,6 +117,11 @@ class ObjectState(State):
         """Whether a rank's own points hold something no other rank's hold."""
         return self._rng is RngMode.SAVED
 
+    def bind(self, session: Session | None, rank: int) -> None:
+        """As :meth:`State.bind`."""
+        super().bind(session, rank)
+        self._first_own = self._first_own or self._own_rng()
+
     def begin(self, point: Point) -> None:
         """A generation begins with the state as it stands, which is ``point``, on every rank."""
         super().begin(point)
@@ -161,6 +167,8 @@ class ObjectState(State):
         if own:
             self._restored_rng = contents["own"]["rng"]
             rng.restore(contents["own"]["rng"])
+        elif self._committed_steps == 0 and self._first_own:  # nobody had drawn any but the script, as it did here
+            rng.restore(self._first_own["rng"])
         else:
             rng.seed_for(self._seed(), self._rank, self._committed_steps)
 

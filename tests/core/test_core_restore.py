@@ -110,6 +110,11 @@ def test_without_a_common_point_the_greatest_stands_and_the_loss_is_said() -> No
     )
 
 
+def test_before_the_first_step_no_random_numbers_are_lost() -> None:
+    restore = chosen([(0, 1)], [], own_parts=(0, 1))
+    assert restore.text == "restore point: step 0 of generation 1, held by rank 0; sent to rank 1"
+
+
 def test_at_one_step_the_later_generation_wins() -> None:
     kept = committed(3, Point(10, 1), (Cut(1, 10),))
     restore = choose(holding([(10, 1)], [(10, 3)]), kept)

@@ -241,6 +241,22 @@ def test_a_newcomers_optimizer_is_not_stepped_so_that_weight_decay_cannot_make_i
     assert bits_of(newcomer) == bits_of(leader)
 
 
+@pytest.mark.parametrize(("steps", "drawn"), [(0, "as its script left them"), (1, "derived")])
+def test_whose_own_random_numbers_nobody_has_begins_with_those_of_its_script_before_the_first_step(
+    steps: int, drawn: str
+) -> None:
+    leader, newcomer = elastic.ObjectState(rng="saved", mark=1), elastic.ObjectState(rng="saved", mark=2)
+    torch.manual_seed(3)
+    leader.bind(None, 0)
+    torch.manual_seed(4)
+    newcomer.bind(None, 1)
+    contents = leader.contents() | {"shared": {"steps": steps, "values": {"mark": 1}}}
+    expected = torch.rand(2)  # a step that was never committed drew them first
+    newcomer.load(contents, own=False)
+    assert newcomer.mark == 1
+    assert torch.equal(torch.rand(2), expected) == (drawn == "as its script left them")
+
+
 def test_a_newcomers_saved_copy_is_the_leaders_before_its_first_commit() -> None:
     leader, newcomer = decaying(1.0), decaying(2.0)
     newcomer._last_commit.copy_from_now_on()
