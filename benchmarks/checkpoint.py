@@ -15,7 +15,8 @@ rank of the host (here all, up to eight), for nobody trains meanwhile.
 - *load*: what was saved, still in the page cache, into the tensors that are there; SameBits: verified. ÷ memcpy.
 - *memory*: ``state.restore()`` of a copied commit. ÷ memcpy.
 - *steps*: of a small model that trains in the same process while a save is written ÷ the same before and after it;
-  *spare*: with cores that nobody uses, *shared*: training and writing on one core.
+  *spare*: with cores that nobody uses, *shared*: training and writing on one core. Its floor: the same while a process
+  that does nothing else writes as many bytes and syncs them.
 """
 
 from __future__ import annotations

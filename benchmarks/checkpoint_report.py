@@ -17,15 +17,17 @@ GIB = 1024**3
 UNITS = {"MB": MIB, "GB": GIB}
 
 MEMCPY, DISK = FLOORS = ("memcpy", "write_fsync")
+WRITER = "bare_writer"  # the floor of what training loses while something is saved
 PEERS = ("torch_save", "safetensors", "dcp", "dcp_async")
 OURS, MEMORY = "ours", "memory"
 SAVING = (*FLOORS, *PEERS, OURS)
 LOADING = (MEMCPY, "torch_save", "safetensors", "dcp", OURS)
-TRAINING = ("dcp_async", OURS)
+TRAINING = (WRITER, "dcp_async", OURS)
 CORES = ("spare", "shared")
 SHOWN = {
     MEMCPY: "memcpy",
     DISK: "write + fsync",
+    WRITER: "a process that only writes",
     "torch_save": "torch.save + fsync + rename",
     "safetensors": "safetensors + fsync + rename",
     "dcp": "DCP save",
@@ -119,6 +121,7 @@ def _ratios(samples: Samples) -> dict[str, object]:
     return {
         **_ratios_of(samples, OURS),
         "memory": _ratio(samples.memory, MEMORY, MEMCPY, "load_s"),
+        "floor": _steps_ratios_of(samples, WRITER),
         "peers": {way: _ratios_of(samples, way) for way in PEERS if samples.saves[way]},
     }
 
@@ -131,8 +134,12 @@ def _ratios_of(samples: Samples, way: str) -> dict[str, float | None]:
     if way in samples.loads:
         found["load"] = _ratio(samples.loads, way, MEMCPY, "load_s")
     if way in TRAINING:
-        found |= {f"steps_{cores}": samples.steps_ratio(way, cores) for cores in CORES}
+        found |= _steps_ratios_of(samples, way)
     return found
+
+
+def _steps_ratios_of(samples: Samples, way: str) -> dict[str, float | None]:
+    return {f"steps_{cores}": samples.steps_ratio(way, cores) for cores in CORES}
 
 
 def _ratio(samples: Mapping[str, Sequence[Sample]], way: str, floor: str, figure: str) -> float:
@@ -162,6 +169,7 @@ def _people(size: str, samples: Samples) -> str:
     ratio = _shown(_ratio(samples.memory, MEMORY, MEMCPY, "load_s"))
     rows: list[Sequence[object]] = [
         *(_row(size, samples, way) for way in SAVING),
+        [SHOWN[WRITER], *[""] * 7, *map(_shown, _steps_ratios_of(samples, WRITER).values())],
         [SHOWN[MEMORY], *[""] * 5, restored, ratio, "", ""],
     ]
     writer = f"{_per_gib(size, samples, OURS, 'writer_cpu_s'):.2f}"

@@ -63,9 +63,11 @@ class Ours:
 
     def load(self) -> None:
         """As a generation that begins with this rank's own point on disk; nothing of it is called by a user."""
-        points = self._session._points
+        points, haste = self._session._points, self._session._haste
+        haste.begin()
         found, filled = points._load(Point(self._state.completed_steps, generation=1))
         points._become(found, filled=filled)
+        haste.end()
 
     def _step_and_commit(self) -> None:
         self._state.optimizer.step()

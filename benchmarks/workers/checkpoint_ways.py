@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib.util
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -109,6 +112,33 @@ class DiskWrite(Files):
         return _is_durable
 
 
+class BareWriter(Files):
+    """Floor of what training loses meanwhile: as many bytes, written directly and durably by a process beside it."""
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        super().__init__(folder)
+        self._size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self._process is None:
+            command = [sys.executable, "-m", "benchmarks.workers.bare_writer", str(self._size_bytes), str(self.path)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._hear()
+
+    def save(self) -> Callable[[], None]:
+        assert self._process is not None and self._process.stdin is not None, "prepared"
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        return self._hear
+
+    def _hear(self) -> None:
+        assert self._process is not None and self._process.stdout is not None, "prepared"
+        if not self._process.stdout.readline():
+            raise OSError("the bare writer has ended; its error stands above")
+
+
 class TorchSave(Files):
     """``torch.save`` to a temporary file + fsync + rename."""
 
@@ -196,6 +226,7 @@ def ways(folder: Path, state: State) -> dict[str, Any]:
     found = {
         "memcpy": copy,
         "write_fsync": DiskWrite(folder / "write_fsync", copy.memory),
+        "bare_writer": BareWriter(folder / "bare_writer", copy.memory.nbytes),
         "torch_save": TorchSave(folder / "torch_save", state, tensors),
         "dcp": Dcp(folder / "dcp", state),
         "dcp_async": DcpAsync(folder / "dcp_async", state),

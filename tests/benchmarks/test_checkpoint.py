@@ -72,6 +72,7 @@ def test_a_ratio_compares_within_a_round() -> None:
             {"blocked": 1.2, "durable": 1.5, "load": 2, "memory": 1.1, "steps_spare": 0.9, "steps_shared": 0.6}
         )
         assert ratios["peers"]["torch_save"]["blocked"] == pytest.approx(3)
+        assert ratios["floor"] == pytest.approx({"steps_spare": 0.9, "steps_shared": 0.6})
     assert document["ours"]["2GB"]["writer_cpu_s_per_gib"] == 0.25
     assert document["ours"]["64MB"]["cpu_s_per_gib"] == 12
     assert document["floor"]["64MB"] == {"state_bytes": 64 * 1024**2, "memcpy_s": 3, "write_fsync_s": 6}
