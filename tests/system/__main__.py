@@ -4,6 +4,8 @@
 
 ``--matrix``: every combination of the kill matrix, or the ``--cell``s that are named.
 
+``--soak 50 [--seed 1]``: so many jobs whose processes are killed, stopped and asked to leave at random moments.
+
 Each case runs with real processes and must end with the undisturbed run's sha256 and nobody replaced who was not
 killed. Progress goes to standard error, a line a run; the table, and with ``--keep`` the folders of failed runs, stay.
 Exits with 0 only if every run of every case did.
@@ -17,11 +19,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.system import cycles, matrix
+from tests.system import cycles, matrix, soak
 from tests.system.job import Job
 from tests.system.kill_list import CASES, Case
 from tests.system.matrix import Cell
@@ -117,6 +120,8 @@ def main() -> int:
     try:
         if arguments.cycles:
             return run_cycles(arguments.cycles, starter, repeater)
+        if arguments.soak:
+            return run_soak(range(arguments.seed, arguments.seed + arguments.soak), repeater)
         if arguments.matrix or arguments.cell:
             return run_matrix([matrix.CELLS[name] for name in arguments.cell or matrix.CELLS], repeater)
         for number in range(1, arguments.repeat + 1):
@@ -168,6 +173,33 @@ def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
     return 1 if failed else 0
 
 
+def run_soak(seeds: range, repeater: Repeater) -> int:
+    """A job of each seed; 0 if all of them ended with the undisturbed run's bits and left nothing behind."""
+    failed, happened = [], Counter[str]()
+    for seed in seeds:
+        expected = repeater.expected(soak.trained(seed))
+        one = soak.Soak(repeater.new_job(soak.disturbed(seed), soak.settings_of(seed)), seed)
+        began, problem = time.monotonic(), ""
+        try:
+            if (sha256 := one.run()) != expected:
+                problem = f"sha256 {sha256}, expected {expected}"
+        except (AssertionError, TimeoutError) as error:
+            problem = str(error)
+        left = one.job.end()
+        if left and not problem:
+            problem = f"left behind: {left}"
+        happened += one.happened
+        said = f"same sha, {sum(one.happened.values())} signals, {time.monotonic() - began:.1f} s"
+        if problem:
+            said = f"FAILED\n{problem}\n{one.story()}\nits folder: {one.job.folder}"
+            failed.append(seed)
+        print(f"seed {seed} of {seeds[0]} to {seeds[-1]}: {said}", file=sys.stderr, flush=True)
+    for what, number in sorted(happened.items()):
+        print(f"{number:6}  {what}")
+    print(f"{len(seeds) - len(failed)} of {len(seeds)} jobs ended with the same sha; failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
 def table(outcomes: dict[str, Outcome]) -> str:
     """For people: a row a case, and the sum."""
     width = max(map(len, outcomes))
@@ -195,6 +227,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cell", action="append", choices=list(matrix.CELLS), metavar="NAME", help="only this one of it; repeatable"
     )
+    parser.add_argument("--soak", type=int, default=0, help="jobs with random faults, instead of the list")
+    parser.add_argument("--seed", type=int, default=1, help="of the first of these jobs (default: 1)")
     parser.add_argument("--cold", action="store_true", help="start every process anew, imports and all")
     parser.add_argument("--keep", action="store_true", help="keep the folders")
     parser.add_argument("--list", action="store_true", help="print the cases' names and exit")
