@@ -226,6 +226,8 @@ class Follower:
                 continue
             self._known[name] = identity
             descriptor = watch(identity)
+            if name == SCHEDULER:  # even one that came and went since the last look: its journal tells more by now
+                self._scheduler_death, self._scheduler_judged = Death(), False
             if descriptor is None:
                 if name != SCHEDULER:
                     self._missing.append((name, identity))
@@ -233,8 +235,6 @@ class Follower:
             self._watched[descriptor] = (name, identity)
             self._poll.register(descriptor, select.POLLIN)
             self._following.found(name, identity, is_own=is_own_child(identity))
-            if name == SCHEDULER:
-                self._scheduler_death, self._scheduler_judged = Death(), False
 
     def _take_deaths(self, ready: set[int]) -> None:
         for descriptor in ready & self._watched.keys():

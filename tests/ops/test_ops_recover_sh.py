@@ -72,6 +72,21 @@ def test_a_killed_scheduler_comes_back_and_nobody_else(job: ShellJob) -> None:
     assert {name for name in after if after[name] != before[name]} == {"scheduler"}
 
 
+def test_a_scheduler_that_came_and_finished_the_job_before_run_sh_looked_again_is_believed(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD)
+    job.wait_training()
+    job.kill("scheduler")
+    shell.wait_for(r"training goes on without it")
+    shell.send(signal.SIGSTOP)
+    recover = job.recover()
+    job.wait_view(lambda view: view.term == 2 and view.alive == 3)
+    job.let_finish()
+    assert recover.end() == 0, recover.text
+    shell.send(signal.SIGCONT)
+    assert shell.end() == 0, shell.text
+    assert "samebits: job finished at step" in shell.text
+
+
 def test_everything_killed_comes_back(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
