@@ -28,7 +28,8 @@ ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
 """How many events one look at the door takes in: twice what ZeroMQ queues before its I/O thread waits for us."""
 UNKNOWN = "an address unknown"
-CHECK_S = 1.0  # how often connections are looked at over which no message came
+CHECK_S = 1.0  # how often a connection is looked at over which no message came
+SLICES = 16  # of the connections: one slice is looked at at a time, for a look at thousands keeps a loss waiting
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
 
 _NOW = int(zmq.NOBLOCK)
@@ -100,10 +101,12 @@ class Gate:
         self._socket = listening
         self._max_connections = max_connections
         self._max_unheard_bytes = max_unheard_bytes
-        self._heard: set[int] = set()  # descriptors over which a message came since the last check
+        self._heard: set[int] = set()  # descriptors over which a message came since they were looked at
         self._max_silent_checks = math.ceil(silence_s * 4 / 3 / CHECK_S)
         self._unheard: dict[int, _Unheard] = {}  # by descriptor
-        self._check_at = 0.0
+        self._slices: list[set[int]] = [set() for _ in range(SLICES)]  # every connection that stands, by its number
+        self._slice = 0  # the next to be looked at
+        self._looked_at = time.monotonic()
         self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
         self._turned_away: set[int] = set()
         self._ended: list[Ended] = []
@@ -143,9 +146,7 @@ class Gate:
             self._answer(question)
         self._take_events()
         self._rejected += self._turn_away()
-        if time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + CHECK_S
-            self._rejected += self._look_at_unheard()
+        self._rejected += self._look_at_due()
         ended, rejected = self._ended, self._rejected
         self._ended, self._rejected = [], []
         return ended, rejected
@@ -164,6 +165,7 @@ class Gate:
         for event, value in self._events():
             if event == zmq.EVENT_ACCEPTED:
                 self._address_of[value] = _peer_address(value)
+                self._slices[value % SLICES].add(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 address = self._address_of.pop(value, UNKNOWN)
                 failure, self._failure = self._failure, None
@@ -172,6 +174,7 @@ class Gate:
                 if failure is not None and not was_turned_away:
                     self._rejected.append(Rejected(address, failure))
                 self._unheard.pop(value, None)
+                self._slices[value % SLICES].discard(value)
                 self._ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
@@ -227,12 +230,24 @@ class Gate:
             _shut_down(descriptor)
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
-    def _look_at_unheard(self) -> Iterator[Rejected]:
-        """Close connections over which much has come and no end of a message, or nothing for long."""
-        heard, self._heard = self._heard, set()
+    def _look_at_due(self) -> Iterator[Rejected]:
+        """Look at as many slices as time has passed for, at each of them at most once."""
+        due = int((time.monotonic() - self._looked_at) * SLICES / CHECK_S)
+        if due >= SLICES:  # whatever is later than that was nobody's silence
+            due, self._looked_at = SLICES, time.monotonic()
+        else:
+            self._looked_at += due * CHECK_S / SLICES
+        for _ in range(due):
+            yield from self._look_at_unheard(self._slices[self._slice])
+            self._slice = (self._slice + 1) % SLICES
+
+    def _look_at_unheard(self, standing: set[int]) -> Iterator[Rejected]:
+        """Close those of these over which much has come and no end of a message, or nothing for long."""
+        heard = standing & self._heard
+        self._heard -= heard
         for descriptor in self._unheard.keys() & heard:
             del self._unheard[descriptor]
-        for descriptor in self._address_of.keys() - heard - self._turned_away:
+        for descriptor in standing - heard - self._turned_away:
             received = _bytes_received(descriptor)
             if received is None:
                 continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import os
 import socket
 import subprocess
@@ -11,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from runtime.core import messages
 from runtime.core.messages import StatusQuery, StopJob
+from runtime.net import gate
 from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
@@ -124,6 +128,30 @@ def test_a_message_without_end_ends_its_connection(ends: Ends) -> None:
             ends.server.wait(0)
             seen += ends.server.drain()
         assert [item for item in seen if not isinstance(item, Rejected)] == []
+
+
+def test_connections_that_say_nothing_are_looked_at_a_few_at_a_time_and_each_as_often(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looked_at = [float(math.ceil(time.monotonic()))], []
+    monkeypatch.setattr(gate, "_bytes_received", lambda descriptor: looked_at.append(descriptor) or 0)
+    with half_open(ends.port, 48):
+        deadline = time.monotonic() + PATIENCE_S
+        while ends.server.connections < 48 and time.monotonic() < deadline:
+            ends.heard()
+        monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+        def look_after(pause_s: float) -> list[int]:
+            looked_at.clear()
+            now[0] += pause_s
+            list(ends.server.drain())
+            return list(looked_at)
+
+        standing = sorted(look_after(1000.0))
+        assert len(standing) == len(set(standing)) == 48, "however late: each once"
+        a_round = [look_after(gate.CHECK_S / gate.SLICES) for _ in range(gate.SLICES)]
+        assert sorted(itertools.chain(*a_round)) == standing
+        assert max(map(len, a_round)) < 48 / 4
 
 
 def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
