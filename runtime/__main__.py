@@ -8,6 +8,8 @@ imported when it is called. The one idea: a subcommand is one line of the table.
 from __future__ import annotations
 
 import io
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +29,22 @@ def main(argv: Arguments | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(words)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        # What it still holds would fail once more when Python flushes it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # whoever read has enough, as with `samebits steps | head`
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
         return 0 if words else _WRONG_USAGE
@@ -40,6 +58,13 @@ def main(argv: Arguments | None = None) -> int:
         for line in str(error).splitlines():
             print(f"samebits: {line}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads standard output any more (poll(2))."""
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    return bool(output.poll(0))
 
 
 # ---- the subcommands

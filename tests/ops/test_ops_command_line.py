@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from runtime import __main__ as command_line
 from runtime import config
-from runtime.__main__ import SUBCOMMANDS, main
+from runtime.__main__ import SUBCOMMANDS, Subcommand, main
 from runtime.core import records
 from runtime.core.messages import EndKind, Process, RoundId
 from runtime.core.point import Point
@@ -61,6 +67,31 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
         main([name, "--help"])
     assert ended.value.code == 0
     assert f"usage: samebits {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("word", ["--help", "env"])
+def test_a_reader_that_has_enough_is_no_error(word: str, unbuffered: str) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    said = run_command(word, writable, unbuffered)
+    os.close(writable)
+    assert (said.returncode, said.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def run_command(word: str, output: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "runtime", word]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+
+
+def test_ctrl_c_is_no_error_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(words: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "SUBCOMMANDS", (Subcommand("slow", "", interrupted),))
+    assert main(["slow"]) == 128 + signal.SIGINT
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
