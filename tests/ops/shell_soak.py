@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.errors import JobInterruptedError, JobStoppedError
+from runtime.ops import kept_start
 from runtime.ops.job_view import stored_view
 from runtime.ops.local_processes import send_signal
 from runtime.store.process_identity import ProcessIdentity
@@ -68,6 +69,7 @@ class ShellSoak:
     _wakes_at: dict[ProcessIdentity | Shell, float] = field(default_factory=dict)
     _ended: list[Shell] = field(default_factory=list)
     _interrupted: set[Shell] = field(default_factory=set)
+    _names: dict[Shell, str] = field(default_factory=dict)
     _calls_at: float | None = None
     _finishes_at: float = field(init=False)
     _said: list[str] = field(default_factory=list)
@@ -82,16 +84,15 @@ class ShellSoak:
         self._began = time.monotonic()
         chaos_ends = self._began + self._rng.uniform(*CHAOS_S)
         self._finishes_at = self._rng.choice((chaos_ends, self._rng.uniform(self._began + 3.0, chaos_ends)))
-        self.job.run(*UNTIL_TOLD)
+        self._run()
         self._disturb(chaos_ends)
         self._say("calm")
         deadline = time.monotonic() + ENDS_WITHIN_S
-        while not (self._is_finished() and self._wakes_at == {} and self._followers() == []):
+        while not (self._is_finished() and not (self._wakes_at or self._followers() or self.job.running())):
             self._require(time.monotonic() < deadline, "the job did not end in time")
             self._look_after()
             time.sleep(_LOOKS_EVERY_S)
         self._take_ended()
-        self._require(self.job.running() == [], f"left: {self.job.running()}")
         last = self.job.recover()  # by somebody who has not seen it finish
         self._require(last.end() == 0, f"of the finished job recover.sh says {last.text!r}")
 
@@ -133,7 +134,7 @@ class ShellSoak:
 
     def _note(self, number: signal.Signals, name: str) -> None:
         self._say(f"{number.name} to {name}")
-        self.happened[f"{number.name} to {'a worker' if name.startswith('worker') else name}"] += 1
+        self.happened[f"{number.name} to {name.rstrip('_ 0123456789')}"] += 1
 
     def kill_a_worker(self) -> None:
         self._send(signal.SIGKILL, self._some(1))
@@ -179,12 +180,15 @@ class ShellSoak:
         return self._rng.sample(followers, min(1, len(followers)))
 
     def _signal_follower(self, shell: Shell, number: signal.Signals) -> None:
-        self._note(number, self._called(shell))
+        self._note(number, self._names[shell])
         shell.send(number)
 
-    def _called(self, shell: Shell) -> str:
-        number = self.job.shells.index(shell)
-        return f"recover.sh {number}" if number else "run.sh"
+    def _run(self) -> None:
+        self._call("run.sh", self.job.run(*UNTIL_TOLD))
+
+    def _call(self, script: str, shell: Shell) -> None:
+        self._names[shell] = f"{script} {len(self._names)}"
+        self._say(f"{self._names[shell]} is called")
 
     # ---- the user
 
@@ -205,9 +209,11 @@ class ShellSoak:
             self._calls_at = now + self._rng.choice((0.0, 0.0, self._rng.uniform(0.0, 3.0)))
         if self._calls_at is not None and now >= self._calls_at + _CALLS_EVERY_S:
             self._calls_at = None
-            if self._is_to_be_mended():
-                self._say(f"recover.sh {len(self.job.shells)} is called")
-                self.job.recover()
+            if not (self.job.log_dir / kept_start.START_FILE).exists():
+                if not self._followers():
+                    self._run()  # the first was killed before there was a job
+            elif self._is_to_be_mended():
+                self._call("recover.sh", self.job.recover())
 
     def _is_to_be_mended(self) -> bool:
         """Whether something is missing, or nobody follows, of a job that is not finished."""
@@ -225,12 +231,12 @@ class ShellSoak:
                 continue
             self._ended.append(shell)
             status, text = shell.process.returncode, "\n".join(shell.all_lines())
-            self._say(f"{self._called(shell)} ended with {status}")
-            self._require("Traceback" not in text, f"{self._called(shell)} shows a traceback:\n{text}")
+            self._say(f"{self._names[shell]} ended with {status}")
+            self._require("Traceback" not in text, f"{self._names[shell]} shows a traceback:\n{text}")
             may_end = status in MAY_END_WITH or (status == BY_CTRL_C and shell in self._interrupted)
-            self._require(may_end, f"{self._called(shell)} ended with {status}")
+            self._require(may_end, f"{self._names[shell]} ended with {status}")
             if status == JobInterruptedError.exit_code:
-                self._require(not self._is_finished(), f"{self._called(shell)} calls a finished job interrupted")
+                self._require(not self._is_finished(), f"{self._names[shell]} calls a finished job interrupted")
 
 
 FAULTS: Mapping[Callable[[ShellSoak], None], int] = {
