@@ -10,6 +10,7 @@ job was interrupted, no script shows a traceback, and nothing is left.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -95,6 +96,9 @@ class ShellSoak:
         self._take_ended()
         last = self.job.recover()  # by somebody who has not seen it finish
         self._require(last.end() == 0, f"of the finished job recover.sh says {last.text!r}")
+        for shell, name in self._names.items():  # a killed one may have left somebody who waited, and spoke
+            text = "\n".join(shell.all_lines())
+            self._require("Traceback" not in text, f"{name} shows a traceback:\n{text}")
 
     def story(self) -> str:
         """What was done, and when, in seconds since the start."""
@@ -180,8 +184,12 @@ class ShellSoak:
         return self._rng.sample(followers, min(1, len(followers)))
 
     def _signal_follower(self, shell: Shell, number: signal.Signals) -> None:
+        """As a terminal does: what is typed, and its end, is for all that run in it."""
         self._note(number, self._names[shell])
-        shell.send(number)
+        if number in (signal.SIGINT, signal.SIGHUP):
+            os.killpg(shell.process.pid, number)
+        else:
+            shell.send(number)
 
     def _run(self) -> None:
         self._call("run.sh", self.job.run(*UNTIL_TOLD))
@@ -230,9 +238,8 @@ class ShellSoak:
             if shell in self._ended or shell.process.poll() is None:
                 continue
             self._ended.append(shell)
-            status, text = shell.process.returncode, "\n".join(shell.all_lines())
+            status = shell.process.returncode
             self._say(f"{self._names[shell]} ended with {status}")
-            self._require("Traceback" not in text, f"{self._names[shell]} shows a traceback:\n{text}")
             may_end = status in MAY_END_WITH or (status == BY_CTRL_C and shell in self._interrupted)
             self._require(may_end, f"{self._names[shell]} ended with {status}")
             if status == JobInterruptedError.exit_code:
