@@ -7,7 +7,8 @@ Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats
 same conversation with the same clients; the echo is one word and its answer. All clients run on the machine that is
 measured, so seconds say as much of them as of a server: the server's own CPU time is the steadier witness.
 NODE_TIMEOUT is 30 s here, because a machine that plays them all may keep its workers silent for longer than 5. A loss
-that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed beyond it.
+that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed beyond it. The floor of a decision is
+the death itself: killed processes take their time to be gone.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _takes_part(peer: str, workers: int) -> bool:
 
 def figures(found: Found, workers: int) -> dict[str, float]:
     """Ours at one number of workers."""
-    decisions_ms = sorted(one * 1e3 for each in found.losses for one in each.decision_s)
+    decisions_ms = [one * 1e3 for each in found.losses for one in each.decision_s]
     return {
         "form_s": median([one.form_s for one in found.ours]),
         "cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.ours]),
@@ -123,7 +124,7 @@ def figures(found: Found, workers: int) -> dict[str, float]:
         "heartbeat_cpu_s_per_s": median([one.beats_cpu_s / one.beats_s for one in found.ours]),
         "heartbeat_vs_bare": _ratio(found.ours, found.bare, _beat_us),
         "decision_ms": median(decisions_ms),
-        "decision_p99_ms": rounded(decisions_ms[min(len(decisions_ms) - 1, int(len(decisions_ms) * 0.99))]),
+        "decision_p99_ms": _p99(decisions_ms),
         "decisions_count": len(decisions_ms),
         "told_all_ms": median([one.told_s * 1e3 for one in found.losses]),
         "mass_loss_seen_s": median([one.all_seen_s for one in found.mass]),
@@ -180,13 +181,20 @@ def report(found: dict[int, Found]) -> Report:
     )
 
 
+def _p99(values: list[float]) -> float:
+    return rounded(sorted(values)[min(len(values) - 1, int(len(values) * 0.99))])
+
+
 def _floor(found: Found, workers: int) -> dict[str, float]:
+    deaths_ms = [one * 1e3 for each in found.losses for one in each.death_s]
     return {
         "router_form_s": median([one.form_s for one in found.bare]),
         "router_cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.bare]),
         "router_echo_s": median(found.echo_s),
         "router_heartbeat_cpu_us": median([_beat_us(one) for one in found.bare]),
         "pub_told_all_ms": median([one * 1e3 for one in found.publish_s]),
+        "death_seen_ms": median(deaths_ms),
+        "death_seen_p99_ms": _p99(deaths_ms),
         "storm_back_s": median([one.back_s for one in found.bare]),
     }
 

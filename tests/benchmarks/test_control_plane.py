@@ -28,7 +28,7 @@ def found() -> Found:
         bare=[served(2.0, 0.01, 0.005, 2.0)],
         kept=[Kept(0.04, 100, 100), Kept(0.05, 100, 97)],
         mass=[MassLoss(50, 0.2, 1), MassLoss(50, 0.3, 2)],
-        losses=[Losses([0.001 * number for number in range(1, 101)], 0.03)],
+        losses=[Losses([0.001 * number for number in range(1, 101)], [0.002] * 98 + [0.009], 0.03)],
         echo_s=[1.3],
         publish_s=[0.02],
         peers_s={TCPSTORE: [1.3]},
@@ -66,6 +66,8 @@ def test_the_report_shows_the_largest_world_on_top_and_what_is_missing(monkeypat
     assert document["ratios"]["form_vs_router"] == document["ratios"]["by_workers"]["50"]["form_vs_router"]
     assert document["peers"] == {TCPSTORE: {"form_s": {"100": 1.3, "50": 1.3}}, GRPC: MISSING}
     assert json.loads(json.dumps(document)) == document
+    floor = document["floor"]["by_workers"]["50"]
+    assert (floor["death_seen_ms"], floor["death_seen_p99_ms"]) == (2, 9)
     lines = people(made).splitlines()
     assert lines[0].split() == ["workers", "100", "50"]
     assert [line.split()[2:] for line in lines if line.startswith("gRPC")] == [[MISSING, MISSING]]
