@@ -40,7 +40,7 @@ MAY_END_WITH = {
     -signal.SIGKILL: "killed",
     -signal.SIGHUP: "its terminal was closed",
 }
-BY_CTRL_C = 128 + signal.SIGINT  # as a shell says it, where nothing was started yet
+BY_CTRL_C = {128 + signal.SIGINT, -signal.SIGINT}  # where nothing was started yet
 
 
 def settings_of(seed: int) -> dict[str, str]:
@@ -240,7 +240,7 @@ class ShellSoak:
             self._ended.append(shell)
             status = shell.process.returncode
             self._say(f"{self._names[shell]} ended with {status}")
-            may_end = status in MAY_END_WITH or (status == BY_CTRL_C and shell in self._interrupted)
+            may_end = status in MAY_END_WITH or (status in BY_CTRL_C and shell in self._interrupted)
             self._require(may_end, f"{self._names[shell]} ended with {status}")
             if status == JobInterruptedError.exit_code:
                 self._require(not self._is_finished(), f"{self._names[shell]} calls a finished job interrupted")

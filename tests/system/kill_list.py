@@ -144,6 +144,7 @@ CASES = {
         Case("after the optimizer's step, before the commit", replace(2), kills=("2:stepped:25",)),
         Case("before the first checkpoint", replace(2), kills=("2:committed:5",)),
         Case("while the initial state is saved", replace(0), kills=("0:saving:0",)),
+        Case("while the initial state is saved, saved RNG", replace(2), kills=("2:saving:0",), args=("--rng", "saved")),
         Case("between the first and the second step", replace(2), kills=("2:committed:1",)),
         Case("between steps 1 and 2, saved each step", replace(0), kills=("0:committed:1",), args=("--interval", "1")),
         Case("in the backward pass of the last step", replace(2), kills=(f"2:backward:{STEPS}",)),
