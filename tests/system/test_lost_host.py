@@ -167,8 +167,10 @@ def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, un
 
 def test_the_copies_survive_and_take_part_where_the_whole_job_is_saved_on_disk_as_well(hosts: Hosts) -> None:
     """Nobody needs a copy where every rank has its own point; and none is left when the job is done."""
-    newest, *_ = scan(rank_directory(hosts.disk_of("a"), 0), None)
-    assert newest.point.step == SAVED
+    hosts.wait_until(
+        lambda: [one for one in scan(rank_directory(hosts.disk_of("a"), 0), None) if one.point.step == SAVED] or None,
+        f"point of step {SAVED} on the disk of rank 0",
+    )
     hosts.open_gates(*range(SAVED, 60, INTERVAL))
     hosts.wait_finished()
     for host in ("a", "b"):
