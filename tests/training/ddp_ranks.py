@@ -188,7 +188,7 @@ def riding(
             one.load(safetensors.torch.load_file(save / f"{name}.st") if first else initial[name])
         try:
             _train(member, trained, first, saved_at, steps, save, generation)
-        except RuntimeError as error:
+        except Exception as error:
             if not is_communication_failure(error):
                 raise
             member.say("left", generation=generation, error=f"{type(error).__name__}: {error}")
