@@ -36,6 +36,8 @@ class NoDeadRounds(Checker):
             in_round = worker.stage is Stage.RENDEZVOUS and worker.agent.activity is Activity.WAITING
             if not in_round or worker.registered_for_s() < patience_s or worker.waiting_for_s() < patience_s:
                 continue
+            if worker.agent.slot is None:
+                continue  # made a spare again, by whoever does not know of that round: it waits for a place, in none
             if worker.joined is None or worker.joined.term == host.core.state.term:
                 continue
             if host.core.phase().startswith("forming"):
