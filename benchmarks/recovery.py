@@ -157,7 +157,7 @@ def main() -> None:
         ("stops", "ranks stopped"),
         ("restarts", "kills of each contestant that restarts"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=None, help=f"{what} (default: {_default(name)})")
+        parser.add_argument(f"--{name}", type=_at_least_one, default=None, help=f"{what} (default: {_default(name)})")
     parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="the interpreter that has torchft")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks")
     arguments = parser.parse_args()
@@ -166,6 +166,12 @@ def main() -> None:
     amounts = Amounts(**{name: getattr(standard, name) if value is None else value for name, value in given.items()})
     trials = measure(amounts, seed=arguments.seed, torchft=arguments.torchft, quick=arguments.quick)
     report(trials).print(people(trials))
+
+
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("1 or more: the report compares all of them")
+    return number
 
 
 def _default(name: str) -> int:

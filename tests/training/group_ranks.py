@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from runtime.training.group import Group, form_alone, is_communication_failure
 from tests.training.hub import Member
 
 CPU = torch.device("cpu")
+ROUNDS = 3  # of a loop, until it counts as running
 
 
 def planned(member: Member, after: int, **options: Any) -> tuple[Group, int]:
@@ -41,7 +43,7 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
         while True:
             act()
             rounds += 1
-            if rounds == 3:
+            if rounds == ROUNDS:
                 member.say("looping", generation=generation)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
@@ -49,22 +51,41 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
 
 
 def loop(
-    member: Member, kinds: list[str], elements: int = 250_000, forgotten: bool = False, kept: bool = False
+    member: Member,
+    kinds: list[str],
+    elements: int = 250_000,
+    forgotten: bool = False,
+    kept: bool = False,
+    rests: bool = False,
 ) -> None:
     """The script's own collective, again and again until the group ends; the next kind in the next generation.
 
     With ``forgotten`` no connection is cut: gloo never wakes anybody, as it does when a message is cut off half-way.
-    With ``kept`` the group is not dropped after its end.
+    With ``kept`` the group is not dropped after its end. With ``rests`` rank 0 joins the first rounds only, and nothing
+    is under way to it when it leaves.
     """
     generation = -1
     for kind in kinds:
         group, generation = enter(member, generation, connect_timeout_s=3600.0)
         if forgotten:
             group._link.cut = lambda: None
-        until_it_fails(member, act_of(kind, group, torch.ones(elements)), generation)
+        act = act_of(kind, group, torch.ones(elements))
+        until_it_fails(member, _resting(act, group) if rests and group.rank == 0 else act, generation)
         if not kept:
             group.drop()
     member.wait_for_word("end")
+
+
+def _resting(act: Callable[[], object], group: Group) -> Callable[[], object]:
+    """Act as often as the others need to count as looping, then wait for the group's end."""
+    rounds = iter(range(ROUNDS))
+
+    def rest() -> None:
+        while not group.broken:
+            time.sleep(0.001)
+        group.breaker.check()
+
+    return lambda: act() if next(rounds, None) is not None else rest()
 
 
 def act_of(kind: str, group: Group, tensor: torch.Tensor) -> Callable[[], object]:

@@ -87,8 +87,12 @@ def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
 
 
 def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
-    """Without a scheduler to tell them, the failure travels from neighbour to neighbour."""
-    started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1, kept=True)
+    """Without a scheduler to tell them, the failure travels from neighbour to neighbour.
+
+    As far as gloo lets it: a message that it takes up just as its connection goes is forgotten, and who waits for that
+    one is woken by the scheduler's word alone, as the tests above show. So here none is under way.
+    """
+    started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1, kept=True, rests=True)
     ranks.plan(0, [0, 1])
     ranks.await_events("looping", [0, 1])
     ranks.break_([0])
