@@ -36,6 +36,11 @@ _NAME_OF_DTYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+_SAME_SIZE_IN_NUMPY = {  # of what numpy has no name for
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _DTYPE_OF_NAME = {name: dtype for dtype, name in _NAME_OF_DTYPE.items()}
 
@@ -111,14 +116,16 @@ def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
 
 
 def _view_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    """Of any shape, as the tensor: to have all of them flat costs more than all else that is done to a small one."""
+    known = _SAME_SIZE_IN_NUMPY.get(tensor.dtype)
+    return (tensor if known is None else tensor.view(known)).numpy().data
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.dtype in _NAME_OF_DTYPE
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runtime.errors import CheckpointError
+from runtime.store.checkpoint.tensor_part import bytes_of
 from runtime.training import rng, snapshot
 
 DTYPES = [
@@ -25,6 +26,8 @@ DTYPES = [
     torch.float32,
     torch.float64,
     torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
 ]
 
 
@@ -124,8 +127,8 @@ def test_only_what_lies_as_it_is_stored_is_read_into() -> None:
     parts = snapshot.in_place([("plain", plain), ("parameter", parameter), ("empty", torch.empty(0)), *others.items()])
     assert parts.keys() == {"plain", "parameter", "empty"}
     assert (parts["plain"].dtype, parts["plain"].shape) == ("F32", (2, 3))
-    memoryview(parts["plain"].data)[:] = bytes(24)
-    memoryview(parts["parameter"].data)[:] = bytes(16)
+    bytes_of(parts["plain"])[:] = bytes(24)
+    bytes_of(parts["parameter"])[:] = bytes(16)
     assert not plain.any()
     assert not parameter.any()
 

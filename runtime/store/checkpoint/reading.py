@@ -226,12 +226,12 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
 
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
     """Fill the views, one after another, with the whole file."""
-    chunks = list(enumerate(_cut(views, manifest.chunk_bytes)))
-    if min(threads, len(chunks)) <= 1:
+    chunks = enumerate(_cut(views, manifest.chunk_bytes))
+    if min(threads, len(manifest.chunks)) <= 1:
         for index, pieces in chunks:
             _read_chunk(descriptor, pieces, found, manifest, index)
         return
-    pool = ThreadPoolExecutor(min(threads, len(chunks)), "samebits-read")
+    pool = ThreadPoolExecutor(min(threads, len(manifest.chunks)), "samebits-read")
     one_of_several = functools.partial(_read_chunk, cached_bytes=_CACHED_BYTES_OF_SEVERAL)
     try:
         for read in [pool.submit(one_of_several, descriptor, one, found, manifest, index) for index, one in chunks]:
