@@ -44,6 +44,7 @@ class Found:
     ours: list[Served] = field(default_factory=list)
     curve: list[Served] = field(default_factory=list)
     bare: list[Served] = field(default_factory=list)
+    bare_curve: list[Served] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     mass: list[MassLoss] = field(default_factory=list)
     losses: list[Losses] = field(default_factory=list)
@@ -91,6 +92,9 @@ def _contests(found: Found, workers: int, extent: Extent) -> list[Callable[[], N
     def curve() -> None:
         found.curve.append(trials.encrypted(workers, clients, extent.beats_s))
 
+    def bare_curve() -> None:
+        found.bare_curve.append(trials.bare_encrypted(workers, clients, extent.beats_s))
+
     def peer(name: str) -> None:
         found.peers_s.setdefault(name, []).append(trials.peer(name.lower(), workers, clients))
 
@@ -102,7 +106,7 @@ def _contests(found: Found, workers: int, extent: Extent) -> list[Callable[[], N
         lambda: found.publish_s.append(trials.publish(workers, clients)),
     ]
     contests += [functools.partial(peer, name) for name in (TCPSTORE, GRPC) if _takes_part(name, workers)]
-    return [*contests, curve] if extent.curve else contests
+    return [*contests, curve, bare_curve] if extent.curve else contests
 
 
 def _takes_part(peer: str, workers: int) -> bool:
@@ -145,6 +149,7 @@ def ratios(found: Found) -> dict[str, float]:
         "form_cpu_vs_router": _ratio(found.ours, found.bare, lambda one: one.form_cpu_s),
         "heartbeat_vs_bare": _ratio(found.ours, found.bare, _beat_us),
         "fanout_vs_pub": rounded(told_s / median(found.publish_s)),
+        "fanout_vs_router": rounded(told_s / median([one.told_s for one in found.bare])),
         "reconnect_vs_storm": _ratio(found.ours, found.bare, lambda one: one.back_s),
     }
     for peer, times_s in found.peers_s.items():
@@ -153,6 +158,8 @@ def ratios(found: Found) -> dict[str, float]:
         result["curve_form_vs_plain"] = _ratio(found.curve, found.ours, lambda one: one.form_s)
         result["curve_form_cpu_vs_plain"] = _ratio(found.curve, found.ours, lambda one: one.form_cpu_s)
         result["curve_heartbeat_vs_plain"] = _ratio(found.curve, found.ours, _beat_us)
+        result["router_curve_form_vs_plain"] = _ratio(found.bare_curve, found.bare, lambda one: one.form_s)
+        result["router_curve_heartbeat_vs_plain"] = _ratio(found.bare_curve, found.bare, _beat_us)
     return result
 
 
@@ -193,6 +200,7 @@ def _floor(found: Found, workers: int) -> dict[str, float]:
         "router_echo_s": median(found.echo_s),
         "router_heartbeat_cpu_us": median([_beat_us(one) for one in found.bare]),
         "pub_told_all_ms": median([one * 1e3 for one in found.publish_s]),
+        "router_told_all_ms": median([one.told_s * 1e3 for one in found.bare]),
         "death_seen_ms": median(deaths_ms),
         "death_seen_p99_ms": _p99(deaths_ms),
         "storm_back_s": median([one.back_s for one in found.bare]),

@@ -81,9 +81,17 @@ class Scene:
     def start_bare(self, kind: str, world_size: int) -> float:
         """A bare ROUTER or PUB; ``world_size`` 0 never tells anything to all. Returns when it was listening."""
         command = [*worker_module("control_plane_bare"), kind, str(self.port), str(world_size)]
-        self.bare = self.stage.start(BARE, command, {}, gated=True)
+        self.bare = self.stage.start(BARE, command, self.job.variables, gated=True)
         wait_until_listening(self.port, self.stage)
         return time.monotonic()
+
+    def tell_all(self) -> float:
+        """Let the bare server open a round; returns when it began to, on the host's monotonic clock."""
+        assert self.bare.stdin is not None
+        self.bare.stdin.write(b"now\n")
+        self.bare.stdin.flush()
+        (moment,) = self.wait_for("publishes", {self.bare.pid})
+        return moment.at_s
 
     def start_crowds(self, kind: str, count: int, clients: int, *, blob_bytes: int = 0) -> Crowds:
         """Slots 0 to ``count`` - 1, shared by so many processes; returns when all are ready to begin."""

@@ -26,6 +26,7 @@ from runtime.store import journal_format
 from runtime.store.journal import Journal
 
 SETTLE_S = 1.5  # until the last words of a formation are read, and everybody has begun to beat
+STEADY_S = 4.0  # until nothing of it is felt any more; after a storm of CURVE's handshakes it is for some seconds
 PAUSE_S = 0.05  # between two victims
 LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")  # not the round that opens for it, which says so too
 SECRET = "a secret of the benchmark, long enough"
@@ -41,6 +42,7 @@ class Served:
     beats: int
     beats_s: float
     beats_cpu_s: float
+    told_s: float = 0.0  # of a bare server: from its first word of a new round until the last worker knows of it
     back_s: float = 0.0  # from the new server's listening until the last worker has its answer; 0: not killed
 
 
@@ -102,7 +104,7 @@ def _live(workers: int, clients: int, beats_s: float, copy: Path) -> tuple[Serve
         listening_s = scene.start_scheduler()
         back_s = crowds.last("resumed") - listening_s
         resumed = crowds.ask("check", "checked")
-        return Served(*formed, *beaten, back_s), resumed, _lose_half(scene, crowds, workers // clients)
+        return Served(*formed, *beaten, back_s=back_s), resumed, _lose_half(scene, crowds, workers // clients)
 
 
 def encrypted(workers: int, clients: int, beats_s: float) -> Served:
@@ -122,11 +124,22 @@ def bare(workers: int, clients: int, beats_s: float) -> Served:
         crowds = scene.start_crowds("crowd", workers, clients)
         formed = _form(scene, crowds, BARE)
         beaten = _beat(scene, crowds, BARE, beats_s)
+        told_s = _tell_all(scene, crowds)
+        time.sleep(SETTLE_S)
         stage.end(BARE)
         crowds.tell("away")
         crowds.wait_for("away")
         listening_s = scene.start_bare("router", 0)
-        return Served(*formed, *beaten, crowds.last("resumed") - listening_s)
+        return Served(*formed, *beaten, told_s, crowds.last("resumed") - listening_s)
+
+
+def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
+    """The bare ROUTER with a secret: what CURVE itself costs."""
+    with Stage() as stage:
+        scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
+        scene.start_bare("router", workers)
+        crowds = scene.start_crowds("crowd", workers, clients)
+        return Served(*_form(scene, crowds, BARE), *_beat(scene, crowds, BARE, beats_s))
 
 
 def echo(workers: int, clients: int) -> float:
@@ -148,7 +161,7 @@ def _form(scene: Scene, crowds: Crowds, server: str) -> tuple[float, float, floa
 
 def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[int, float, float]:
     pid = scene.stage.pids()[server]
-    time.sleep(SETTLE_S)
+    time.sleep(STEADY_S)
     sent, cpu_before_s, began_s = crowds.ask("count", "counted"), cpu_s(pid), time.monotonic()
     time.sleep(beats_s)
     used_s, lasted_s = cpu_s(pid) - cpu_before_s, time.monotonic() - began_s
@@ -254,12 +267,12 @@ def publish(workers: int, clients: int) -> float:
         crowds = scene.start_crowds("subscribers", workers, clients)
         crowds.tell("begin")
         scene.wait_for("subscribed", {scene.bare.pid})
-        assert scene.bare.stdin is not None
-        scene.bare.stdin.write(b"now\n")
-        scene.bare.stdin.flush()
-        told_s = crowds.last("opened")
-        (moment,) = scene.stage.channel.select("publishes")
-        return told_s - moment.at_s
+        return _tell_all(scene, crowds)
+
+
+def _tell_all(scene: Scene, crowds: Crowds) -> float:
+    began_s = scene.tell_all()
+    return crowds.last("opened", since_s=began_s) - began_s
 
 
 # ---- peers

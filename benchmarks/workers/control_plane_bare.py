@@ -1,13 +1,15 @@
 """What ZeroMQ itself can do: a ROUTER that has a scheduler's conversation without being one, and a PUB.
 
 ``router`` answers the first word of every peer, tells all when all are in, and once more when all have answered, with
-messages of a scheduler's size that were packed before; nothing is read but the tag, nothing is decided or kept.
-``pub`` says one such message to all subscribers for every line on its standard input. Never here: a measurement. The
-one idea: the clients on the other side are those of the real scheduler, byte for byte, so what differs is ours.
+messages of a scheduler's size that were packed before; nothing is read but the tag, nothing is decided or kept. Told to
+by a line on its standard input, it opens a round for all, one by one; ``pub`` does so with one message to all. With
+CLUSTER_SECRET the router speaks CURVE, as a scheduler does. Never here: a measurement. The one idea: the clients on the
+other side are those of the real scheduler, byte for byte, so what differs is ours.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import zmq
@@ -15,6 +17,7 @@ import zmq
 from benchmarks.moments import Notebook
 from runtime.core import messages
 from runtime.core.messages import Admitted, GenerationStarted, RoundId, RoundOpened
+from runtime.net.curve import cluster_keys
 
 REGISTER, JOIN = 1, 3
 MAX_SOCKETS = 65535
@@ -23,6 +26,9 @@ JOB = "0" * 36
 ROUND = RoundId(1, 1)
 ADMITTED = messages.SCHEMA.pack(Admitted("0" * 32, JOB, 1, 9999, 1, 10000, None))
 ROUND_OPENED = messages.SCHEMA.pack(RoundOpened(JOB, 1, 1, ROUND, "all 10000 workers are registered", ""))
+NEXT_ROUND_OPENED = messages.SCHEMA.pack(
+    RoundOpened(JOB, 1, 1, RoundId(1, 2), "worker 9999 (rank 9999) is lost: its process is gone", "")
+)
 GENERATION_STARTED = messages.SCHEMA.pack(
     GenerationStarted(
         job=JOB, term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
@@ -42,19 +48,31 @@ def listen(kind: int, port: int) -> zmq.Socket[bytes]:
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     listening = context.socket(kind)
+    keys = cluster_keys(os.environ.get("CLUSTER_SECRET"), None)
+    if keys is not None:
+        listening.curve_server = True
+        listening.curve_secretkey = keys.scheduler.secret
     listening.setsockopt(zmq.BACKLOG, 4096)
     listening.setsockopt(zmq.SNDHWM, 0)
     listening.bind(f"tcp://127.0.0.1:{port}")
     return listening
 
 
-def be_router(port: int, world_size: int) -> None:
+def be_router(port: int, world_size: int, notebook: Notebook) -> None:
     router = listen(zmq.ROUTER, port)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     registered: set[bytes] = set()
     joined: set[bytes] = set()
+    poller = zmq.Poller()
+    poller.register(router, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while True:
-        router.poll()
+        if sys.stdin.fileno() in dict(poller.poll()):
+            if not os.read(sys.stdin.fileno(), 4096):
+                return
+            joined.clear()
+            notebook.note("publishes")
+            tell(router, registered, NEXT_ROUND_OPENED)
         while True:
             try:
                 peer, said = router.recv_multipart(zmq.NOBLOCK)
@@ -90,10 +108,8 @@ def be_publisher(port: int, world_size: int, notebook: Notebook) -> None:
 
 def main() -> None:
     kind, port, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    if kind == "router":
-        be_router(port, world_size)
-    else:
-        be_publisher(port, world_size, Notebook.from_environment())
+    serve = be_router if kind == "router" else be_publisher
+    serve(port, world_size, Notebook.from_environment())
 
 
 if __name__ == "__main__":
