@@ -212,6 +212,8 @@ class AsyncSaves:
         """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""
         if self._writer is not None:
             self._writer.close()
+        if self._staging is not None:
+            self._staging.close()
         if self._room is not None:
             self._room.close()
         self._writer = self._staging = self._room = None

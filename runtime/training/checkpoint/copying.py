@@ -4,8 +4,7 @@ Nothing but the copying lives here. The one idea: torch's own copy shares out ea
 at its best where the target is aligned to cache lines; a file without gaps aligns only some of its tensors, and for
 small ones the threads' meeting costs more than the bytes, so those go by plain memmove, shared out as whole tensors.
 
-Tensors of an accelerator go by torch's copy, device to memory, which returns when they are there. (Tested on the CPU
-alone.)
+Tensors of an accelerator are fetched by itself (``pinning``).
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
+from runtime.training.checkpoint import pinning
 
 SMALL_BYTES = 1024 * 1024
 _CACHE_LINE_BYTES = 64
@@ -30,10 +31,15 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
     """Copy each source into its target, a contiguous CPU tensor of the same dtype and shape."""
     moves: list[_Move] = []
     others: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    elsewhere: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     for target, source in zip(targets, sources, strict=True):
+        if not source.is_cpu:
+            elsewhere[0].append(target)
+            elsewhere[1].append(source)
+            continue
         size = target.nbytes
         address = target.data_ptr()
-        is_plain = source.is_cpu and source.is_contiguous() and not source.is_conj() and not source.is_neg()
+        is_plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
         if is_plain and (size < SMALL_BYTES or address % _CACHE_LINE_BYTES):
             moves.append((address, source.data_ptr(), size))
         else:
@@ -45,6 +51,8 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
     if others[0]:
         with torch.no_grad():
             torch._foreach_copy_(*others)
+    if elsewhere[0]:
+        pinning.fetch(*elsewhere)
     for one in pending:
         one.result()
 

@@ -26,6 +26,7 @@ from runtime.store.checkpoint import (
 )
 from runtime.training import snapshot
 from runtime.training.checkpoint import copying
+from runtime.training.checkpoint.pinning import PinnedMemory
 from runtime.training.snapshot import NamedTensors
 
 _NO_DIGEST = bytes(16)
@@ -50,6 +51,21 @@ class _Plan:
     data_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A slot's memory, as it is filled.
+
+    Attributes:
+        plan: that it was made for.
+        views: a tensor for each of the plan, in the order of the file.
+        pinned: all of it, where an accelerator copies into it.
+    """
+
+    plan: _Plan
+    views: list[torch.Tensor]
+    pinned: PinnedMemory | None
+
+
 class Staging:
     """Fills the slots of one room, and remembers how.
 
@@ -60,7 +76,7 @@ class Staging:
     def __init__(self, room: MemoryRoom) -> None:
         self._room = room
         self._plan: _Plan | None = None
-        self._views: dict[MemorySlot, tuple[_Plan, list[torch.Tensor]]] = {}
+        self._mapped: dict[MemorySlot, _Mapped] = {}
 
     def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:
         """Copy a point into a slot and seal it; the slot's name and the point's sequence.
@@ -73,9 +89,10 @@ class Staging:
         chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
         manifest = encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
         slot = self._room.next_slot()
-        views = self._views_into(slot, plan, len(manifest))
+        sources = [tensors[index][1] for index in plan.order]
+        views = self._views_into(slot, plan, len(manifest), sources)
         slot.open()
-        copying.copy(views, [tensors[index][1] for index in plan.order])
+        copying.copy(views, sources)
         return slot.path.name, self._room.seal(slot, header.point, manifest, plan.data_bytes)
 
     def _plan_for(self, tensors: NamedTensors) -> _Plan:
@@ -84,18 +101,32 @@ class Staging:
             self._plan = _plan(kinds, tensors)
         return self._plan
 
-    def _views_into(self, slot: MemorySlot, plan: _Plan, manifest_bytes: int) -> list[torch.Tensor]:
-        known = self._views.get(slot)
-        if known is not None and known[0] is plan and not slot.needs_room(manifest_bytes, plan.data_bytes):
-            return known[1]
-        self._views.pop(slot, None)
+    def close(self) -> None:
+        """The slots' memory is given back, or left to who finds it."""
+        for slot in list(self._mapped):
+            self._let_go(slot)
+
+    def _let_go(self, slot: MemorySlot) -> None:
+        mapped = self._mapped.pop(slot, None)
+        if mapped is not None and mapped.pinned is not None:
+            mapped.pinned.release()
+
+    def _views_into(
+        self, slot: MemorySlot, plan: _Plan, manifest_bytes: int, sources: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        known = self._mapped.get(slot)
+        if known is not None and known.plan is plan and not slot.needs_room(manifest_bytes, plan.data_bytes):
+            return known.views
+        self._let_go(slot)
         slot.reserve(manifest_bytes, plan.data_bytes)
         slot.open()  # before the first byte changes
         data = slot.data(plan.data_bytes)
         data[: len(plan.header)] = plan.header
-        views = _views(data, plan)
-        self._views[slot] = plan, views
-        return views
+        everything = torch.frombuffer(data, dtype=torch.uint8)
+        device = next((source.device for source in sources if not source.is_cpu), None)
+        pinned = None if device is None else PinnedMemory(everything, device)
+        mapped = self._mapped[slot] = _Mapped(plan, _views(everything, plan), pinned)
+        return mapped.views
 
 
 def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
@@ -112,9 +143,8 @@ def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
     return _Plan(kinds, order, header, starts, position)
 
 
-def _views(data: memoryview, plan: _Plan) -> list[torch.Tensor]:
-    """A tensor for each of the plan, in the order of the file, in the memory of ``data``."""
-    everything = torch.frombuffer(data, dtype=torch.uint8)
+def _views(everything: torch.Tensor, plan: _Plan) -> list[torch.Tensor]:
+    """A tensor for each of the plan, in the order of the file, in the memory of the data file's bytes."""
     views = []
     for index, start in zip(plan.order, plan.starts, strict=True):
         _, dtype, shape, _ = plan.kinds[index]
