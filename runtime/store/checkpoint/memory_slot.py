@@ -15,6 +15,7 @@ only for the writer that hashes them at once), hashed (its manifest holds the di
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import os
@@ -39,6 +40,8 @@ _SPOKEN_BYTES = _FIELDS.size + _DIGEST_BYTES
 _SILENT = bytes(_SPOKEN_BYTES)
 _MANIFEST_SLACK_BYTES = 64 * 1024
 _SHARE_OF_AVAILABLE = 0.8
+_MADV_POPULATE_WRITE = 23  # madvise(2); Python has no name for it
+_MAPPED_AT_ONCE = 16 * 1024 * 1024
 
 
 class Stage(enum.IntEnum):
@@ -127,9 +130,10 @@ class MemorySlot:
         return self._data_offset + data_bytes > len(self._view)
 
     def reserve(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Have room for a point of that size: whether the memory is new, so that views into it must be made anew.
+        """Have room for a point of that size: whether it is mapped anew, so that views into it must be made anew.
 
-        The old content is gone where it is new; no view of it may be used any more.
+        The old content is gone then; no view of it may be used any more. The memory it was in is taken over, also a
+        predecessor's: to clear new memory takes several times as long as to fill it.
 
         Raises:
             StoreError: there is not so much memory; what was reserved is given back.
@@ -138,32 +142,37 @@ class MemorySlot:
             return False
         data_offset = HEADER_BYTES + _in_pages(manifest_bytes * 2 + _MANIFEST_SLACK_BYTES)
         size_bytes = data_offset + _in_pages(data_bytes)
-        self.discard()
-        available = available_bytes()
-        if available is not None and size_bytes > available * _SHARE_OF_AVAILABLE:
-            raise StoreError(
-                f"{self.path}: {size_bytes} bytes of memory are needed and {available} are available (see `free` and "
-                "the container's limit): the rest is left to the training"
-            )
+        self.close()
+        descriptor = open_slot(self._directory, self.path, os.O_RDWR)
         with durable.disk_errors(self.path, f"reserving {size_bytes} bytes of memory"):
+            if descriptor is None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(self.path.name, flags, durable.FILE_MODE, dir_fd=self._directory)
             try:
-                self._reserve(size_bytes)
+                self._reserve(descriptor, size_bytes)
             except BaseException:
                 self.discard()
                 raise
+            finally:
+                os.close(descriptor)
         self._data_offset = data_offset
         return True
 
-    def _reserve(self, size_bytes: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path.name, flags, durable.FILE_MODE, dir_fd=self._directory)
-        try:
-            os.posix_fallocate(descriptor, 0, size_bytes)  # else a full /dev/shm is a SIGBUS while copying
-            self._memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        finally:
-            os.close(descriptor)
+    def _reserve(self, descriptor: int, size_bytes: int) -> None:
+        found = os.fstat(descriptor)
+        missing_bytes, available = size_bytes - min(found.st_size, found.st_blocks * 512), available_bytes()
+        if available is not None and missing_bytes > available * _SHARE_OF_AVAILABLE:
+            raise StoreError(
+                f"{self.path}: {missing_bytes} bytes of memory are needed and {available} are available (see `free` "
+                "and the container's limit): the rest is left to the training"
+            )
+        os.pwrite(descriptor, _SILENT, 0)  # before the file is another one than its header says
+        os.ftruncate(descriptor, size_bytes)
+        os.posix_fallocate(descriptor, 0, size_bytes)  # else a full /dev/shm is a SIGBUS while copying
+        self._memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED)
         if hasattr(mmap, "MADV_DONTFORK"):
             self._memory.madvise(mmap.MADV_DONTFORK)  # a child that is left over must not keep the memory
+        _map_all(self._memory)
         self._view = memoryview(self._memory)
 
     def open(self) -> None:
@@ -226,6 +235,15 @@ def read_header(descriptor: int) -> SlotHeader | None:
 def read_manifest(descriptor: int, header: SlotHeader) -> bytes:
     """The bytes of an open slot's manifest."""
     return os.pread(descriptor, header.manifest_bytes, HEADER_BYTES)
+
+
+def _map_all(memory: mmap.mmap) -> None:
+    """Map every page now, not one by one while a step waits; in slices, because Python waits as well (mmap does not
+    give its lock away).
+    """
+    with contextlib.suppress(OSError):  # before Linux 5.14
+        for start in range(0, len(memory), _MAPPED_AT_ONCE):
+            memory.madvise(_MADV_POPULATE_WRITE, start, min(_MAPPED_AT_ONCE, len(memory) - start))
 
 
 def _in_pages(size_bytes: int) -> int:

@@ -170,6 +170,24 @@ def test_a_point_that_outgrows_its_slot_gets_new_memory(tmp_path: Path) -> None:
     assert found_steps(tmp_path) == [5, 4]
 
 
+@pytest.mark.parametrize("count", [96, 40, 200_000], ids=["as large", "smaller", "larger"])
+def test_who_comes_next_takes_over_the_memory_of_the_older_point(tmp_path: Path, count: int) -> None:
+    with contextlib.closing(MemoryRoom(tmp_path, JOB, 0)) as room:
+        older = fill_and_hash(room, 10, count=100_000)
+        newer = fill_and_hash(room, 20, count=100_000)
+        inode = (room.path / older).stat().st_ino
+    with contextlib.closing(MemoryRoom(tmp_path, JOB, 0)) as room:
+        slot = room.next_slot()
+        assert slot.path.name == older
+        assert slot.reserve(1000, count)
+        assert found_steps(tmp_path) == [20], "of what is taken over nothing is left"
+        assert slot.path.stat().st_ino == inode
+        assert slot.path.stat().st_blocks * 512 >= slot.path.stat().st_size > count
+        assert fill_and_hash(room, 30, count=count) == older
+        assert (room.path / newer).exists()
+    assert found_steps(tmp_path) == [30, 20]
+
+
 def test_unwanted_points_are_forgotten(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     for step in (1, 2):
