@@ -142,7 +142,7 @@ class Session:
             with points.due.saving():
                 points.save(step)
         else:
-            points.folder.settle()
+            points.leave_out(step)
 
     def flush(self) -> None:
         """Return once everything saved so far is durable."""

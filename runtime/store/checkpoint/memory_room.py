@@ -77,6 +77,10 @@ class MemoryRoom:
 
         return min(self._slots, key=worth)
 
+    def empty_slots(self) -> list[MemorySlot]:
+        """Those that hold nothing anybody could use."""
+        return [slot for slot in self._slots if slot.header() is None]
+
     def seal(
         self, slot: MemorySlot, point: Point, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED
     ) -> int:

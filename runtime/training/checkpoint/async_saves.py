@@ -8,6 +8,7 @@ without.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,6 +74,11 @@ class AsyncSaves:
         """Whether a save is in hand."""
         return self._writer is not None and self._writer.is_busy
 
+    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
+        """Have memory for the first saves by the time they come, where there is any; such a point will be saved."""
+        with contextlib.suppress(CheckpointError, StoreError):  # the first save says so
+            self._opened_room()[1].prepare(header, tensors, tree, layout)
+
     def begin(
         self,
         header: PointHeader,
@@ -121,16 +127,20 @@ class AsyncSaves:
         self._said = True
 
     def _opened(self, lock_descriptor: int) -> tuple[Staging, Writer]:
-        if self._room is None or self._staging is None:
-            store.sweep(self._memory, self._job)
-            self._room = MemoryRoom(self._memory, self._job, self._slot)
-            self._staging = Staging(self._room)
+        room, staging = self._opened_room()
         if self._writer is not None and self._brief is not None and not self._is_copying:
             self._writer.close()  # the ranks were all on one host before; nothing is in hand here
             self._writer = None
         if self._writer is None:
-            self._writer = self._new_writer(self._room, lock_descriptor)
-        return self._staging, self._writer
+            self._writer = self._new_writer(room, lock_descriptor)
+        return staging, self._writer
+
+    def _opened_room(self) -> tuple[MemoryRoom, Staging]:
+        if self._room is None or self._staging is None:
+            store.sweep(self._memory, self._job)
+            self._room = MemoryRoom(self._memory, self._job, self._slot)
+            self._staging = Staging(self._room)
+        return self._room, self._staging
 
     def _new_writer(self, room: MemoryRoom, lock_descriptor: int) -> Writer:
         self._is_copying = self._listener is not None and self._brief is not None

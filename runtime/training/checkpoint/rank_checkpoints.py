@@ -224,6 +224,11 @@ class RankCheckpoints:
             return self._failed(header.point, str(error))
         return self._became_durable(header.point, by_writer=False)
 
+    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
+        """Points such as this one will be saved; that they can be copied aside is seen to, beside the training."""
+        if self.config.async_save:
+            self._saves.prepare(header, tensors, tree, layout)
+
     def settle(self) -> None:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
         if self._saves.is_busy:

@@ -2,16 +2,20 @@
 
 Here lives where each tensor's bytes belong in a slot, and the copying; what a slot is, and who reads it, is
 ``store.checkpoint``'s. The one idea: as long as names, dtypes and shapes are those of the save before, everything but
-the copying itself is remembered: the order of the tensors, the data file's header, and a view of the slot for each.
+the copying itself is remembered: the order of the tensors, the data file's header, and a view of the slot for each. The
+first saves find the memory of their slots reserved, by a thread that did so while training went on.
 """
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from runtime.errors import StoreError
 from runtime.store.checkpoint import (
     CHUNK_BYTES,
     Manifest,
@@ -77,6 +81,21 @@ class Staging:
         self._room = room
         self._plan: _Plan | None = None
         self._mapped: dict[MemorySlot, _Mapped] = {}
+        self._aside = ThreadPoolExecutor(1, "samebits-reserve")
+        self._reserving: dict[MemorySlot, Future[bool]] = {}
+
+    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
+        """Begin to reserve room for points such as this one, beside the training, in every slot that holds none.
+
+        Where that fails, the save that needs it says so.
+
+        Raises:
+            CheckpointError: the state cannot be saved faithfully; the message names the value.
+        """
+        plan = self._plan_for(tensors)
+        manifest_bytes = len(_unproven(header, tree, layout, plan))
+        for slot in self._room.empty_slots():
+            self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
     def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:
         """Copy a point into a slot and seal it; the slot's name and the point's sequence.
@@ -86,9 +105,11 @@ class Staging:
             StoreError: there is not enough memory of that kind.
         """
         plan = self._plan_for(tensors)
-        chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
-        manifest = encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
+        manifest = _unproven(header, tree, layout, plan)
         slot = self._room.next_slot()
+        if (reserving := self._reserving.pop(slot, None)) is not None:
+            with contextlib.suppress(StoreError):  # it is tried again
+                reserving.result()
         sources = [tensors[index][1] for index in plan.order]
         views = self._views_into(slot, plan, len(manifest), sources)
         slot.open()
@@ -102,7 +123,8 @@ class Staging:
         return self._plan
 
     def close(self) -> None:
-        """The slots' memory is given back, or left to who finds it."""
+        """Nothing of the slots' memory is used any more: it is given back, or left to who finds it."""
+        self._aside.shutdown(cancel_futures=True)
         for slot in list(self._mapped):
             self._let_go(slot)
 
@@ -127,6 +149,12 @@ class Staging:
         pinned = None if device is None else PinnedMemory(everything, device)
         mapped = self._mapped[slot] = _Mapped(plan, _views(everything, plan), pinned)
         return mapped.views
+
+
+def _unproven(header: PointHeader, tree: Tree, layout: Tree, plan: _Plan) -> bytes:
+    """The manifest, as long as it will be; the writer puts the digests in."""
+    chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
+    return encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
 
 
 def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:

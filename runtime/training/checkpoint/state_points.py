@@ -38,6 +38,9 @@ from runtime.training.words import Words
 
 __all__ = ["StatePoints"]
 
+_PREPARED_AT = 2
+"""The first commit of a process that joins a running job is part of a recovery, for which all others wait."""
+
 
 def _nothing() -> None:
     """There is nothing to be done meanwhile."""
@@ -61,6 +64,7 @@ class StatePoints:
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
+        self._left_out = 0  # commits, since the folder was opened
         self._copies = KeptCopies(process.admitted.job, memory=store.SHARED_MEMORY)
 
     # ---- the folder
@@ -71,6 +75,7 @@ class StatePoints:
             if self._folder is not None:
                 self._folder.release()
             self._folder = self._open(slot)
+            self._left_out = 0
 
     def start_writer_ahead(self) -> None:
         """Have a writer's process before there is a slot to write for: it imports for longer than a recovery takes."""
@@ -173,6 +178,14 @@ class StatePoints:
         self._copies.saved_by_all(self._process.agent.committed_point)
         self._save(Point(step, self.present().generation))
 
+    def leave_out(self, step: int) -> None:
+        """A commit is not saved; others will be."""
+        self.folder.settle()
+        self._left_out += 1
+        if self._left_out == _PREPARED_AT:
+            with contextlib.suppress(CheckpointError):  # the first save says so
+                self.folder.prepare(*self._in_tensors(Point(step, self.present().generation)))
+
     def save_or_fail(self, step: int) -> None:
         """As :meth:`save`, and it is on disk afterwards.
 
@@ -202,24 +215,24 @@ class StatePoints:
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         """The state as it stands, with the layouts of the last commit."""
+        return self.folder.save(*self._in_tensors(point), durable=durable, wait_s=wait_s)
+
+    def _in_tensors(self, point: Point) -> tuple[PointHeader, NamedTensors, store.Tree, dict[str, Any]]:
         place = self.present()
         tree, tensors = snapshot.take_apart(self._contents(), "state")
-        header = self.folder.header(point, place.rank, place.world_size)
-        return self.folder.save(header, tensors, tree, dict(self.layouts), durable=durable, wait_s=wait_s)
+        return self.folder.header(point, place.rank, place.world_size), tensors, tree, dict(self.layouts)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for other ranks."""
-        return store.pack_state(*self._taken_apart(point))
+        return store.pack_state(*self._in_parts(point))
 
     def _live(self, point: Point) -> Outgoing:
         """The live state, for other ranks: it must stand until they have it."""
-        return Outgoing.of_state(*self._taken_apart(point))
+        return Outgoing.of_state(*self._in_parts(point))
 
-    def _taken_apart(self, point: Point) -> tuple[PointHeader, list[TensorPart], store.Tree, dict[str, Any]]:
-        place = self.present()
-        tree, parts = snapshot.split(self._contents(), "state")
-        header = self.folder.header(point, place.rank, place.world_size)
-        return header, parts, tree, dict(self.layouts)
+    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], store.Tree, dict[str, Any]]:
+        header, tensors, tree, layouts = self._in_tensors(point)
+        return header, snapshot.parts_of(tensors), tree, layouts
 
     def _from_folder(self, point: Point) -> Outgoing:
         """One of this rank's points, for other ranks."""

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,19 @@ def state_of(step: int) -> dict[str, Any]:
     }
 
 
-def save(rank: RankCheckpoints, step: int, generation: int = 1, *, durable: bool = False) -> bool:
+def point_of(rank: RankCheckpoints, step: int, generation: int = 1) -> tuple[Any, ...]:
     tree, tensors = snapshot.take_apart(state_of(step), "state")
-    return rank.save(rank.header(Point(step, generation), 0, 1), tensors, tree, {}, durable=durable)
+    return rank.header(Point(step, generation), 0, 1), tensors, tree, {}
+
+
+def save(rank: RankCheckpoints, step: int, generation: int = 1, *, durable: bool = False) -> bool:
+    return rank.save(*point_of(rank, step, generation), durable=durable)
+
+
+def until_prepared(rank: RankCheckpoints) -> None:
+    staging = rank._saves._staging
+    assert staging is not None
+    wait(staging._reserving.values())
 
 
 def assert_is_step(rank: RankCheckpoints, step: int, generation: int = 1) -> None:
@@ -311,6 +322,62 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
         other.close()
         save(mine, 4)
         assert [record for record in caplog.records if "copied aside again" in record.message]
+
+
+def test_memory_that_was_prepared_is_there_when_it_is_needed(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = rank()
+    mine.prepare(*point_of(mine, 3))
+    until_prepared(mine)
+    slots = sorted((tmp_path / "memory").rglob("[ab]"))
+    assert [slot.name for slot in slots] == ["a", "b"]
+    assert all(slot.stat().st_blocks for slot in slots)
+    assert mine._saves._writer is None
+    assert mine.held() == []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("memory was reserved again"))
+    for step in (4, 5, 6):
+        assert save(mine, step)
+        mine.flush()
+        assert_is_step(mine, step)
+
+
+def test_preparing_leaves_points_alone_that_somebody_may_need(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path
+) -> None:
+    before = rank()
+    for step in (1, 2):
+        assert save(before, step)
+        before.flush()
+    before.release()
+    mine = rank()
+    mine.prepare(*point_of(mine, 3))
+    until_prepared(mine)
+    assert [found.point.step for found in points_in_memory(tmp_path / "memory", JOB, 0)[0]] == [2, 1]
+    assert save(mine, 4)
+    mine.flush()
+    assert_is_step(mine, 4)
+
+
+def test_what_cannot_be_prepared_is_said_by_the_save_that_needs_it(
+    rank: Callable[..., RankCheckpoints],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = rank()
+    mine.prepare(mine.header(Point(3, 1), 0, 1), [("twice", torch.ones(1))] * 2, {}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_slot, "available_bytes", lambda: 100)
+        mine.prepare(*point_of(mine, 3))
+        until_prepared(mine)
+        assert not caplog.records
+        assert not list((tmp_path / "memory").rglob("[ab]"))
+        save(mine, 4)
+    assert "100 are available" in caplog.text
+    other = rank(async_save=False)
+    other.prepare(*point_of(other, 3))
+    assert other._saves._staging is None
 
 
 def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_state_as_large(

@@ -1,4 +1,4 @@
-"""A restore point that breaks off half-way: what it was read into is nobody's commit any more."""
+"""What a state's points do in one process: a restore point that breaks off half-way, and memory that is prepared."""
 
 from __future__ import annotations
 
@@ -34,3 +34,34 @@ def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest
     with pytest.raises(GenerationEndedError):
         points.obtain(Point(4, 1), Point(3, 1), None)  # type: ignore[arg-type]
     assert state.recall() is None
+
+
+def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the first: in a process that has just joined, others wait for that."""
+    model = nn.Linear(3, 2)
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
+    process: Any = SimpleNamespace(admitted=SimpleNamespace(job="a-job"), device=torch.device("cpu"))
+    points = StatePoints(process, state)
+    points.place = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
+    prepared: list[Point] = []
+
+    def folder(slot: int) -> Any:
+        return SimpleNamespace(
+            slot=slot,
+            settle=lambda: None,
+            release=lambda: None,
+            header=lambda point, rank, world_size: point,
+            prepare=lambda point, tensors, tree, layouts: prepared.append(point),
+        )
+
+    monkeypatch.setattr(points, "_open", folder)
+    points.take_slot(1)
+    for step in range(1, 6):
+        points.leave_out(step)
+    assert prepared == [Point(2, 1)]
+    points.take_slot(1)
+    points.leave_out(6)
+    points.take_slot(0)
+    for step in (7, 8, 9):
+        points.leave_out(step)
+    assert prepared == [Point(2, 1), Point(8, 1)]
