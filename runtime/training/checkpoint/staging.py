@@ -95,6 +95,7 @@ class Staging:
         plan = self._plan_for(tensors)
         manifest_bytes = len(_unproven(header, tree, layout, plan))
         for slot in self._room.empty_slots():
+            self._let_go(slot)  # of memory that was given back since
             self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
     def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def test_any_other_kind_is_noticed(room: MemoryRoom, change: str) -> None:
     assert loaded.keys() == {name for name, _ in tensors}
     for name, tensor in tensors:
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+
+
+def test_memory_that_was_given_back_and_is_prepared_anew_is_another(room: MemoryRoom) -> None:
+    staging = Staging(room)
+    for step in (1, 2):
+        stage(staging, room, step, tensors_of(step))
+    room.forget(lambda point: True)
+    staging.prepare(PointHeader(JOB, Point(2, 1), 1, 0, 0, "0"), tensors_of(2), {"step": 2}, {})
+    wait(staging._reserving.values())
+    for step in (3, 4, 5):
+        loaded = load(stage(staging, room, step, tensors_of(step)))
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors_of(step))
+    staging.close()
 
 
 def test_a_name_that_appears_twice_is_refused_and_the_older_point_stays(room: MemoryRoom) -> None:
