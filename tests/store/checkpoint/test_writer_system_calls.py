@@ -19,7 +19,7 @@ _CALL = re.compile(r"(\d+) +(\w+)\((.*)")
 # which thread is faster. A kill there is one at the next call.
 _OF_ITS_OWN = frozenset({"brk", "madvise", "mmap", "mprotect", "mremap", "munmap", "clone", "clone3", "exit", "futex"})
 _OF_ITS_OWN |= {"gettid", "rseq", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "set_robust_list"}
-ATTEMPTS = 4
+ATTEMPTS = 12
 _TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names the slot: an array of three
 _SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
 
