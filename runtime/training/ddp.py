@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Reducer
 from torch.nn import Module
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from runtime.errors import LayoutError, UsageError
@@ -94,16 +95,36 @@ def _is_learning(ddp: DistributedDataParallel) -> bool:
 
 
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
-"""Reading a layout allocates a copy of all gradients, so each is read once."""
+"""A layout that is final is read once, not at every commit."""
 
 
 def _read(ddp: DistributedDataParallel) -> Layout:
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-    buckets = tuple(
-        tuple(names[id(parameter)] for parameter in bucket.parameters())
-        for bucket in ddp.reducer._get_zeros_like_grad_buckets()
-    )
-    return Layout(buckets, ddp._has_rebuilt_buckets)
+    with _WithoutMemory():
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    ordered = tuple(tuple(names[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
+    return Layout(ordered, ddp._has_rebuilt_buckets)
+
+
+class _WithoutMemory(TorchDispatchMode):
+    """Tensors made here have shapes and no elements.
+
+    A reducer tells its buckets by giving zeros of their size: those of 1 GB take a third of a second, in memory that a
+    rank may not have.
+    """
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__  # it has no types
+        initialize()
+
+    def __torch_dispatch__(
+        self,
+        make: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return make(*args, **{**(options or {}), "device": torch.device("meta")})
 
 
 # --- giving -----------------------------------------------------------------------------------------------------------
@@ -122,15 +143,16 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         LayoutError: this model cannot have that layout; the message names the difference.
         UsageError: the wrapper uses something that cannot be carried over to another group.
     """
-    _require_supported(ddp)
+    parameters, sparse = ddp._build_params_for_reducer()
+    _require_supported(ddp, has_sparse=any(sparse))
     pg = _group_for(ddp, group)
     ddp.reducer._remove_autograd_hooks()
     # The reducer owns gradient buffers and, perhaps as the last one, the old group.
     old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
     if layout is not None and layout.rebuilt:
-        _build_final(ddp, layout)
+        _build_final(ddp, layout, parameters, sparse)
     else:
-        _build_fresh(ddp)
+        _build_fresh(ddp, parameters, sparse)
     ddp.process_group = pg
     ddp.require_forward_param_sync = True  # on every rank alike, whatever each has done before
     _connect_reducer(ddp)
@@ -147,20 +169,20 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         )
 
 
-def _build_fresh(ddp: DistributedDataParallel) -> None:
+def _build_fresh(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
     ddp.process_group = _GroupOfOne()
-    parameters, sparse = ddp._build_params_for_reducer()
     _build_reducer(ddp, parameters, sparse)
     ddp._has_rebuilt_buckets = False
 
 
-def _build_final(ddp: DistributedDataParallel, layout: Layout) -> None:
+def _build_final(
+    ddp: DistributedDataParallel, layout: Layout, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]
+) -> None:
     """Let a new reducer lay out its buckets as if gradients had arrived in the layout's order, and know it is final.
 
     The reducer is given its parameters in that order and told that each was ready (what DDP's ``join`` does for ranks
     that have run out of data). Its broadcast of the result goes to a group of one.
     """
-    parameters, sparse = ddp._build_params_for_reducer()
     by_name = {name: parameter for name, parameter in ddp.module.named_parameters() if parameter.requires_grad}
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
     wanted = [name for bucket in layout.buckets for name in bucket]
@@ -233,7 +255,7 @@ def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
     return group.pg
 
 
-def _require_supported(ddp: DistributedDataParallel) -> None:
+def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> None:
     parameters = list(ddp.module.parameters())
     reasons = {
         "delay_all_reduce_named_params: it reduces past the reducer": bool(ddp._delay_all_reduce_params),
@@ -247,9 +269,7 @@ def _require_supported(ddp: DistributedDataParallel) -> None:
         "an optimizer inside backward (_apply_optimizer_in_backward): a lost peer would leave half a step": any(
             hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
         ),
-        "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": any(
-            ddp._build_params_for_reducer()[1]
-        ),
+        "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": has_sparse,
         "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": ddp._use_python_reducer,
     }
     for reason, present in reasons.items():

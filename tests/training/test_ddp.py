@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.errors import GenerationEndedError, LayoutError, UsageError
 from runtime.training import ddp
@@ -63,6 +64,30 @@ def test_the_layout_changes_after_the_first_iteration_and_is_read_before_it_is_u
     assert capture(stock) == final
     iterate(one, 2)
     assert capture(one) == final
+
+
+class MadeOf(TorchDispatchMode):
+    """Notes on which devices tensors are made like others, by whom it may be."""
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__
+        initialize()
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(
+        self, make: Callable[..., Any], types: object, args: Any = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        made = make(*args, **(options or {}))
+        if make is torch.ops.aten.zeros_like.default:
+            self.devices.add(made.device.type)
+        return made
+
+
+def test_a_layout_is_read_without_memory_for_all_gradients(group: Group) -> None:
+    one = wrapper()
+    with MadeOf() as made:
+        capture(one)
+    assert made.devices == {"meta"}
 
 
 @pytest.mark.parametrize(
