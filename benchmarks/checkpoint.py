@@ -173,14 +173,16 @@ def measure(size: str, rounds: int, directory: Path, progress: Progress) -> Samp
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoint", description=(__doc__ or "").partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        prog="python -m benchmarks.checkpoint", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help=f"only {SIZES_QUICK[0]}, {ROUNDS_QUICK} rounds")
-    parser.add_argument("--size", nargs="+", default=None, help=f"of the state (default: {' '.join(SIZES)})")
-    parser.add_argument("--rounds", type=int, default=None, help=f"of everything (default: {ROUNDS})")
+    parser.add_argument("--size", nargs="+", help=f"of the state (default: {' '.join(SIZES)})")
+    parser.add_argument("--rounds", type=int, help=f"of everything (default: {ROUNDS})")
     parser.add_argument(
-        "--directory", type=Path, default=Path(), help="on the disk to measure; what is made there goes"
+        "--directory",
+        type=Path,
+        default=Path(),
+        help="on the disk to measure; what is made there goes (default: this one)",
     )
     arguments = parser.parse_args()
     sizes: Sequence[str] = arguments.size or (SIZES_QUICK if arguments.quick else SIZES)

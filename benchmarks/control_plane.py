@@ -230,13 +230,12 @@ def people(document: Report) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.control_plane", description=(__doc__ or "").partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        prog="python -m benchmarks.control_plane", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help=f"{TRIALS_QUICK} trials, at most {WORKERS_QUICK[-1]}")
-    parser.add_argument("--workers", type=int, nargs="+", default=None, help=f"simulated (default: {WORKERS})")
-    parser.add_argument("--trials", type=int, default=None, help=f"of each contestant (default: {TRIALS})")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help="processes that play the workers")
+    parser.add_argument("--workers", type=int, nargs="+", help=f"simulated (default: {WORKERS})")
+    parser.add_argument("--trials", type=int, help=f"of each contestant (default: {TRIALS})")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"that play the workers (default: {CLIENTS})")
     parser.add_argument("--no-curve", action="store_true", help="leave CURVE (CLUSTER_SECRET) out")
     arguments = parser.parse_args()
     extent = Extent(

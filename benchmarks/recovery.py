@@ -147,9 +147,8 @@ def _shown(restart: Restart | None, within_s: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recovery", description=(__doc__ or "").partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        prog="python -m benchmarks.recovery", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="a few losses of each kind, for a look")
     for name, what in (
         ("kills", "losses to a spare at 4 ranks"),
@@ -157,9 +156,11 @@ def main() -> None:
         ("stops", "ranks stopped"),
         ("restarts", "kills of each contestant that restarts"),
     ):
-        parser.add_argument(f"--{name}", type=_at_least_one, default=None, help=f"{what} (default: {_default(name)})")
-    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="the interpreter that has torchft")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks")
+        parser.add_argument(f"--{name}", type=_at_least_one, help=f"{what} (default: {_default(name)})")
+    parser.add_argument(
+        "--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this one)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
     arguments = parser.parse_args()
     standard = QUICK if arguments.quick else Amounts()
     given = {name: getattr(arguments, name) for name in ("kills", "kills_8", "stops", "restarts")}

@@ -295,13 +295,14 @@ def _people(workload: Workload, windows: Windows) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.steady_state", description=(__doc__ or "").partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        prog="python -m benchmarks.steady_state", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="one block of shorter windows, for a look")
-    parser.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both", help="what is trained")
-    parser.add_argument("--blocks", type=int, default=None, help="sets of processes (default: the workload's)")
-    parser.add_argument("--window-steps", type=int, default=None, help="steps of a window (default: the workload's)")
+    parser.add_argument(
+        "--workload", choices=[*WORKLOADS, "both"], default="both", help="what is trained (default: both)"
+    )
+    parser.add_argument("--blocks", type=int, help="sets of processes (default: the workload's)")
+    parser.add_argument("--window-steps", type=int, help="steps of a window (default: the workload's)")
     arguments = parser.parse_args()
     progress, measured = Progress(), {}
     for workload in WORKLOADS.values() if arguments.workload == "both" else [WORKLOADS[arguments.workload]]:
