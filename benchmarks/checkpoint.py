@@ -1,8 +1,8 @@
 """What a checkpoint costs: how long training is blocked, how long until it is durable, how long a load takes.
 
-``python -m benchmarks.checkpoint [--quick] [--size 64MB 512MB 2GB] [--directory FOLDER]``. One process holds a state of
-that size (parameters and two Adam moments in 400 tensors) and saves and loads it in every way in turn: the floors (a
-copy into memory that was touched before; the same bytes written and synced), ``torch.save``, safetensors,
+``python -m benchmarks.checkpoint [--quick] [--size 64MB 512MB 2GB] [--directory FOLDER] [--device cuda]``. One process
+holds a state of that size (parameters and two Adam moments in 400 tensors) and saves and loads it in every way in turn:
+the floors (a copy into memory that was touched before; the same bytes written and synced), ``torch.save``, safetensors,
 torch.distributed.checkpoint (DCP) plain and asynchronous, and SameBits. All take turns in an order that goes round, the
 first round warms up, and a ratio is the median of the ratios within one round, so that what else the machine does hits
 both sides alike. One thread computes and copies; a load of SameBits is shared by as many as there are cores for each
@@ -44,6 +44,7 @@ from benchmarks.report import Progress
 
 SIZES = ("64MB", "512MB", "2GB")
 SIZES_QUICK = ("64MB",)
+DEVICES = ("cpu", "cuda", "npu")
 ROUNDS = 7
 ROUNDS_QUICK = 5
 WITHIN_S = 600.0
@@ -108,15 +109,15 @@ def is_in_memory(directory: Path) -> bool:
 class Worker:
     """The one worker of a job, obeying line by line."""
 
-    def __init__(self, stage: Stage, state_bytes: int) -> None:
+    def __init__(self, stage: Stage, state_bytes: int, device: str) -> None:
         self._stage = stage
         self._answers = 0
         folder = stage.folder / "ways"
         folder.mkdir()
         # Some ways of the peers hold the interpreter for seconds at 2 GB, in which no agent of ours can speak.
-        job = Job(stage, "checkpoint", world_size=1, NODE_TIMEOUT="60")
+        job = Job(stage, "checkpoint", world_size=1, NODE_TIMEOUT="60", DEVICE=device)
         job.start_scheduler()
-        self._process = job.start_worker(0, str(state_bytes), str(folder), gated=True)
+        self._process = job.start_worker(0, str(state_bytes), str(folder), device, gated=True)
         stage.channel.wait_for(lambda: bool(stage.channel.select("ready")), WITHIN_S, "the worker's beginning")
         self.ways: list[str] = json.loads(stage.channel.select("ready")[0].text or "")
 
@@ -140,12 +141,12 @@ class Worker:
         self._process.stdin.flush()
 
 
-def measure(size: str, rounds: int, directory: Path, progress: Progress) -> Samples:
-    """All phases with one state, in one process."""
+def measure(size: str, rounds: int, directory: Path, device: str, progress: Progress) -> Samples:
+    """All phases with one state, in one process, on one kind of device."""
     samples = Samples()
     with Stage(within=directory) as stage:
-        worker = Worker(stage, size_in_bytes(size))
-        progress.say(f"{size}: the job runs, with {', '.join(worker.ways)}")
+        worker = Worker(stage, size_in_bytes(size), device)
+        progress.say(f"{size}: the job runs, its state on {device}, with {', '.join(worker.ways)}")
 
         def all_of(ways: Sequence[str]) -> list[str]:
             return [way for way in ways if way in worker.ways]
@@ -184,6 +185,7 @@ def main() -> None:
         default=Path(),
         help="on the disk to measure; what is made there goes (default: this one)",
     )
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="that the state is on (default: cpu)")
     arguments = parser.parse_args()
     sizes: Sequence[str] = arguments.size or (SIZES_QUICK if arguments.quick else SIZES)
     directory = arguments.directory.resolve()
@@ -197,7 +199,7 @@ def main() -> None:
         parser.error(f"too little room in {directory}: {'; '.join(found)}; free some, or name a smaller --size")
     rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
     progress = Progress()
-    measured = {size: measure(size, rounds, directory, progress) for size in sizes}
+    measured = {size: measure(size, rounds, directory, arguments.device, progress) for size in sizes}
     report(measured).print(people(measured))
 
 

@@ -1,6 +1,6 @@
 """The one worker of a job, with a state of a given size: saves, loads and trains on demand, in all ways compared.
 
-``<parameter bytes> <folder>``. Standard input says what to do, a line each: ``save <way>``, ``load <way>``,
+``<parameter bytes> <folder> <device>``. Standard input says what to do, a line each: ``save <way>``, ``load <way>``,
 ``train <way> spare|shared`` and ``end``; every answer is a moment ``done`` with seconds in its text. The state is
 parameters and two Adam moments in 400 tensors, SameBits' own state is a ``TorchState`` like any user's, and every way,
 the floors included, saves those same tensors in this same process.
@@ -24,7 +24,7 @@ from torch import nn
 import runtime
 from benchmarks.moments import Notebook
 from benchmarks.processes import processes_below
-from benchmarks.workers.checkpoint_ways import Way, flat, ways
+from benchmarks.workers.checkpoint_ways import Way, arrive, flat, ways
 from runtime.core.point import Point
 from runtime.training.session import Session
 
@@ -97,11 +97,12 @@ class FromMemory:
 class Training:
     """Something small to train beside the state: it is the core that a save takes away, not the memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         torch.manual_seed(SEED)
-        self._model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        self._model = model.to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters())
-        self._samples, self._labels = torch.rand(64, 512), torch.randint(0, 10, (64,))
+        self._samples, self._labels = torch.rand(64, 512).to(device), torch.randint(0, 10, (64,)).to(device)
 
     def steps_per_s(self, is_over: Callable[[], bool]) -> float | None:
         """From now on until it is over; None where it was over at once."""
@@ -110,6 +111,7 @@ class Training:
             self._optimizer.zero_grad()
             nn.functional.cross_entropy(self._model(self._samples), self._labels).backward()
             self._optimizer.step()
+            arrive()
             steps += 1
         return steps / (time.monotonic() - began_s) if steps else None
 
@@ -119,10 +121,10 @@ class Training:
 
 
 def main() -> None:
-    state_bytes, folder = int(sys.argv[1]), Path(sys.argv[2])
+    state_bytes, folder, device = int(sys.argv[1]), Path(sys.argv[2]), torch.device(sys.argv[3])
     torch.set_num_threads(1)
     runtime.init()
-    model, optimizer = build(state_bytes)
+    model, optimizer = build(state_bytes, device)
     config = runtime.CheckpointConfig(save_checkpoint_steps=SAVE_STEPS, keep_checkpoint_max=KEEP)
     state = runtime.elastic.TorchState(model, optimizer, rng="per_step", seed=SEED, checkpoint=config)
 
@@ -130,32 +132,33 @@ def main() -> None:
     def train(state: runtime.elastic.TorchState) -> None:
         saved = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
         contestants = {**ways(folder, saved), OURS: Ours(state), MEMORY: FromMemory(state)}
-        obey(contestants, next(iter(flat(saved).values())))
+        obey(contestants, next(iter(flat(saved).values())), Training(device))
 
     train(state)
 
 
-def build(state_bytes: int) -> tuple[nn.Module, torch.optim.Adam]:
+def build(state_bytes: int, device: torch.device) -> tuple[nn.Module, torch.optim.Adam]:
     """A model and its optimizer whose parameters and moments have that many bytes in 400 tensors."""
     elements = state_bytes // 4 // 3 // PARAMETERS
     torch.manual_seed(SEED)
-    model = nn.ParameterList([nn.Parameter(torch.rand(elements)) for _ in range(PARAMETERS)])
+    model = nn.ParameterList([nn.Parameter(torch.rand(elements).to(device)) for _ in range(PARAMETERS)])
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
-        parameter.grad = torch.rand(elements)
+        parameter.grad = torch.rand(elements).to(device)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return model, optimizer
 
 
-def obey(contestants: dict[str, Any], witness: torch.Tensor) -> None:
+def obey(contestants: dict[str, Any], witness: torch.Tensor, training: Training) -> None:
     """Do what standard input says until it says ``end``.
 
     Args:
         contestants: ways to save and to load.
         witness: a tensor of the state.
+        training: what goes on beside a save.
     """
-    notebook, training = Notebook.from_environment(), Training()
+    notebook = Notebook.from_environment()
     notebook.note("ready", text=json.dumps(sorted(contestants)))
     for line in sys.stdin:
         verb, *arguments = line.split()
@@ -175,6 +178,7 @@ def save(way: Way) -> dict[str, float | None]:
     """How long training is blocked, how long until everything is durable, and what computed meanwhile."""
     way.prepare()
     os.sync()
+    arrive()
     cpu_s, began_s, helpers = time.process_time(), time.monotonic(), helpers_cpu_s()
     wait = way.save()
     blocked_s = time.monotonic() - began_s
@@ -198,7 +202,8 @@ def load(way: Way, witness: torch.Tensor) -> dict[str, float | None]:
         way.prepare()
     right = float(witness[0])
     witness[0] = -1.0
-    took_s = _timed(way.load)
+    arrive()
+    took_s = _timed(lambda: (way.load(), arrive()))
     if float(witness[0]) != right:
         raise AssertionError(f"loading brought back {float(witness[0])}, {right} was saved")
     return {"load_s": took_s}

@@ -43,7 +43,7 @@ class Way(Protocol):
 
 
 class MemoryCopy:
-    """Floor: every tensor copied into memory that was touched before.
+    """Floor: every tensor copied into memory that was touched before; an accelerator's, into memory that is pinned.
 
     Attributes:
         memory: into which they are copied, one behind the other.
@@ -52,7 +52,7 @@ class MemoryCopy:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._live = list(tensors.values())
         sizes = [-(-one.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for one in self._live]
-        self.memory = torch.zeros(sum(sizes), dtype=torch.uint8)
+        self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=not self._live[0].is_cpu)
         places = zip(self.memory.split(sizes), self._live, strict=True)
         self._copies = [place[: one.nbytes].view(one.dtype).view(one.shape) for place, one in places]
 
@@ -61,12 +61,13 @@ class MemoryCopy:
 
     @torch.no_grad()
     def save(self) -> Callable[[], None]:
-        torch._foreach_copy_(self._copies, self._live)
+        torch._foreach_copy_(self._copies, self._live, non_blocking=True)
+        arrive()
         return _is_durable
 
     @torch.no_grad()
     def load(self) -> None:
-        torch._foreach_copy_(self._live, self._copies)
+        torch._foreach_copy_(self._live, self._copies, non_blocking=True)
 
 
 class Files:
@@ -247,6 +248,12 @@ def flat(state: Any, path: str = "") -> dict[str, torch.Tensor]:
         for key, value in state.items()
         for name, one in flat(value, f"{path}.{key}" if path else str(key)).items()
     }
+
+
+def arrive() -> None:
+    """Wait until an accelerator, where there is one, has done all it was told to."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def _is_durable() -> None:
