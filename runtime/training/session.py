@@ -22,7 +22,7 @@ from runtime.errors import DuplicateNodeError, FencedError, HostsUpdatedInterrup
 from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.step_record import LogHeader
-from runtime.training import ddp, group, numerics, watchdog
+from runtime.training import ddp, group, huge_pages, numerics, watchdog
 from runtime.training.base_state import State
 from runtime.training.checkpoint.replay import Replay, require_steps
 from runtime.training.checkpoint.state_points import StatePoints
@@ -35,6 +35,9 @@ from runtime.training.warmth import warm_up
 from runtime.training.words import Words
 
 __all__ = ["Session"]
+
+_SETTLED_AT = 3
+"""At this commit of a process everything a step needs has been made, and its first, slow steps are over."""
 
 Result = TypeVar("Result")
 
@@ -54,6 +57,7 @@ class Session:
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
+        self._commits = 0  # of this process
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
@@ -130,6 +134,9 @@ class Session:
         ddp.sync_buffers_all()  # where a forward pass came after the step
         layouts = ddp.settle_all()
         points.commits += 1
+        self._commits += 1
+        if self._commits == _SETTLED_AT:
+            huge_pages.gather_aside()
         state.remember(Point(step, place.generation))
         if layouts is None:
             state.forget()

@@ -15,7 +15,7 @@ from torch import nn
 
 from runtime.core.point import Point
 from runtime.store import checkpoint as store
-from runtime.training import ddp, rng, snapshot
+from runtime.training import ddp, huge_pages, rng, snapshot
 from runtime.training.base_state import State
 from runtime.training.group import Group
 
@@ -52,3 +52,4 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     state.load(snapshot.join(found.tree, found.tensors), own=True)
     rng.restore(before)
     gc.collect()  # else Python does in the midst of a recovery what all this has left to it
+    huge_pages.gather()

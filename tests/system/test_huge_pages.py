@@ -1,0 +1,41 @@
+"""A rank that trains, and a spare that waits, have their memory in huge pages: they are gone soon when they die."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.scripted import ScriptJob
+from tests.training.test_huge_pages import knows_collapse
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not knows_collapse(), reason="this kernel moves no memory (madvise(2), MADV_COLLAPSE)"),
+]
+
+TRAINED = ("--steps", "200", "--interval", "50")
+SPARE = 2
+
+
+NAMES = ("AnonHugePages", "Anonymous")
+
+
+def share_in_huge_pages(pid: int) -> float:
+    """Of what the process uses of memory that lies in no file."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    huge, anonymous = (int(re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[0]) for name in NAMES)
+    return huge / anonymous
+
+
+def test_ranks_and_spares_have_their_memory_in_huge_pages(script_job: Callable[..., ScriptJob]) -> None:
+    job = script_job(*TRAINED, "--pause-ms", "50", workers=2, settings={"SPARE_NUM": "1"})
+    run = job.run()
+    job.wait_for(SPARE, "this spare is warm")
+    job.wait_for_step(3)
+    for node in (0, 1, SPARE):
+        pid = job.process(node).pid
+        job.wait_until(lambda pid=pid: share_in_huge_pages(pid) > 0.5 or None, f"node {node}'s memory in huge pages")
+    job.finished(run)
