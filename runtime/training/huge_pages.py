@@ -26,9 +26,9 @@ HUGE_BYTES: Final = 2 * 1024 * 1024
 """Of one huge page (x86-64, and arm64 with pages of 4 KiB); elsewhere they are larger and nothing is done."""
 FULL: Final = 7 / 8
 """What this share of is in use is moved together; the rest of it is memory that the process did not have before."""
-REST: Final = 4
-"""Beside a training it rests this many times as long as it has worked: a page takes 2 ms, in which nobody else of this
-process gets new memory."""
+REST: Final = 19
+"""Beside a training it rests this many times as long as it has worked, a twentieth of a core: a page takes 2 ms, in
+which nobody else of this process gets new memory."""
 
 _MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
 _MAPS, _PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")

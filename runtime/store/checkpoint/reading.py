@@ -7,11 +7,10 @@ file into one buffer, and the tensors are views into it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import xxhash
@@ -29,7 +28,7 @@ _MEND = "an older point, or another rank's copy of this one, is whole; this one 
 _ALIGNMENT_BYTES = 64
 _CACHED_BYTES = 256 * 1024
 """So much is read at a time, to be hashed while it is still in a core's own cache."""
-_CACHED_BYTES_OF_SEVERAL = 1024 * 1024
+_CACHED_BYTES_OF_SEVERAL = 2 * 1024 * 1024
 """The same where several threads read: after each time they meet at the interpreter's lock."""
 _MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
 
@@ -115,21 +114,20 @@ def places_of(
     in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
     header_bytes = in_order[0].start if in_order else file_bytes
     views = [memoryview(bytearray(header_bytes))]
-    own = new_buffer(sum(_padded(entry) for entry in in_order if not _fits(entry, targets)))
-    for entry in in_order:
-        if _fits(entry, targets):
-            part = targets[entry.name]
-        else:
+    fitting = [_fitting(entry, targets) for entry in in_order]
+    own = new_buffer(sum(_padded(entry) for entry, part in zip(in_order, fitting, strict=True) if part is None))
+    for entry, target in zip(in_order, fitting, strict=True):
+        if target is None:
             view, own = own[: entry.end - entry.start], own[_padded(entry) :]
-            part = TensorPart(entry.name, entry.dtype, entry.shape, view)
-        tensors[entry.name] = part
-        views.append(bytes_of(part))
+            target = TensorPart(entry.name, entry.dtype, entry.shape, view)
+        tensors[entry.name] = target
+        views.append(bytes_of(target))
     return {entry.name: tensors[entry.name] for entry in entries}, views
 
 
-def _fits(entry: TensorEntry, targets: Mapping[str, TensorPart]) -> bool:
+def _fitting(entry: TensorEntry, targets: Mapping[str, TensorPart]) -> TensorPart | None:
     target = targets.get(entry.name)
-    return target is not None and (target.dtype, target.shape) == (entry.dtype, entry.shape)
+    return target if target is not None and target.dtype == entry.dtype and target.shape == entry.shape else None
 
 
 def _padded(entry: TensorEntry) -> int:
@@ -225,19 +223,31 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
 
 
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
-    """Fill the views, one after another, with the whole file."""
-    chunks = enumerate(_cut(views, manifest.chunk_bytes))
-    if min(threads, len(manifest.chunks)) <= 1:
-        for index, pieces in chunks:
-            _read_chunk(descriptor, pieces, found, manifest, index)
-        return
-    pool = ThreadPoolExecutor(min(threads, len(manifest.chunks)), "samebits-read")
-    one_of_several = functools.partial(_read_chunk, cached_bytes=_CACHED_BYTES_OF_SEVERAL)
-    try:
-        for read in [pool.submit(one_of_several, descriptor, one, found, manifest, index) for index, one in chunks]:
-            read.result()  # of the chunks that are not what was saved, the first is named
-    finally:
-        pool.shutdown(cancel_futures=True)  # nobody reads any more when this is left
+    """Fill the views, one after another, with the whole file; this thread is one of those that do."""
+    others = min(threads, len(manifest.chunks)) - 1
+    chunks, taking = enumerate(_cut(views, manifest.chunk_bytes)), threading.Lock()
+    cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
+    failures: dict[int, BaseException] = {}
+
+    def read_some() -> None:
+        while not failures:
+            with taking:
+                index, pieces = next(chunks, (-1, []))
+            if not pieces:
+                return
+            try:
+                _read_chunk(descriptor, pieces, found, manifest, index, cached_bytes)
+            except BaseException as error:
+                failures[index] = error
+
+    beside = [threading.Thread(target=read_some, name="samebits-read") for _ in range(others)]
+    for thread in beside:
+        thread.start()
+    read_some()
+    for thread in beside:
+        thread.join()  # nobody reads any more when this is left
+    if failures:
+        raise failures[min(failures)]  # of the chunks that are not what was saved, the first is named
 
 
 def _read_chunk(

@@ -11,8 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.errors import CheckpointError
 from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart, nbytes_of
@@ -23,10 +22,10 @@ _LENGTH = struct.Struct("<Q")
 LENGTH_BYTES = _LENGTH.size
 _ALIGNMENT_BYTES = 64
 _METADATA_KEY = "__metadata__"
+_FIELDS = (b'"dtype"', b'"shape"', b'"data_offsets"')
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One tensor's place: its bytes are ``start`` to ``end`` of the whole file."""
 
     name: str
@@ -81,7 +80,11 @@ def decode_header_length(data: bytes, file_bytes: int) -> int:
 def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
     """The tensors of a file in the order of its header; :class:`CheckpointError` unless they cover it without gaps."""
     try:
-        fields = json.loads(text, object_pairs_hook=_unique)
+        fields = json.loads(text)
+        if b"\\" in text or any(text.count(field) != len(fields) for field in _FIELDS):
+            fields = json.loads(
+                text, object_pairs_hook=_unique
+            )  # slower; else each tensor has each once, under one name
         data_start = LENGTH_BYTES + len(text)
         entries = [_entry(name, value, data_start) for name, value in fields.items() if name != _METADATA_KEY]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -7,7 +7,7 @@ name goes through alike, bfloat16 and the 8-bit floats included.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.errors import CheckpointError
 from runtime.store.durable import BytesLike
@@ -39,9 +39,8 @@ BITS_BY_DTYPE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
-    """A tensor's bytes and what they mean.
+class TensorPart(NamedTuple):
+    """A tensor's bytes and what they mean; a tuple, because a state has thousands of them.
 
     Attributes:
         name: unique within one point.
@@ -61,8 +60,9 @@ def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     """The bytes a tensor has; :class:`CheckpointError` where the format has no such tensor."""
     if dtype not in BITS_BY_DTYPE:
         raise CheckpointError(f"tensor {name!r}: dtype {dtype!r}; expected one of {', '.join(BITS_BY_DTYPE)}")
-    if not all(type(extent) is int and extent >= 0 for extent in shape):
-        raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0 on")
+    for extent in shape:
+        if type(extent) is not int or extent < 0:
+            raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0 on")
     bits = math.prod(shape) * BITS_BY_DTYPE[dtype]
     if bits % 8:
         raise CheckpointError(f"tensor {name!r}: {dtype} of shape {shape} does not fill whole bytes; pad it")

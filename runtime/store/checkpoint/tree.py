@@ -22,12 +22,12 @@ MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _TUPLE = 1
 _LARGE_INTEGER = 2
-_SCALARS = (type(None), bool, int, float, str, bytes)
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def encode(tree: Tree, name: str = "tree") -> bytes:
     """The tree's bytes; :class:`CheckpointError` names the place of what cannot be saved."""
-    _check(tree, name, MAX_DEPTH)
+    _require_plain(tree, name)
     try:
         packed = _pack(tree)
     except UnicodeEncodeError as error:
@@ -41,35 +41,41 @@ def decode(data: bytes) -> Tree:
     """The tree of :func:`encode`; :class:`ValueError` for bytes that are none, of any kind."""
     try:
         tree = _unpack(data, MAX_DEPTH)
-        _check(tree, "tree", MAX_DEPTH)  # msgpack knows more than a tree has: timestamps, deeper nesting, odd keys
+        _require_plain(tree, "tree")  # msgpack knows more than a tree has: timestamps, deeper nesting, odd keys
     except (TypeError, OverflowError, RecursionError, msgpack.UnpackException, CheckpointError) as error:
         raise ValueError(str(error)) from error
     return tree
 
 
-def _check(value: Tree, place: str, depth_left: int) -> None:
+def _require_plain(tree: Tree, name: str) -> None:
+    found = _fault(tree, MAX_DEPTH)
+    if found is not None:
+        place, problem = found
+        raise CheckpointError(f"{name}{place}: {problem}")
+
+
+def _fault(value: Tree, depth_left: int) -> tuple[str, str] | None:
+    """The first place below ``value`` that holds what no tree has, and what is wrong there."""
     kind = type(value)  # exact: a subclass would come back as its base
     if kind in _SCALARS:
-        return
+        return None
     if kind not in (list, tuple, dict):
-        raise CheckpointError(
-            f"{place}: a {kind.__module__}.{kind.__qualname__} cannot be saved; expected None, bool, int, float, str, "
+        return "", (
+            f"a {kind.__module__}.{kind.__qualname__} cannot be saved; expected None, bool, int, float, str, "
             "bytes, or lists, tuples and dicts of those: convert it, or keep it as a tensor"
         )
     if depth_left == 0:
-        raise CheckpointError(f"{place}: nested more than {MAX_DEPTH} deep; flatten it")
+        return "", f"nested more than {MAX_DEPTH} deep; flatten it"
     if len(value) > MAX_ITEMS:
-        raise CheckpointError(f"{place}: {len(value)} items; at most {MAX_ITEMS}: keep large values in tensors")
+        return "", f"{len(value)} items; at most {MAX_ITEMS}: keep large values in tensors"
     if kind is dict:
-        for key, item in value.items():
+        for key in value:
             if type(key) not in _SCALARS:
-                raise CheckpointError(f"{place}: a key of type {type(key).__qualname__}; expected a plain value")
-            if type(item) not in _SCALARS:
-                _check(item, f"{place}[{key!r}]", depth_left - 1)
-    else:
-        for index, item in enumerate(value):
-            if type(item) not in _SCALARS:
-                _check(item, f"{place}[{index}]", depth_left - 1)
+                return "", f"a key of type {type(key).__qualname__}; expected a plain value"
+    for key, item in value.items() if kind is dict else enumerate(value):
+        if type(item) not in _SCALARS and (found := _fault(item, depth_left - 1)) is not None:
+            return f"[{key!r}]{found[0]}", found[1]
+    return None
 
 
 def _pack(tree: Tree) -> bytes:

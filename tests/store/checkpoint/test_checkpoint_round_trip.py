@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import random
 from pathlib import Path
@@ -269,9 +268,7 @@ def test_hostile_extensions_are_bounded() -> None:
 
 
 def targets_of(found: FoundPoint) -> dict[str, TensorPart]:
-    return {
-        name: dataclasses.replace(part, data=bytearray(len(part.data))) for name, part in read(found).tensors.items()
-    }
+    return {name: part._replace(data=bytearray(len(part.data))) for name, part in read(found).tensors.items()}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
