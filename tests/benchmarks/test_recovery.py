@@ -109,7 +109,7 @@ def some_trials(peers: dict[str, list[Restart | None]]) -> Trials:
         start_alone_s=[1, 2, 3],
         detection_s=[0.01, 0.02, 0.03],
         spares=Spares([a_loss(0.03), a_loss(0.04), a_loss(5.5, 2)], 10.0, 1, 3, 1, 99, "ab", True, False),
-        spares_8=Spares([a_loss(0.08)]),
+        spares_8=Spares([a_loss(0.08)], 24.0),
         stopped=[a_loss(2.25)],
         lease_s=2.0,
     )
@@ -130,6 +130,8 @@ def test_the_report() -> None:
     assert ours["phases"]["total_ms"] == pytest.approx(40)
     assert floor["detection_s"] == 0.02
     assert floor["spare_s"] == pytest.approx(0.02 + 2.5 * 0.010)
+    assert floor["spare_8_s"] == pytest.approx(0.02 + 2.5 * 0.024)
+    assert document["ratios"]["spare_8_vs_floor"] == 1
     assert ours["total_s"] == 4
     assert ours["above_start_s"] == pytest.approx(1.0)
     assert ours["above_start_worst_s"] == pytest.approx(1.6)
