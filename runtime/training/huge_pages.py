@@ -8,6 +8,7 @@ only then. In pages of 2 MiB it takes 5 ms. Contents, addresses and the process'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -35,6 +36,7 @@ _MAPS, _PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 _OWN_MEMORY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.p [0-9a-f]+ 00:00 0 *(\[heap\]|\[anon.*)?")
 _ENTRY_BYTES = 8
 _PAGES = HUGE_BYTES // mmap.PAGESIZE
+_NOTHING_HERE = bytes(_PAGES * _ENTRY_BYTES)
 _HERE_AND_OURS_ALONE = 1 << 63 | 1 << 56  # Documentation/admin-guide/mm/pagemap.rst: present, exclusively mapped
 
 
@@ -59,14 +61,10 @@ def gather(rest: float = 0.0) -> int:
     moved = 0
     if madvise(None, 0, _MADV_COLLAPSE) != 0:
         return 0  # the kernel knows no such advice
-    try:
-        pages = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0  # a sandbox without it
-    try:
+    with contextlib.suppress(OSError), _PAGEMAP.open("rb", buffering=0) as pages:  # in a sandbox that shows them
         for start in _own_memory():
             began = time.monotonic()
-            if not _is_full(pages, start):
+            if not _is_full(pages.fileno(), start):
                 continue
             if madvise(start, HUGE_BYTES, _MADV_COLLAPSE) == 0:
                 moved += 1
@@ -74,8 +72,6 @@ def gather(rest: float = 0.0) -> int:
                 break
             if rest:
                 time.sleep(rest * (time.monotonic() - began))
-    finally:
-        os.close(pages)
     return moved
 
 
@@ -90,5 +86,7 @@ def _own_memory() -> Iterator[int]:
 
 def _is_full(pages: int, start: int) -> bool:
     entries = os.pread(pages, _PAGES * _ENTRY_BYTES, start // mmap.PAGESIZE * _ENTRY_BYTES)
+    if entries == _NOTHING_HERE:  # of much that is only reserved
+        return False
     wanted = _HERE_AND_OURS_ALONE
     return sum(entry & wanted == wanted for entry in memoryview(entries).cast("Q")) >= _PAGES * FULL

@@ -120,8 +120,9 @@ def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
     for name, one in tensors:
         dtype = _NAME_OF_DTYPE.get(one.dtype)
         if dtype is not None and _lies_plainly(one):
-            address = one.data_ptr()
-            found[name] = TensorPart(name, dtype, tuple(one.shape), _MEMORY[address : address + one.nbytes])
+            address, size_bytes = one.data_ptr(), one.nbytes
+            if address or not size_bytes:  # else its storage was taken away
+                found[name] = TensorPart(name, dtype, tuple(one.shape), _MEMORY[address : address + size_bytes])
     return found
 
 

@@ -123,7 +123,9 @@ def test_only_what_lies_as_it_is_stored_is_read_into() -> None:
         "transposed": torch.rand(2, 3).t(),
         "conjugate": torch.rand(2, dtype=torch.complex64).conj(),
         "elsewhere": torch.rand(2, device="meta"),
+        "taken away": torch.rand(2),
     }
+    others["taken away"].untyped_storage().resize_(0)
     parts = snapshot.in_place([("plain", plain), ("parameter", parameter), ("empty", torch.empty(0)), *others.items()])
     assert parts.keys() == {"plain", "parameter", "empty"}
     assert (parts["plain"].dtype, parts["plain"].shape) == ("F32", (2, 3))

@@ -240,12 +240,16 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
             except BaseException as error:
                 failures[index] = error
 
-    beside = [threading.Thread(target=read_some, name="samebits-read") for _ in range(others)]
-    for thread in beside:
-        thread.start()
-    read_some()
-    for thread in beside:
-        thread.join()  # nobody reads any more when this is left
+    beside: list[threading.Thread] = []
+    try:
+        for _ in range(others):
+            thread = threading.Thread(target=read_some, name="samebits-read")
+            thread.start()
+            beside.append(thread)
+        read_some()
+    finally:
+        for thread in beside:
+            thread.join()  # nobody reads any more when this is left
     if failures:
         raise failures[min(failures)]  # of the chunks that are not what was saved, the first is named
 

@@ -81,10 +81,9 @@ def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
     """The tensors of a file in the order of its header; :class:`CheckpointError` unless they cover it without gaps."""
     try:
         fields = json.loads(text)
+        # Where every tensor has each field once, written as it is, nothing stands twice; to ask for that is slower.
         if b"\\" in text or any(text.count(field) != len(fields) for field in _FIELDS):
-            fields = json.loads(
-                text, object_pairs_hook=_unique
-            )  # slower; else each tensor has each once, under one name
+            fields = json.loads(text, object_pairs_hook=_unique)
         data_start = LENGTH_BYTES + len(text)
         entries = [_entry(name, value, data_start) for name, value in fields.items() if name != _METADATA_KEY]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
