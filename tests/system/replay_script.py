@@ -25,7 +25,7 @@ NOISE_AT = "REPLAY_NOISE_AT"
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
-parser.add_argument("--interval", type=int, default=10)
+parser.add_argument("--interval", type=int, default=30)
 parser.add_argument("--pause-ms", type=float, default=10.0)
 parser.add_argument("--record-after", action="store_true", help="record a batch after its step, not before")
 parser.add_argument("--digest-every", type=int, default=1)
