@@ -230,15 +230,16 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
     failures: dict[int, BaseException] = {}
 
     def read_some() -> None:
-        while not failures:
-            with taking:
-                index, pieces = next(chunks, (-1, []))
-            if not pieces:
-                return
-            try:
+        index = -1
+        try:
+            while not failures:
+                with taking:
+                    index, pieces = next(chunks, (-1, []))
+                if not pieces:
+                    return
                 _read_chunk(descriptor, pieces, found, manifest, index, cached_bytes)
-            except BaseException as error:
-                failures[index] = error
+        except BaseException as error:  # whatever it is: a chunk that nobody has read is not verified
+            failures[index] = error
 
     beside: list[threading.Thread] = []
     try:
