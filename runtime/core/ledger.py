@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
-from runtime.core.ready import Ready
+from runtime.core.ready import Ready, Send
 from runtime.core.records import Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
 
@@ -106,7 +106,7 @@ class Ledger:
     def tell_holder(self, seat: Seat, message: FromScheduler) -> None:
         """As :meth:`tell`, where the seat is at hand."""
         if seat.session:  # else the seat was rebuilt without a word of its holder
-            self.ready.send(seat.session, message)
+            self.ready.sends.append(Send(seat.session, message))
 
     def miss(self, slot: int, *, at_once: bool = False) -> None:
         """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""

@@ -65,8 +65,7 @@ class RoundId(NamedTuple):
         return f"{self.term}.{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """Where a session runs."""
 
     host: str  # its name and, behind a "#", what tells it from another host of that name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.core.messages import EndKind, FromScheduler
 from runtime.core.records import Record
@@ -28,9 +29,8 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A message for the connection of one session."""
+class Send(NamedTuple):
+    """A message for the connection of one session. A named tuple: ten thousand are made to tell of one loss."""
 
     session: str
     message: FromScheduler

@@ -28,6 +28,12 @@ Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | None"
 
 _INT64 = range(-(2**63), 2**63)
 _SCALARS = (bool, int, float, str, bytes)
+_CHECKS: dict[Any, str] = {  # a float's is missing: it may come as an integer, and becomes one
+    str: "type({0}) is str",
+    bytes: "type({0}) is bytes",
+    bool: "type({0}) is bool",
+    int: "type({0}) is int and LOW <= {0} < HIGH",
+}
 
 
 class Schema:
@@ -38,7 +44,7 @@ class Schema:
     """
 
     def __init__(self, types_by_tag: Mapping[int, type]) -> None:
-        self._readers = {tag: _value_reader(kind) for tag, kind in types_by_tag.items()}
+        self._readers = {tag: _value_reader(kind, first=1) for tag, kind in types_by_tag.items()}
         self._writers = {kind: _value_writer(kind, tag) for tag, kind in types_by_tag.items()}
         if len(self._writers) != len(self._readers):
             raise ValueError("one type under two tags")
@@ -64,12 +70,12 @@ class Schema:
 
     def from_plain(self, plain: object) -> Any:
         """The dataclass that ``to_plain`` was given; anything else raises :class:`ProtocolError`."""
-        if not isinstance(plain, list) or not plain:
+        if type(plain) is not list or not plain:
             raise ProtocolError(f"expected a list that begins with a tag, found {_shown(plain)}")
         tag = plain[0]
         if type(tag) is not int or tag not in self._readers:
             raise ProtocolError(f"unknown tag {_shown(tag)}")
-        return self._readers[tag](plain[1:])
+        return self._readers[tag](plain)
 
 
 def _shown(value: object) -> str:
@@ -95,37 +101,37 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
     return [(name, hints[name]) for name in kind.__match_args__]
 
 
-def _value_reader(kind: type) -> _Reader:
+def _value_reader(kind: type, first: int = 0) -> _Reader:
+    """Reads the fields, from item ``first`` of the list on."""
     fields = _fields(kind)
     readers = [(name, _reader(hint)) for name, hint in fields]
 
     def read(plain: Any) -> Any:
-        if not isinstance(plain, list) or len(plain) != len(readers):
+        if not isinstance(plain, list) or len(plain) != first + len(readers):
             raise ProtocolError(f"{kind.__name__}: expected {len(readers)} fields, found {_shown(plain)}")
         values = []
-        for (name, reader), item in zip(readers, plain, strict=True):
+        for (name, reader), item in zip(readers, plain[first:], strict=True):
             try:
                 values.append(reader(item))
             except ProtocolError as error:
                 raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
         return kind(*values)
 
-    return _quick_reader([hint for _, hint in fields], [reader for _, reader in readers], kind, read)
+    return _quick_reader([hint for _, hint in fields], [reader for _, reader in readers], kind, read, first)
 
 
-def _quick_reader(hints: list[Any], readers: list[_Reader], build: type | None, strict: _Reader) -> _Reader:
+def _quick_reader(
+    hints: list[Any], readers: list[_Reader], build: type | None, strict: _Reader, first: int = 0
+) -> _Reader:
     """Takes a list of exactly these items and makes ``build`` of them, or a tuple; all else is left to ``strict``."""
     scope: dict[str, Any] = {"strict": strict, "LOW": _INT64.start, "HIGH": _INT64.stop}
     scope["ProtocolError"] = ProtocolError
-    checks, values = ["type(plain) is list", f"len(plain) == {len(hints)}"], []
+    checks, values = ["type(plain) is list", f"len(plain) == {first + len(hints)}"], []
     for index, (hint, reader) in enumerate(zip(hints, readers, strict=True)):
-        item = f"plain[{index}]"
+        item = f"plain[{first + index}]"
         scope[f"read_{index}"] = reader
-        if hint in (str, bytes, bool):
-            checks.append(f"type({item}) is {hint.__name__}")
-            values.append(item)
-        elif hint is int:
-            checks.append(f"type({item}) is int and LOW <= {item} < HIGH")
+        if check := _CHECKS.get(hint):
+            checks.append(check.format(item))
             values.append(item)
         elif type(None) in typing.get_args(hint):
             values.append(f"None if {item} is None else read_{index}({item})")
@@ -140,9 +146,43 @@ def quick(plain):
             pass  # said again below, with the way to it
     return strict(plain)
 """
+    return _compiled(source, scope)
+
+
+def _quick_reader_of_many(hint: Any, strict: _Reader) -> _Reader:
+    """Takes a list, of any length, of scalars or of fixed tuples of them; all else is left to ``strict``.
+
+    The members and slots of a generation of ten thousand are two such lists.
+    """
+    scope: dict[str, Any] = {"strict": strict, "LOW": _INT64.start, "HIGH": _INT64.stop}
+    if check := _CHECKS.get(hint):
+        checks, value = [check.format("item")], "item"
+    else:
+        items = [f"item[{index}]" for index in range(len(typing.get_args(hint)))]
+        checks = ["type(item) is list", f"len(item) == {len(items)}"]
+        checks += [_CHECKS[inner].format(item) for inner, item in zip(typing.get_args(hint), items, strict=True)]
+        value = f"({', '.join(items)},)"
+    source = f"""
+def quick(plain):
+    if type(plain) is list:
+        values = [{value} for item in plain if {" and ".join(checks)}]
+        if len(values) == len(plain):
+            return tuple(values)
+    return strict(plain)
+"""
+    return _compiled(source, scope)
+
+
+def _compiled(source: str, scope: dict[str, Any]) -> _Reader:
     exec(source, scope)
     quick: _Reader = scope["quick"]
     return quick
+
+
+def _is_quick_item(hint: Any) -> bool:
+    """Whether it is a scalar, or a fixed tuple of scalars, that is right by its type alone."""
+    arguments = typing.get_args(hint)
+    return hint in _CHECKS or (typing.get_origin(hint) is tuple and bool(arguments) and _CHECKS.keys() >= {*arguments})
 
 
 def _making(build: type | None, values: list[str], scope: dict[str, Any]) -> str:
@@ -218,7 +258,8 @@ def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
                 raise ProtocolError(f"expected a list, found {_shown(plain)}")
             return tuple([read_item(item) for item in plain])
 
-        return _remembering(read_many) if _is_of_text(arguments[0]) else read_many
+        read = _quick_reader_of_many(arguments[0], read_many) if _is_quick_item(arguments[0]) else read_many
+        return _remembering(read) if _is_of_text(arguments[0]) else read
     readers = [_reader(argument) for argument in arguments]
 
     def read_each(plain: Any) -> Any:

@@ -115,14 +115,14 @@ class JobState:
     def apply(self, record: Record) -> None:
         """Take one record into account."""
         match record:
+            case SeatGranted():  # first: most records are
+                self._grant(record)
             case JobCreated():
                 self.job, self.name, self.settings = record.job, record.name, record.settings
             case JobRebuilt():
                 self._rebuild(record)
             case TermStarted():
                 self._start_term(record)
-            case SeatGranted():
-                self._grant(record)
             case SeatResumed():
                 seat = self.seats[record.node]
                 seat.lost, seat.left, seat.reason, seat.quiet_since = False, False, "", None

@@ -19,8 +19,9 @@ from runtime.core.state import Seat
 
 def rank_of_slot(committed: GenerationCommitted, slot: int) -> int | None:
     """The slot's rank in this generation; None where it has none."""
-    rank = bisect_left(committed.slots, slot)
-    return rank if rank < len(committed.slots) and committed.slots[rank] == slot else None
+    slots = committed.slots
+    rank = slot if slot < len(slots) and slots[slot] == slot else bisect_left(slots, slot)  # of a full world: itself
+    return rank if rank < len(slots) and slots[rank] == slot else None
 
 
 class World:

@@ -115,9 +115,10 @@ class Journal:
             # predecessor or in the one before that, the next one reports success and writes nothing ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
-            data = journal_format.encode_file(contents.payloads, _new_nonce())
+            nonce = _new_nonce()
+            data = journal_format.encode_file(contents.payloads, nonce)
             durable.write_file_atomically(path, data)
-            contents = _decode(path, data)
+            contents = Contents(nonce, len(data), contents.payloads, len(data), None)
         with durable.disk_errors(path, "opening the journal"):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:

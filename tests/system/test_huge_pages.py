@@ -16,10 +16,8 @@ pytestmark = [
     pytest.mark.skipif(not knows_collapse(), reason="this kernel moves no memory (madvise(2), MADV_COLLAPSE)"),
 ]
 
-TRAINED = ("--steps", "200", "--interval", "50")
+LONG = ("--steps", "100000", "--interval", "50")  # until it is told to end: memory is moved when it is
 SPARE = 2
-
-
 NAMES = ("AnonHugePages", "Anonymous")
 
 
@@ -31,11 +29,12 @@ def share_in_huge_pages(pid: int) -> float:
 
 
 def test_ranks_and_spares_have_their_memory_in_huge_pages(script_job: Callable[..., ScriptJob]) -> None:
-    job = script_job(*TRAINED, "--pause-ms", "50", workers=2, settings={"SPARE_NUM": "1"})
+    job = script_job(*LONG, "--pause-ms", "50", workers=2, settings={"SPARE_NUM": "1"})
     run = job.run()
     job.wait_for(SPARE, "this spare is warm")
     job.wait_for_step(3)
     for node in (0, 1, SPARE):
         pid = job.process(node).pid
         job.wait_until(lambda pid=pid: share_in_huge_pages(pid) > 0.5 or None, f"node {node}'s memory in huge pages")
-    job.finished(run)
+    run.press_ctrl_c()
+    run.wait()

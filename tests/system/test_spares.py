@@ -18,6 +18,7 @@ pytestmark = pytest.mark.system
 
 STEPS = 80
 TRAINED = ("--steps", str(STEPS), "--interval", "1000")  # nothing but memory to go on from
+PACE = ("--pause-ms", "30")  # a look at a log may come a second late, and finds the job in its middle
 WAITS_FOR_EVER = {"REGISTER_COOLDOWN": "3600"}
 LEFT_BY_SIGTERM = 143
 
@@ -30,7 +31,7 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
         settings = {"REGISTER_COOLDOWN": str(cool_down_s)}
         if lease_s is not None:
             settings |= {"NODE_TIMEOUT": str(lease_s), "HEARTBEAT_INTERVAL": "0.5"}
-        job = ElasticJob(tmp_path, warm, args=(*TRAINED, *args), spares=spares, settings=settings, **options)
+        job = ElasticJob(tmp_path, warm, args=(*TRAINED, *PACE, *args), spares=spares, settings=settings, **options)
         watched(job)
         return job
 

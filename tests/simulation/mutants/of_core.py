@@ -279,7 +279,7 @@ class NamesWrongSources(SchedulerCore):
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
         ready.sends = [
-            replace(send, message=replace(send.message, source=(send.message.rank + 1) % send.message.world_size))
+            send._replace(message=replace(send.message, source=(send.message.rank + 1) % send.message.world_size))
             if isinstance(send.message, GenerationStarted)
             else send
             for send in ready.sends
@@ -293,7 +293,7 @@ class ForgetsItsRank(SchedulerCore):
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
         ready.sends = [
-            replace(send, message=replace(send.message, rank=(send.message.rank + 1) % send.message.world_size))
+            send._replace(message=replace(send.message, rank=(send.message.rank + 1) % send.message.world_size))
             if isinstance(send.message, GenerationStarted)
             else send
             for send in ready.sends

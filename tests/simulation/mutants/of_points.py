@@ -68,7 +68,7 @@ class _LendsAnothers(SchedulerCore):
         for index, send in enumerate(ready.sends):
             if isinstance(send.message, GenerationStarted) and send.message.lends:
                 lends = tuple(replace(loan, slot=loan.slot + 1) for loan in send.message.lends)
-                ready.sends[index] = replace(send, message=replace(send.message, lends=lends))
+                ready.sends[index] = send._replace(message=replace(send.message, lends=lends))
         return ready
 
 

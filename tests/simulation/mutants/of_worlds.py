@@ -147,7 +147,7 @@ class SpoilsPlaces(SchedulerCore):
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
         ready.sends = [
-            replace(send, message=replace(send.message, place=replace(send.message.place, slot=97)))
+            send._replace(message=replace(send.message, place=replace(send.message.place, slot=97)))
             if isinstance(send.message, RoundOpened) and send.message.place is not None
             else send
             for send in ready.sends
