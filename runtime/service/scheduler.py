@@ -1,9 +1,10 @@
 """The scheduler's loop: drain the socket, decide, make durable, speak, sleep until something happens.
 
 One pass takes in everything that has arrived, lets the core decide on each, writes all records with one fsync (group
-commit) and only then sends. Deadlines are judged after the socket is drained, and what follows from all that came in
-together, as a round to which ten thousand are invited, is decided then, too. A pass that comes late by more than a
-heartbeat says so to the core first, so that a stopped or starved scheduler loses nobody.
+commit; losses do not wait for the rest and have one of their own) and only then sends. Deadlines are judged after the
+socket is drained, and what follows from all that came in together, as a round to which ten thousand are invited, is
+decided then, too. A pass that comes late by more than a heartbeat says so to the core first, so that a stopped or
+starved scheduler loses nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runtime.core import records
 from runtime.core.ledger import Policy
 from runtime.core.messages import EndKind
 from runtime.core.ready import Ended, Level, Note, Ready, Send
-from runtime.core.scheduler import Closed, Event, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import (
     ForeignFolderError,
@@ -184,12 +185,13 @@ class SchedulerService:
             if late_s > self._settings.heartbeat_interval_s:
                 events.insert(0, Stalled(late_s))
             this_pass = _Pass()
-            for event in events:
-                this_pass.add(self._decide(reception, core, event, now))
-            if events or wake_at is None or wake_at <= now:
+            for part in closes_first(events):
+                for event in part:
+                    this_pass.add(self._decide(reception, core, event, now))
                 if this_pass.records:  # durable, and said, before everybody's invitation to a round is written
                     self._carry_out(server, journal, core, this_pass)
                     this_pass = _Pass(ended=this_pass.ended)
+            if events or wake_at is None or wake_at <= now:
                 this_pass.add(core.step(Tick(), now))
                 wake_at = core.wake_at()
             this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)
@@ -298,6 +300,19 @@ class SchedulerService:
             os.close(descriptor)
             dead.append(Closed(self._gone.pop(descriptor), gone=True))
         return dead
+
+
+def closes_first(events: list[Event]) -> list[list[Event]]:
+    """A loss does not wait until hundreds of heartbeats are judged that came with it: it goes first, and alone.
+
+    What the closed ones themselves had said stays before their close; between connections there is no order to keep.
+    """
+    closed = {event.session for event in events if isinstance(event, Closed)}
+    if not closed:
+        return [events]
+    others = [event for event in events if isinstance(event, Received) and event.session not in closed]
+    first = [event for event in events if not isinstance(event, Received) or event.session in closed]
+    return [first, others]
 
 
 @contextlib.contextmanager

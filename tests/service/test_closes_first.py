@@ -1,0 +1,37 @@
+"""In which order a scheduler decides on what came in together."""
+
+from __future__ import annotations
+
+from runtime.core.messages import Credential, LastWords
+from runtime.core.scheduler import Closed, Event, Received, Stalled, StopRequested
+from runtime.service.scheduler import closes_first
+
+
+def said(session: str, step: int = 0) -> Received:
+    return Received(session, LastWords(Credential("job", session, session, 1), "", step))
+
+
+def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after() -> None:
+    events: list[Event] = [
+        said("b"),
+        said("a", 1),
+        said("c"),
+        said("a", 2),
+        Closed("a", gone=True),
+        Closed("d", gone=False),
+    ]
+    assert closes_first(events) == [
+        [said("a", 1), said("a", 2), Closed("a", gone=True), Closed("d", gone=False)],
+        [said("b"), said("c")],
+    ]
+
+
+def test_what_nobody_said_keeps_its_place_before_the_closes() -> None:
+    events: list[Event] = [Stalled(3.0), StopRequested("somebody"), said("b"), Closed("a", gone=True)]
+    assert closes_first(events) == [[Stalled(3.0), StopRequested("somebody"), Closed("a", gone=True)], [said("b")]]
+
+
+def test_without_a_close_nothing_is_set_apart() -> None:
+    events: list[Event] = [Stalled(3.0), said("b"), said("a")]
+    assert closes_first(events) == [events]
+    assert closes_first([]) == [[]]
