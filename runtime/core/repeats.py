@@ -11,6 +11,8 @@ from __future__ import annotations
 from runtime.core.ledger import Ledger, Presence
 from runtime.core.messages import Activity, Heartbeat
 
+MOST_A_SEAT = 2
+
 
 class Repeats:
     """By session, what each said last, if it was without consequence."""
@@ -18,14 +20,15 @@ class Repeats:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._node_timeout_s = ledger.policy.node_timeout_s
-        self._said: dict[str, tuple[Heartbeat, Presence]] = {}
+        self._said: dict[str, tuple[Heartbeat, Presence, int]] = {}
+        self._era = 0  # what was said in an earlier one is forgotten
 
     def take(self, session: str, message: object) -> bool:
         """Renew the sender's lease where the message is a repetition; only its step may have changed, in training."""
         known = self._said.get(session)
-        if known is None:
+        if known is None or known[2] != self._era:
             return False
-        before, presence = known
+        before, presence, _ = known
         if message is not before:
             if not isinstance(message, Heartbeat) or not _is_repeated(message, before):
                 return False
@@ -36,12 +39,13 @@ class Repeats:
 
     def remember(self, session: str, message: Heartbeat, presence: Presence) -> None:
         """The message was accepted from the holder of a seat and led to nothing."""
-        self._said[session] = (message, presence)
+        self._said[session] = (message, presence, self._era)
 
     def forget(self) -> None:
-        """Something has happened."""
-        if self._said:
-            self._said.clear()
+        """Something has happened. Nothing is taken apart: with ten thousand, a loss would wait for that."""
+        self._era += 1
+        if len(self._said) > MOST_A_SEAT * len(self._ledger.state.seats):
+            self._said.clear()  # sessions that are over
 
 
 def _is_repeated(message: Heartbeat, before: Heartbeat) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.core.messages import Activity, Credential, Heartbeat, LastWords, RoundId, RoundOpened
 from runtime.core.ready import Ready
+from runtime.core.repeats import MOST_A_SEAT, Repeats
 from runtime.core.scheduler import StopRequested, Tick
 from tests.core.house import House, policy, training_house
 
@@ -153,3 +154,15 @@ def test_a_seat_that_was_given_up_is_not_renewed() -> None:
     for _ in range(2):
         assert not is_repeated(house, message)
         house.receive("s1", message)
+
+
+def test_sessions_that_are_over_are_not_kept_for_ever() -> None:
+    house = training_house()
+    repeats, presence, message = Repeats(house.core._ledger), house.core.presence("1"), beat_of(house, "1")
+    assert presence is not None
+    for number in range(100):
+        repeats.remember(f"session-{number}", message, presence)
+        assert repeats.take(f"session-{number}", message)
+        repeats.forget()
+        assert not repeats.take(f"session-{number}", message)
+    assert len(repeats._said) <= MOST_A_SEAT * len(house.core.state.seats)
