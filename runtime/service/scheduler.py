@@ -310,8 +310,11 @@ def closes_first(events: list[Event]) -> list[list[Event]]:
     closed = {event.session for event in events if isinstance(event, Closed)}
     if not closed:
         return [events]
-    others = [event for event in events if isinstance(event, Received) and event.session not in closed]
-    first = [event for event in events if not isinstance(event, Received) or event.session in closed]
+    first: list[Event] = []
+    others: list[Event] = []
+    for event in events:
+        is_others = isinstance(event, Received) and event.session not in closed
+        (others if is_others else first).append(event)
     return [first, others]
 
 
