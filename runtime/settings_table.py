@@ -1,9 +1,9 @@
-"""The table of every environment variable, and the words and rows the README shows of it.
+"""The table of every environment variable, and the words and rows docs/operating.md shows of it.
 
 Here live the entries, the kinds that turn a text into a value, and which capabilities are built. Never here: an
 environment; ``runtime.config`` reads that, and nobody else imports this module. The one idea: a variable is one entry
 of ``VARIABLES``; its value, its checks, the refusal of what is not built yet, what a restart keeps, what a job's
-processes must agree on and the README's rows all follow from that entry.
+processes must agree on and that page's rows all follow from that entry.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Variable:
     """One environment variable.
 
     ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
-    value". ``shown_default`` is what the README says instead, in both languages.
+    value". ``shown_default`` is what docs/operating.md says instead, in both languages.
     """
 
     name: str
@@ -388,11 +388,11 @@ VARIABLES: tuple[Variable, ...] = (
 )  # fmt: skip
 
 
-# --- the README's rows ------------------------------------------------------------------------------------------------
+# --- the page's rows --------------------------------------------------------------------------------------------------
 
 
 def environment_table() -> str:
-    """The README's table of variables: markdown, one row per entry, no trailing newline."""
+    """The table of variables in docs/operating.md: markdown, one row per entry, no trailing newline."""
     rows = ["| name | default | value | meaning |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = variable.shown_default[0] or variable.default or "–"
@@ -402,7 +402,7 @@ def environment_table() -> str:
 
 
 def environment_table_zh() -> str:
-    """The same table for README.zh-CN.md."""
+    """The same table for docs/operating.zh-CN.md."""
     rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = variable.shown_default[1] or variable.default or "–"

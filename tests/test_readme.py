@@ -1,4 +1,8 @@
-"""Both READMEs say what the code says: tables, exit codes, paths, commands, and a recipe that is run as it stands."""
+"""README and docs, in both languages, say what the code says: tables, paths, commands, and a recipe that is run.
+
+A page is named by its path in the repository. What a README once held alone is looked for in all pages of its language;
+what every page must keep (links, paths, its twin) is looked for in each.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,17 @@ from runtime.__main__ import SUBCOMMANDS
 from runtime.errors import SameBitsError
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
-BOTH = pytest.mark.parametrize("name", [ENGLISH, CHINESE])
+README, README_ZH = "README.md", "README.zh-CN.md"
+CHAPTERS = ("training", "worlds", "checkpoints", "operating", "comparison", "testing")
+ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
+CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
+ENGLISH_ONLY = "docs/reliability.md"
+EVERY = (*ENGLISH, *CHINESE, ENGLISH_ONLY)
+
+EVERY_PAGE = pytest.mark.parametrize("page", EVERY)
+EVERY_PAIR = pytest.mark.parametrize(("english", "chinese"), list(zip(ENGLISH, CHINESE, strict=True)), ids=ENGLISH)
+BOTH_LANGUAGES = pytest.mark.parametrize("pages", [ENGLISH, CHINESE], ids=["en", "zh"])
+BOTH_READMES = pytest.mark.parametrize("readme", [README, README_ZH])
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -32,38 +45,64 @@ FOLDERS = r"(?:scripts|examples|tests|docs|benchmarks|runtime|\.ci)"
 PATH = re.compile(rf"(?<![\w./…-]){FOLDERS}/[\w./-]*\w")
 
 
-def text_of(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
+def text_of(*pages: str) -> str:
+    return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
 
 
-def blocks_of(name: str, language: str | None = None) -> list[str]:
+def blocks_of(*pages: str, language: str | None = None) -> list[str]:
     """The fenced blocks, in order; of one language where it is given."""
-    return [block for found, block in FENCED.findall(text_of(name)) if language in (None, found)]
+    fenced = [pair for page in pages for pair in FENCED.findall(text_of(page))]
+    return [block for found, block in fenced if language in (None, found)]
 
 
-def prose_of(name: str) -> str:
-    return FENCED.sub("", text_of(name))
+def prose_of(*pages: str) -> str:
+    return "\n".join(FENCED.sub("", text_of(page)) for page in pages)
 
 
-def code_of(name: str) -> str:
+def code_of(*pages: str) -> str:
     """Everything a reader may take for a path or a command."""
-    return "\n".join([*blocks_of(name), *INLINE.findall(prose_of(name))])
+    return "\n".join([*blocks_of(*pages), *INLINE.findall(prose_of(*pages))])
 
 
-def generated(name: str, marker: str) -> str:
-    found = re.findall(rf"<!-- {marker}:begin [^\n]*-->\n(.*?)\n<!-- {marker}:end -->", text_of(name), re.DOTALL)
-    assert len(found) == 1, f"{name}: {len(found)} parts between the markers {marker}"
+def generated(pages: tuple[str, ...], marker: str) -> str:
+    """What stands between these markers; on one page, once."""
+    between = re.compile(rf"<!-- {marker}:begin [^\n]*-->\n(.*?)\n<!-- {marker}:end -->", re.DOTALL)
+    found = [part for page in pages for part in between.findall(text_of(page))]
+    assert len(found) == 1, f"{pages}: {len(found)} parts between the markers {marker}"
     return str(found[0])
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_no_other_pages() -> None:
+    assert {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")} == {
+        page for page in EVERY if page.startswith("docs/")
+    }
+
+
+@EVERY_PAIR
+def test_a_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chinese: str) -> None:
+    for page, twin, readme in [(english, chinese, README), (chinese, english, README_ZH)]:
+        title, blank, links = (ROOT / page).read_text(encoding="utf-8").splitlines()[:3]
+        assert title.startswith("# ") and blank == ""
+        assert [target for target, _ in targets_of(page, links)] == [twin, *([] if page == readme else [readme])]
+
+
+@BOTH_LANGUAGES
+def test_the_readme_leads_to_every_page(pages: tuple[str, ...]) -> None:
+    readme, *chapters = pages
+    assert {*chapters, ENGLISH_ONLY} - {target for target, _ in targets_of(readme, prose_of(readme))} == set()
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "table"), [(ENGLISH, config.environment_table), (CHINESE, config.environment_table_zh)]
+    ("pages", "table"), [(ENGLISH, config.environment_table), (CHINESE, config.environment_table_zh)], ids=["en", "zh"]
 )
-def test_the_environment_table_is_the_generated_one(name: str, table: Callable[[], str]) -> None:
-    assert generated(name, "environment-table") == table()
+def test_the_environment_table_is_the_generated_one(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+    assert generated(pages, "environment-table") == table()
 
 
 def error_classes() -> list[type[SameBitsError]]:
@@ -88,34 +127,36 @@ def test_the_chinese_exit_codes_are_the_same() -> None:
     assert all(meaning for *_, meaning in rows)
 
 
-@BOTH
-def test_every_dependency_is_named_with_a_reason(name: str) -> None:
+@BOTH_READMES
+def test_every_dependency_is_named_with_a_reason(readme: str) -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = parser["options"]["install_requires"].split("\n")
     for extra in parser["options.extras_require"].values():
         lines += extra.split("\n")
     required = {re.split(r"[<>=;]", line)[0].strip() for line in lines if line and not line.startswith("#")}
-    first_cells = [line.split("|")[1] for line in prose_of(name).splitlines() if line.startswith("| `")]
+    first_cells = [line.split("|")[1] for line in prose_of(readme).splitlines() if line.startswith("| `")]
     assert required - {package for cell in first_cells for package in INLINE.findall(cell)} == set()
 
 
 # --- paths, commands, links -------------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_every_path_named_exists(name: str) -> None:
-    named = set(PATH.findall(text_of(name)))
-    assert len(named) > 8, named
-    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+def paths_of(*pages: str) -> set[str]:
+    return set(PATH.findall(text_of(*pages)))
+
+
+@EVERY_PAGE
+def test_every_path_named_exists(page: str) -> None:
+    assert sorted(path for path in paths_of(page) if not (ROOT / path).exists()) == []
 
 
 COMMAND = re.compile(r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])samebits [a-z]+)(?: [\w./=-]+)*")
 
 
-def commands_of(name: str) -> list[list[str]]:
+def commands_of(*pages: str) -> list[list[str]]:
     """The words of each command of ours; what processes say is left out."""
-    lines = "\n".join(blocks_of(name, "")).splitlines() + INLINE.findall(prose_of(name))
+    lines = "\n".join(blocks_of(*pages, language="")).splitlines() + INLINE.findall(prose_of(*pages))
     typed = (line for line in lines if not line.startswith(("samebits:", "…")))
     return [command.split() for line in typed for command in COMMAND.findall(line)]
 
@@ -131,7 +172,7 @@ def help_of(words: list[str]) -> str:
 
 def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
     shown: dict[tuple[str, ...], set[str]] = {}
-    for words in (words for name in (ENGLISH, CHINESE) for words in commands_of(name)):
+    for words in commands_of(*EVERY):
         length = 3 if words[1] == "-m" else 2
         command, rest = tuple(words[:length]), words[length:]
         if words[1] == "-m" and words[2] == "runtime" and rest:
@@ -154,75 +195,115 @@ def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
     assert known - {"prepare", "recover", "add"} == {command[1] for command in shown if command[0] == "samebits"}
 
 
-def headings_of(name: str) -> list[tuple[int, str]]:
-    return [(len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", prose_of(name), re.MULTILINE)]
+def headings_of(*pages: str) -> list[tuple[int, str]]:
+    return [(len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", prose_of(*pages), re.MULTILINE)]
 
 
-def anchors_of(name: str) -> set[str]:
+def anchors_of(page: str) -> list[str]:
     """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for _, title in headings_of(name)}
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for _, title in headings_of(page)]
 
 
-@BOTH
-def test_every_relative_link_leads_somewhere(name: str) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", prose_of(name))
-    assert len(links) > 8
-    for link in links:
-        assert "://" not in link, f"{link}: the page leans on nothing outside the repository"
+def links_of(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def targets_of(page: str, text: str) -> list[tuple[str, str]]:
+    """The path in the repository, and the anchor or "", of each link in this text of the page."""
+    targets = []
+    for link in links_of(text):
         path, _, anchor = link.partition("#")
-        assert (ROOT / path).is_file() or path == "", link
-        assert not anchor or anchor in anchors_of(path or name), link
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.is_relative_to(ROOT), f"{link}: leads out of the repository"
+        targets.append((target.relative_to(ROOT).as_posix(), anchor))
+    return targets
+
+
+@EVERY_PAGE
+def test_every_relative_link_leads_somewhere(page: str) -> None:
+    for link in links_of(prose_of(page)):
+        assert "://" not in link, f"{link}: the page leans on nothing outside the repository"
+    for target, anchor in targets_of(page, prose_of(page)):
+        assert (ROOT / target).is_file(), target
+        assert not anchor or anchor in anchors_of(target), f"{target}#{anchor}"
+
+
+@BOTH_LANGUAGES
+def test_there_is_something_to_look_at(pages: tuple[str, ...]) -> None:
+    """No test here passes because its pattern finds nothing."""
+    assert len(paths_of(*pages)) > 8
+    assert len(links_of(prose_of(*pages))) > 8
+    assert len(headings_of(*pages)) > 20
 
 
 # --- two languages, one content ---------------------------------------------------------------------------------------
 
 
-def test_both_pages_have_the_same_headings() -> None:
-    levels = [level for level, _ in headings_of(ENGLISH)]
-    assert levels == [level for level, _ in headings_of(CHINESE)]
-    assert len(levels) > 20
+@EVERY_PAIR
+def test_both_pages_have_the_same_headings(english: str, chinese: str) -> None:
+    assert [level for level, _ in headings_of(english)] == [level for level, _ in headings_of(chinese)]
 
 
-def test_both_pages_show_the_same_commands_and_outputs() -> None:
+@EVERY_PAIR
+def test_both_pages_show_the_same_commands_and_outputs(english: str, chinese: str) -> None:
     def bare(block: str) -> str:
         return re.sub(r"(^|\s+)# [^\n]*", r"\1#", block, flags=re.MULTILINE)
 
-    assert [bare(block) for block in blocks_of(ENGLISH)] == [bare(block) for block in blocks_of(CHINESE)]
+    assert [bare(block) for block in blocks_of(english)] == [bare(block) for block in blocks_of(chinese)]
 
 
-def test_both_pages_have_tables_of_the_same_shape() -> None:
-    def shape(name: str) -> list[int]:
-        return [line.count("|") for line in prose_of(name).splitlines() if line.startswith("|")]
+@EVERY_PAIR
+def test_both_pages_have_tables_of_the_same_shape(english: str, chinese: str) -> None:
+    def shape(page: str) -> list[int]:
+        return [line.count("|") for line in prose_of(page).splitlines() if line.startswith("|")]
 
-    assert shape(ENGLISH) == shape(CHINESE)
+    assert shape(english) == shape(chinese)
+
+
+def twin_of(file: str) -> str:
+    """The same in the other language; the file itself where there is only one."""
+    twin = file.replace(".zh-CN.", ".") if ".zh-CN." in file else re.sub(r"\.(\w+)$", r".zh-CN.\1", file)
+    return twin if (ROOT / twin).exists() else file
+
+
+@EVERY_PAIR
+def test_both_pages_lead_to_the_same_places_in_their_own_language(english: str, chinese: str) -> None:
+    def places(page: str) -> list[tuple[str, int]]:
+        """Each file, and which of its headings."""
+        return [
+            (target, anchors_of(target).index(anchor) if anchor else -1)
+            for target, anchor in targets_of(page, prose_of(page))
+        ]
+
+    assert sorted((twin_of(file), heading) for file, heading in places(english)) == sorted(places(chinese))
 
 
 def test_both_drawings_show_the_same() -> None:
     def marks(file: str) -> list[tuple[str, str | None]]:
         return [(element.tag, element.get("d")) for element in ElementTree.parse(ROOT / "docs" / file).iter()]
 
-    assert "docs/recovery.svg" in text_of(ENGLISH)
-    assert "docs/recovery.zh-CN.svg" in text_of(CHINESE)
+    assert "docs/recovery.svg" in text_of(README)
+    assert "docs/recovery.zh-CN.svg" in text_of(README_ZH)
     assert marks("recovery.svg") == marks("recovery.zh-CN.svg")
 
 
-@BOTH
-def test_every_public_name_is_explained(name: str) -> None:
-    code = code_of(name)
+@BOTH_LANGUAGES
+def test_every_public_name_is_explained(pages: tuple[str, ...]) -> None:
+    code = code_of(*pages)
     assert [public for public in runtime.__all__ if not re.search(rf"\b{public}\b", code)] == []
 
 
-@BOTH
-def test_variables_with_the_prefix_are_variables(name: str) -> None:
-    variables = set(re.findall(r"^\| `(\w+)` \|", generated(name, "environment-table"), re.MULTILINE))
-    named = set(re.findall(r"\bMS_([A-Z_]+)\b", text_of(name))) - {"SCHED", "WORKER", "PSERVER"}
+@BOTH_LANGUAGES
+def test_variables_with_the_prefix_are_variables(pages: tuple[str, ...]) -> None:
+    variables = set(re.findall(r"^\| `(\w+)` \|", generated(pages, "environment-table"), re.MULTILINE))
+    named = set(re.findall(r"\bMS_([A-Z_]+)\b", text_of(*pages))) - {"SCHED", "WORKER", "PSERVER"}
     assert len(named) > 5
     assert named - variables == set()
 
 
-@BOTH
-def test_nothing_of_the_machine_it_was_written_on(name: str) -> None:
-    text = text_of(name)
+@EVERY_PAGE
+def test_nothing_of_the_machine_it_was_written_on(page: str) -> None:
+    text = text_of(page)
     assert re.findall(r"(?<![\w.…])/(?:tmp|root|home|work|usr|opt)/", text) == []
     assert "pip install runtime" not in text  # another project's name
 
@@ -248,7 +329,7 @@ class RecipeJob:
             "REGISTER_COOLDOWN": "0",
             "SPARE_NUM": str(spares),
         }
-        (recipe,) = blocks_of(ENGLISH, "python")
+        (recipe,) = blocks_of(*ENGLISH, language="python")
         (folder / "train.py").write_text(recipe, encoding="utf-8")
 
     def start(self, **environment: str) -> subprocess.Popen[str]:

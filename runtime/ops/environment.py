@@ -1,6 +1,6 @@
-"""``env``: prints the table of environment variables, the one the README shows.
+"""``env``: prints the table of environment variables, the one docs/operating.md shows.
 
-Only the subcommand lives here; the table is ``runtime.config``'s. The one idea: a person at a terminal needs no README.
+Only the subcommand lives here; the table is ``runtime.config``'s. The one idea: a person at a terminal needs no page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What others are told: the README's tables, what a restart keeps, what a job shares, what torch finds."""
+"""What others are told: the pages' tables, what a restart keeps, what a job shares, what torch finds."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_the_scheduler_command_knows_its_role(
 
 
 @pytest.mark.parametrize("arguments", [["env"], ["env", "--zh"]])
-def test_env_is_the_readmes_table(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_is_the_table_of_the_pages(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     expected = config.environment_table_zh() if "--zh" in arguments else config.environment_table()
     assert capsys.readouterr().out == expected + "\n"
