@@ -6,9 +6,10 @@ acted on after the socket is drained, because what a peer sent before it died li
 
 What a peer can cost is bounded by the constants below, whatever it sends: its connection holds at most
 ``MAX_INCOMING_QUEUE`` × ``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent; ROUTER takes from all
-connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, so in each drain everybody else has been
-heard, too. What is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection,
-and in them the last heartbeat that came over it: what a peer says again is not parsed again.
+connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one, so in
+each drain everybody else has been heard, too: who has a word to say when its deadline comes is not judged before. What
+is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection, and in them the
+last heartbeat that came over it: what a peer says again is not parsed again.
 
 Numbers of descriptors are used again, and a close is read before or after what was said over the next connection of
 that number. So ``Lost`` may be said of a peer that is back already, and it is asked (``core.scheduler``); of one that
@@ -46,7 +47,7 @@ MAX_INCOMING_BYTES = 1 << 20
 MAX_INCOMING_QUEUE = 32
 MAX_OUTGOING_QUEUE = 100
 PEER_TURNS = 64  # messages of one peer in one drain: more than an honest one has to say after a pause of a minute
-DRAIN_LIMIT = 8192
+DRAIN_LIMIT = 8192  # messages of a drain, or one of every connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
 """A heartbeat has some 120; a longer one is a stranger's, and is not kept."""
@@ -124,6 +125,7 @@ class Server:
     ) -> None:
         # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
         self.max_connections = min(most_connections, _raise_descriptor_limit() * 3 // 4)
+        self._drain_limit = max(DRAIN_LIMIT, self.max_connections)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -198,7 +200,7 @@ class Server:
         known = {descriptor for descriptor, sessions in owners.items() if sessions}
         turns: dict[int, int] = {}
         receive = self._socket.recv
-        for _ in range(DRAIN_LIMIT):
+        for _ in range(self._drain_limit):
             try:
                 name = receive(_NOW)
             except zmq.Again:

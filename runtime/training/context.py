@@ -8,6 +8,7 @@ is one sentence and a distinct exit status instead of a traceback.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -152,6 +153,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     alone, coming = _prepare(settings, kind, own_words(agent, listener))
     ending.agent = agent
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
+    _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
@@ -191,8 +193,17 @@ def _prepare(settings: Settings, kind: str, words: bytes) -> tuple[Group | None,
 
 
 def _import_what_optimizers_need() -> None:
-    """The first optimizer imports torch._dynamo, which takes seconds: time that a process waiting for its seat has."""
-    importlib.import_module("torch._dynamo")
+    """The first optimizer imports torch._dynamo, which takes a second: time that a process waiting for its seat has.
+
+    A quarter of it is Python's looking for cycles in what has been imported so far, again and again: not here.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch._dynamo")
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def current(call: str) -> Process:

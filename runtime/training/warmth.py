@@ -8,7 +8,6 @@ reducer, of this package's own way of taking a state apart; a spare has all the 
 from __future__ import annotations
 
 import gc
-import importlib
 
 import torch
 from torch import nn
@@ -30,7 +29,6 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
         device: that this process will train on; its context is made.
         alone: the group of one, on which the wrappers' reducers are built once.
     """
-    importlib.import_module("torch._dynamo")  # the first optimizer imports it, which takes seconds
     before = rng.capture()
     layer = nn.Linear(2, 2, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0, momentum=0.5)

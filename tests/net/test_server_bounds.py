@@ -19,7 +19,7 @@ import pytest
 
 from runtime.core import messages
 from runtime.core.messages import StatusQuery, StopJob
-from runtime.net import gate
+from runtime.net import gate, server
 from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
@@ -57,6 +57,26 @@ def test_a_peer_that_never_stops_does_not_keep_others_from_being_heard(ends: End
             for name in ("flood-1", "flood-2")
         ]
         assert max(turns) == PEER_TURNS, "the flood was not one, or had no end"
+
+
+def test_everybody_is_heard_in_a_drain_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are judged after it: who has a word by then must not count as silent."""
+    count, words = 40, 3
+    monkeypatch.setattr(server, "DRAIN_LIMIT", count // 4)
+    ends = Ends(most_connections=count)
+    try:
+        names: list[bytes | None] = [b"peer-%d" % number for number in range(count)]
+        with dealers(ends.port, names) as peers:
+            for peer in peers:
+                for _ in range(words):
+                    peer.send(ASKED)
+            time.sleep(0.5)  # until all of it is there: nobody has been heard so far
+            ends.server.wait(PATIENCE_S)
+            drained = [item for item in ends.server.drain() if isinstance(item, Arrived)]
+            assert {item.peer for item in drained} == {f"peer-{number}" for number in range(count)}
+            assert len(drained) < count * words, "the limit was none"
+    finally:
+        ends.close()
 
 
 def test_what_is_left_of_a_drain_is_not_lost(ends: Ends) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from runtime.core.messages import EndKind, FromScheduler, FromWorker
 from runtime.core.ready import Ended, Ready, Send
@@ -32,6 +32,8 @@ HERE = "host-0"  # the scheduler's own host: only there a process can be seen de
 P_MIXED_UP = 0.3  # how often the close of an older connection is taken for that of the newest
 P_CUT_SHORT = 0.3  # how often a drain that has several events to take leaves some for the next
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
+
+Queue: TypeAlias = deque[tuple[Connection | None, Event]]
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class SchedulerHost:
         self.booted_at = 0.0  # by ``clock``
         self.is_paused = False
         self.ended: EndKind | None = None
-        self._queue: deque[tuple[Connection | None, Event]] = deque()
+        self._queue = Queue()
         self._batch: Batch | None = None  # its fsync is under way
         self._idle_since = 0.0
         self._wake_at: float | None = None
@@ -246,29 +248,39 @@ class SchedulerHost:
 
     def _drain(self) -> None:
         """What is queued, then the deadlines, then disk, then network."""
-        batch, queue, core = Batch(), self._queue, self.core
+        batch, core = Batch(), self.core
         assert core is not None
-        for _ in range(self._turns()):
-            connection, event = queue.popleft()
+        taken, self._queue = self._turns()
+        for connection, event in taken:
             if isinstance(event, Received):
                 self._hear(connection, event, batch)
             elif connection is None or not isinstance(event, Closed) or self._is_told(connection, event.session):
                 self._step(event, batch)
         self._wake_at = core.wake_at()
-        if queue or (self._wake_at is not None and self._wake_at <= self.now):
+        if self._queue or (self._wake_at is not None and self._wake_at <= self.now):
             self._step(Tick(), batch)
             self._wake_at = core.wake_at()
-        if queue:
+        if self._queue:
             self.world.after(CLOCK_STEP_S, self._go_on, self.life)
         self._commit(batch)
 
-    def _turns(self) -> int:
-        """How many events this drain takes: all, or, by a server's bounds, fewer; a pause is known at once."""
-        queued = len(self._queue)
-        if queued < 2 or self.world.rng.random() >= P_CUT_SHORT:
-            return queued
-        told = [index for index, (_, event) in enumerate(self._queue, 1) if isinstance(event, Stalled)]
-        return self.world.rng.randint(max([1, *told]), queued)
+    def _turns(self) -> tuple[Queue, Queue]:
+        """What this drain takes, all or, by a server's bounds, less, and what it leaves.
+
+        A pause is known at once, and of every connection at least one message is taken: who has spoken is not silent.
+        """
+        queue, rng = self._queue, self.world.rng
+        if len(queue) < 2 or rng.random() >= P_CUT_SHORT:
+            return queue, deque()
+        told = [index for index, (_, event) in enumerate(queue, 1) if isinstance(event, Stalled)]
+        count = rng.randint(max([1, *told]), len(queue))
+        taken, left, heard = Queue(), Queue(), set[int]()
+        for index, (connection, event) in enumerate(queue):
+            is_first = isinstance(event, Received) and connection is not None and connection.number not in heard
+            if is_first and connection is not None:
+                heard.add(connection.number)
+            (taken if is_first or index < count else left).append((connection, event))
+        return taken, left
 
     def _go_on(self, life: int) -> None:
         """The next drain takes what the last one left."""

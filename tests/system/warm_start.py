@@ -2,9 +2,8 @@
 
 Started by ``processes.WarmStarter``. A child becomes what ``python script.py`` would have become: its own session,
 folder, environment and log, ``sys.argv``, ``sys.path`` and ``__main__``; the only difference is that the imports below
-cost it nothing. The package under test is not among them, so each child imports that itself. The one idea: the fork
-happens while there is a single thread, and whatever a child does (exit, an uncaught exception, ``kill -9``) happens at
-the bottom of its stack, as in any script.
+cost it nothing. The one idea: the fork happens while there is a single thread, and whatever a child does (exit, an
+uncaught exception, ``kill -9``) happens at the bottom of its stack, as in any script.
 """
 
 from __future__ import annotations
@@ -30,9 +29,11 @@ import torch._dynamo
 import xxhash
 import zmq
 
+import runtime.service.scheduler
+import runtime.training.session  # with it all that a worker loads
 from tests.system.processes import identity_of_child
 
-IMPORTED = (filelock, msgpack, safetensors, sklearn.datasets, torch, xxhash, zmq)
+IMPORTED = (filelock, msgpack, runtime, safetensors, sklearn.datasets, torch, xxhash, zmq)
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
