@@ -94,7 +94,11 @@ class Scene:
         return moment.at_s
 
     def start_crowds(self, kind: str, count: int, clients: int, *, blob_bytes: int = 0) -> Crowds:
-        """Slots 0 to ``count`` - 1, shared by so many processes; returns when all are ready to begin."""
+        """Slots 0 to ``count`` - 1, dealt out to so many processes; returns when all are ready to begin.
+
+        Dealt out, not cut in blocks: a server that tells all in the order of their slots would be through with one
+        process before it begins with the next, and the first one's thousands of answers were in the way of the second.
+        """
         return Crowds(self, kind, count, clients, blob_bytes)
 
     def start_victims(self, count: int) -> subprocess.Popen[bytes]:
@@ -129,8 +133,8 @@ class Crowds:
         self._scene = scene
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for number in range(clients):
-            first, end = count * number // clients, count * (number + 1) // clients
-            plan = {"kind": kind, "first": first, "count": end - first, "blob_bytes": blob_bytes}
+            its_count = len(range(number, count, clients))
+            plan = {"kind": kind, "first": number, "count": its_count, "stride": clients, "blob_bytes": blob_bytes}
             self._processes[f"crowd_{number}"] = scene._start_clients(f"crowd_{number}", plan)
         scene.wait_for("ready", self.pids)
 

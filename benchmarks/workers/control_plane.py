@@ -19,7 +19,7 @@ from runtime.config import Settings, read
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
     """Fork them, wait until they have all ended or this process is asked to end; they begin with the end of stdin."""
     victims = {}
-    for slot in range(plan.first, plan.first + plan.count):
+    for slot in plan.slots:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

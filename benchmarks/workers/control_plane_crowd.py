@@ -61,7 +61,12 @@ class Plan:
     kind: str  # crowd, echo, subscribers, victims
     first: int
     count: int
+    stride: int = 1  # from one of its slots to the next
     blob_bytes: int = 0  # its part of the address map, brought by every Join
+
+    @property
+    def slots(self) -> range:
+        return range(self.first, self.first + self.count * self.stride, self.stride)
 
 
 @dataclass(slots=True)
@@ -106,8 +111,8 @@ class Crowd:
         self._job, self._incarnation, self._term, self._generation = "", 0, 0, 0
         self._round: RoundId | None = None
         self._round_frame = b""
-        self._sessions = [uuid.uuid4().hex for _ in range(plan.count)]
-        self._registers = [self._register(plan.first + index, name) for index, name in enumerate(self._sessions)]
+        self._sessions = [uuid.uuid4().hex for _ in plan.slots]
+        self._registers = [self._register(*each) for each in zip(plan.slots, self._sessions, strict=True)]
         self._blob = os.urandom(plan.blob_bytes)
         self._heard = 0
         self._is_training = self._is_resuming = False
@@ -158,7 +163,7 @@ class Crowd:
         while self._in_flight < IN_FLIGHT and len(self._workers) < len(self._registers):
             index = len(self._workers)
             session = self._sessions[index]
-            worker = Worker(self._plan.first + index, session, self._registers[index], self._socket(kind, session))
+            worker = Worker(self._plan.slots[index], session, self._registers[index], self._socket(kind, session))
             self._workers.append(worker)
             descriptor = int(worker.socket.getsockopt(zmq.FD))
             self._by_descriptor[descriptor] = worker

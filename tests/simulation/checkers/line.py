@@ -20,19 +20,22 @@ class Line:
         """Nothing is committed."""
         self.committed: list[GenerationCommitted] = []  # durably, in their order
         self.last: GenerationCommitted | None = None  # that was decided; another record may share its group commit
+        self._made_anew: GenerationCommitted | None = None  # the last one, as a job that was made anew knows it
         self._oldest = 0  # of the generations whose points a job that was made anew still knows to be its own
         self._brought: dict[tuple[RoundId, str, int], Join] = {}
 
     def rebuilt(self, record: JobRebuilt, committed: list[GenerationCommitted]) -> None:
         """An earlier job begins anew; ``committed`` is what its lost journal held."""
         self.committed = [one for one in committed if one.generation <= record.generation.generation]
-        self.last = record.generation
+        self.last = self._made_anew = record.generation
         known = [cut.generation for cut in record.generation.line if not cut.is_a_loss]
         self._oldest = min((record.generation.generation, *known))
 
     def loaded(self) -> None:
         """A new life of the scheduler knows what is durable."""
-        self.last = self.committed[-1] if self.committed else None
+        self.last, anew = self.committed[-1] if self.committed else None, self._made_anew
+        if anew is not None and (self.last is None or self.last.generation <= anew.generation):
+            self.last = anew
 
     def decided(self, record: GenerationCommitted) -> None:
         """A generation is decided; it may yet be lost with its group commit."""
