@@ -17,7 +17,10 @@ from runtime.config import Settings, read
 
 
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
-    """Fork them, wait until they have all ended or this process is asked to end; they begin with the end of stdin."""
+    """Fork them, reap them, stay until this process is asked to end; they begin with the end of stdin.
+
+    It stays: taken down with the last of them, it would be in the way of who decides on that loss.
+    """
     victims = {}
     for slot in plan.slots:
         pid = os.fork()
@@ -29,7 +32,11 @@ def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
             crowd.serve()
         victims[pid] = slot
 
+    is_asked = False
+
     def end_all(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
 
@@ -38,6 +45,9 @@ def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
     while victims:
         pid, _ = os.wait()  # reaped at once, as by a launcher: a pid in ``victims`` is never another process's
         del victims[pid]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if not is_asked:
+        signal.sigwait({signal.SIGTERM})
 
 
 def main() -> None:

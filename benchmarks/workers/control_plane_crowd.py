@@ -15,6 +15,7 @@ it is asked for ("check").
 from __future__ import annotations
 
 import collections
+import heapq
 import os
 import select
 import sys
@@ -44,6 +45,7 @@ from runtime.core.messages import (
 from runtime.net.address import endpoint
 from runtime.net.client import MAX_INCOMING_BYTES, RECONNECT_MS
 from runtime.net.curve import cluster_keys
+from runtime.service.agent import share_of
 from runtime.service.host import this_process
 
 SCHEMA = messages.SCHEMA
@@ -105,7 +107,7 @@ class Crowd:
             self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._workers: list[Worker] = []
         self._by_descriptor: dict[int, Worker] = {}
-        self._beats: collections.deque[tuple[float, Worker]] = collections.deque()
+        self._beats: list[tuple[float, int, Worker]] = []  # a heap: when whose next is due
         self._unread: collections.deque[Worker] = collections.deque()  # sending takes the sign that something came in
         self._sent_beats = self._in_flight = 0
         self._job, self._incarnation, self._term, self._generation = "", 0, 0, 0
@@ -261,7 +263,8 @@ class Crowd:
         else:
             self._say(worker, Activity.TRAINING)
             self._count("resumed")
-        self._beats.append((time.monotonic() + BEAT_S, worker))
+        first_s = time.monotonic() + BEAT_S * share_of(worker.session)
+        heapq.heappush(self._beats, (first_s, worker.slot, worker))
 
     def _round_opened(self, worker: Worker, frame: bytes) -> None:
         if self._plan.kind == "subscribers":
@@ -305,12 +308,12 @@ class Crowd:
     def _beat(self) -> None:
         now = time.monotonic()
         while self._beats and self._beats[0][0] <= now:
-            due, worker = self._beats.popleft()
+            due, slot, worker = heapq.heappop(self._beats)
             if worker.is_up:
                 self._send(worker, worker.beat)
                 self._unread.append(worker)
                 self._sent_beats += 1
-                self._beats.append((max(due + BEAT_S, now), worker))
+                heapq.heappush(self._beats, (max(due + BEAT_S, now), slot, worker))
 
     def _count(self, name: str) -> bool:
         """One more is so far; true, and noted, where it is the last one."""

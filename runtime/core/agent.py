@@ -78,7 +78,12 @@ from runtime.core.point import Point
 
 @dataclass(frozen=True, slots=True)
 class AgentPolicy:
-    """Who this worker is and how long it is patient. Durations in seconds."""
+    """Who this worker is and how long it is patient. Durations in seconds.
+
+    ``first_beat_s`` is how soon it beats again after it has said something else, at most ``heartbeat_interval_s``.
+    Thousands begin a generation at the same moment: if each waited as long as the others, all would beat in one breath
+    from then on, and a loss that the scheduler is told of would wait behind them. So it is to be another for each.
+    """
 
     node: str
     session: str
@@ -86,6 +91,7 @@ class AgentPolicy:
     job_name: str
     settings: Pairs
     heartbeat_interval_s: float = 1.0
+    first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
@@ -214,7 +220,7 @@ class AgentCore:
             self.activity, self._blob = Activity.WAITING, None
             self._join()
             if self._is_invited():  # else only this tells that its collective has failed
-                self._beat_at = self._now + self._policy.heartbeat_interval_s
+                self._beat_at = self._now + self._policy.first_beat_s
             else:
                 self._heartbeat()
 
@@ -269,6 +275,7 @@ class AgentCore:
             self._register()
         if self._registered and self._beat_at <= self._now:
             self._heartbeat()
+            self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
         deadline = self._patience_ends_at()
         if deadline is not None and deadline <= self._now:
@@ -342,7 +349,7 @@ class AgentCore:
         )
 
     def _heartbeat(self) -> None:
-        self._beat_at = self._now + self._policy.heartbeat_interval_s
+        self._beat_at = self._now + self._policy.first_beat_s
         if self._registered:
             self._send(
                 Heartbeat(
@@ -417,7 +424,7 @@ class AgentCore:
         if message.finished is not None:
             self._finished(message.finished)
         if first:  # its registration said it all
-            self._beat_at = self._now + self._policy.heartbeat_interval_s
+            self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()
             self._publish()

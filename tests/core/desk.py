@@ -45,12 +45,13 @@ class Desk:
     """One agent on a desk: events go in by hand."""
 
     topo_timeout_s: float = 1800.0
+    first_beat_s: float = 1.0
     now: float = 50.0
     ready: AgentReady = field(default_factory=AgentReady)
 
     def __post_init__(self) -> None:
-        policy = AgentPolicy("3", "mine", ME, JOB_NAME, SETTINGS, topo_timeout_s=self.topo_timeout_s)
-        self.agent = AgentCore(policy, self.now)
+        patience = {"first_beat_s": self.first_beat_s, "topo_timeout_s": self.topo_timeout_s}
+        self.agent = AgentCore(AgentPolicy("3", "mine", ME, JOB_NAME, SETTINGS, **patience), self.now)
 
     def step(self, event: AgentEvent) -> AgentReady:
         self.ready = self.agent.step(event, self.now)

@@ -17,6 +17,7 @@ from runtime.core.agent_events import (
     SchedulerBack,
     Seated,
     ToldToWait,
+    Trains,
 )
 from runtime.core.messages import (
     PROTOCOL,
@@ -87,6 +88,35 @@ def test_the_seat_is_told_once_and_kept_by_heartbeats() -> None:
     assert desk.told(Seated) == []
     desk.passes(1.0)
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
+
+
+def test_after_what_all_do_at_once_it_beats_at_a_time_of_its_own() -> None:
+    desk = Desk(first_beat_s=0.25)
+
+    def beats_after(after_s: float) -> None:
+        assert desk.ready.wake_at == desk.now + after_s
+        assert desk.passes(after_s).sends == desk.said(Heartbeat) != []
+
+    desk.step(Connected())
+    desk.admitted()
+    beats_after(0.25)
+    beats_after(1.0)
+    desk.enters()
+    beats_after(0.25)
+    desk.opens()
+    desk.enters()
+    beats_after(0.25)
+    desk.starts()
+    beats_after(0.25)
+    beats_after(1.0)
+    desk.step(Trains(1))
+    beats_after(0.25)
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.admitted()
+    beats_after(0.25)
+    beats_after(1.0)
+    beats_after(1.0)
 
 
 def test_an_admission_that_is_read_after_the_connection_closed_is_nothing() -> None:

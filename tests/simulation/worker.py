@@ -127,6 +127,7 @@ class Worker:
             self.process,
             "other.py" if oddity is Oddity.OTHER_JOB else world.policy.job_name,
             (("WORKER_NUM", "1000"),) if oddity is Oddity.OTHER_SETTINGS else world.policy.settings,
+            first_beat_s=rng.uniform(0.001, 1.0),
             topo_timeout_s=world.policy.topo_timeout_s,
         )
         self.agent = world.agent_type(policy, self._now)

@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("sends before it persists", frozenset({"S7"}), 10, SpeaksFirst),
     Mutant("generation not persisted", frozenset({"S4", "S7"}), 10, _write_with(_unwritten_generation)),
     Mutant("no cool-down", frozenset({"S3"}), 50, NoCoolDown),
-    Mutant("cool-down counted from the refusal", frozenset({"S3"}), 100, RefusalExtends),
+    Mutant("cool-down counted from the refusal", frozenset({"S3", "L2"}), 100, RefusalExtends),
     Mutant("a cool-down never ends", frozenset({"L1", "L2", "S3"}), 50, ForgetsWhoWaits),
     Mutant("incarnation not checked", frozenset({"S6", "S18"}), 100, TakesAnyIncarnation),
     Mutant("incarnation not raised", frozenset({"S5"}), 50, _write_with(_same_incarnation)),
@@ -434,8 +434,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("cool-down shorter by a lease", frozenset({"S3"}), 100, CountsTheCoolDownFromTheLoss),
     Mutant("a restart begins every wait anew", frozenset({"S3", "S4"}), 100, RestartsEveryWait),
     Mutant("term not raised", frozenset({"S4"}), 50, _write_with(_same_term)),
-    Mutant("a missed start is not told again", frozenset({"L1"}), 300, TellsGenerationsToNobodyTwice),
-    Mutant("a repeated heartbeat is never judged again", frozenset({"L1", "S6", "S3", "S18"}), 300, NeverJudgesAgain),
+    Mutant("a missed start is not told again", frozenset({"L1", "L5"}), 300, TellsGenerationsToNobodyTwice),
+    Mutant(
+        "a repeated heartbeat is never judged again", frozenset({"L1", "L5", "S6", "S3", "S18"}), 300, NeverJudgesAgain
+    ),
     Mutant("an old death taken for a new one", frozenset({"S18"}), 300, TakesAnOldDeathForANewOne, changes=LATE_DEATHS),
     Mutant("a late close is believed", frozenset({"S18"}), 100, AsksNobody, changes=LATE_CLOSES),
     Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),

@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=SPARES,
     ),
     Mutant("a slot is given while it is held", frozenset({"S14"}), 50, GivesHeldSlots, changes=SPARES),
-    Mutant("a slot is told before it is written", frozenset({"S7", "S14"}), 50, TellsSlotsFirst, changes=SPARES),
+    Mutant("a slot is told before it is written", frozenset({"S4", "S7", "S14"}), 50, TellsSlotsFirst, changes=SPARES),
     Mutant("the dead return without a cool-down", frozenset({"S3"}), 50, ReturnsAtOnce, changes=SPARES),
     Mutant(
         "the world shrinks below its minimum",
