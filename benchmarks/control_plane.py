@@ -5,7 +5,8 @@ a DEALER each, many in a few processes, the product's messages); the scheduler i
 disk. *Formed* runs from the first connect until the last worker has been told its durable place: connect, Register →
 Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the very
 same conversation with the same clients; the echo is one word and its answer. All clients run on the machine that is
-measured, so seconds say as much of them as of a server: the server's own CPU time is the steadier witness.
+measured, so seconds say as much of them as of a server: the server's own CPU time is the steadier witness; until the
+last worker is admitted, and until all are formed.
 NODE_TIMEOUT is 30 s here, because a machine that plays them all may keep its workers silent for longer than 5. A loss
 that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed beyond it. The floor of a decision is
 the death itself: killed processes take their time to be gone.
@@ -122,6 +123,7 @@ def figures(found: Found, workers: int) -> dict[str, float]:
     return {
         "form_s": median([one.form_s for one in found.ours]),
         "cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.ours]),
+        "admitted_cpu_us": median([one.admit_cpu_s / workers * 1e6 for one in found.ours]),
         "kib_per_worker": median([one.resident_kib / workers for one in found.ours]),
         "heartbeat_cpu_us": median([_beat_us(one) for one in found.ours]),
         "heartbeats_per_s": median([one.beats / one.beats_s for one in found.ours]),
@@ -197,6 +199,7 @@ def _floor(found: Found, workers: int) -> dict[str, float]:
     return {
         "router_form_s": median([one.form_s for one in found.bare]),
         "router_cpu_us_per_registration": median([one.form_cpu_s / workers * 1e6 for one in found.bare]),
+        "router_admitted_cpu_us": median([one.admit_cpu_s / workers * 1e6 for one in found.bare]),
         "router_echo_s": median(found.echo_s),
         "router_heartbeat_cpu_us": median([_beat_us(one) for one in found.bare]),
         "pub_told_all_ms": median([one * 1e3 for one in found.publish_s]),

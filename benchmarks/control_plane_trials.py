@@ -41,6 +41,7 @@ class Served:
     """What one server did for a crowd: formed it, heard it for a while, was killed, and had it back."""
 
     form_s: float
+    admit_cpu_s: float  # until the last one was told its seat, or had its first answer
     form_cpu_s: float
     resident_kib: float
     beats: int
@@ -155,12 +156,14 @@ def echo(workers: int, clients: int) -> float:
         return -crowds.tell("begin") + crowds.last("admitted")
 
 
-def _form(scene: Scene, crowds: Crowds, server: str) -> tuple[float, float, float]:
+def _form(scene: Scene, crowds: Crowds, server: str) -> tuple[float, float, float, float]:
     pid = scene.stage.pids()[server]
     cpu_before_s, kib_before = cpu_s(pid), resident_kib(pid)
     began_s = crowds.tell("begin")
+    crowds.wait_for("admitted")
+    admit_cpu_s = cpu_s(pid) - cpu_before_s
     formed_s = crowds.last("formed")
-    return formed_s - began_s, cpu_s(pid) - cpu_before_s, resident_kib(pid) - kib_before
+    return formed_s - began_s, admit_cpu_s, cpu_s(pid) - cpu_before_s, resident_kib(pid) - kib_before
 
 
 def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[int, float, float]:

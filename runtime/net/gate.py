@@ -139,12 +139,17 @@ class Gate:
         """Where the connection comes from: an IP address."""
         return self._address_of.get(descriptor, UNKNOWN)
 
-    def take(self) -> tuple[list[Ended], list[Rejected]]:
-        """What has happened by now: the connections that ended, in order, and who was turned away."""
-        for question in self._zap_questions():
-            self._take_events()  # who asks was accepted before: its address is looked up while it is there
-            self._answer(question)
-        self._take_events()
+    def take(self, *, is_rung: bool = True) -> tuple[list[Ended], list[Rejected]]:
+        """What has happened by now: the connections that ended, in order, and who was turned away.
+
+        Args:
+            is_rung: whether one of ``sources`` is readable, as far as is known; else none is looked at.
+        """
+        if is_rung:
+            for question in self._zap_questions():
+                self._take_events()  # who asks was accepted before: its address is looked up while it is there
+                self._answer(question)
+            self._take_events()
         self._rejected += self._turn_away()
         self._rejected += self._look_at_due()
         ended, rejected = self._ended, self._rejected

@@ -147,7 +147,8 @@ class Server:
         self._gate = Gate(self._socket, keys, self.max_connections, most_bytes, silence_s)
         self._poller = zmq.Poller()
         self._waker = Waker()
-        for source in (self._socket, *self._gate.sources, self._waker.descriptor):
+        self._bells, self._is_rung = self._gate.sources, True
+        for source in (self._socket, *self._bells, self._waker.descriptor):
             self._poller.register(source, zmq.POLLIN)
         self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
@@ -177,6 +178,7 @@ class Server:
     def wait(self, timeout_s: float) -> set[int]:
         """Sleep until something can be read. Returns those watched descriptors that became readable."""
         ready = self._poller.poll(0 if self._gate.has_news else max(0, int(timeout_s * 1000 + 0.999)))
+        self._is_rung = any(source is bell for source, _ in ready for bell in self._bells)
         descriptors = {source for source, _ in ready if isinstance(source, int)}
         if self._waker.descriptor in descriptors:
             self._waker.rest()
@@ -189,7 +191,8 @@ class Server:
 
     def drain(self) -> Iterator[Incoming]:
         """What has come in by now, as far as the bounds allow; first who was turned away, last who has closed."""
-        ended, rejected = self._gate.take()
+        ended, rejected = self._gate.take(is_rung=self._is_rung)
+        self._is_rung = True  # as far as is known, until the next ``wait``
         yield from rejected
         # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event. Who closed
         # may never have said a word, and who speaks first over the number be the next one.

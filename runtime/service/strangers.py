@@ -19,6 +19,7 @@ from runtime.core.ready import Level, Note
 from runtime.net.server import Rejection
 
 LINE_INTERVAL_S = 30.0
+LOOK_S = 0.05  # ten thousand heartbeats wake the scheduler a thousand times a second
 GATHER_S = 0.5  # whoever is refused tries again at once: the first line waits so long, to tell how many and from where
 MAX_ADDRESSES = 64
 """Addresses told apart in one line's counting; memory is at most len(Offence) × this many short texts."""
@@ -81,6 +82,7 @@ class Strangers:
         self.totals: Counter[Offence] = Counter()
         self._tallies = {offence: _Tally() for offence in Offence}
         self._is_counting = False  # something was counted that may have to be said
+        self._look_at = float("-inf")
         self._refusals_said = 0
         self._refusals_from = float("-inf")
 
@@ -105,9 +107,9 @@ class Strangers:
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
         """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
         said: list[Note] = []
-        if not self._is_counting:
+        if not self._is_counting or (now < self._look_at and not is_last):
             return said
-        self._is_counting = False
+        self._is_counting, self._look_at = False, now + LOOK_S
         for offence, tally in self._tallies.items():
             if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
                 said.append(Note(Level.WARNING, self._line(offence, tally, now)))

@@ -18,7 +18,7 @@ from runtime.core import messages
 
 
 def served(form_s: float, form_cpu_s: float, beats_cpu_s: float, back_s: float) -> Served:
-    return Served(form_s, form_cpu_s, 4000, 500, 5.0, beats_cpu_s, told_s=0.025, back_s=back_s)
+    return Served(form_s, form_cpu_s / 2, form_cpu_s, 4000, 500, 5.0, beats_cpu_s, told_s=0.025, back_s=back_s)
 
 
 def found() -> Found:
@@ -39,7 +39,7 @@ def found() -> Found:
 def test_our_figures() -> None:
     ours = figures(found(), 100)
     assert ours["form_s"] == 2.6
-    assert ours["cpu_us_per_registration"] == 200
+    assert (ours["cpu_us_per_registration"], ours["admitted_cpu_us"]) == (200, 100)
     assert ours["kib_per_worker"] == 40
     assert (ours["heartbeat_cpu_us"], ours["heartbeats_per_s"], ours["heartbeat_cpu_s_per_s"]) == (20, 100, 0.002)
     assert ours["heartbeat_vs_bare"] == 2
@@ -108,7 +108,8 @@ def test_a_process_is_told_by_its_own_clock() -> None:
 def test_a_crowd_lives_with_a_real_scheduler() -> None:
     life, kept, mass = control_plane_trials.ours(20, 2, 1.1)
     assert life.beats >= 20
-    assert min(life.form_s, life.form_cpu_s, life.back_s) > 0
+    assert min(life.form_s, life.admit_cpu_s, life.back_s) > 0
+    assert life.admit_cpu_s <= life.form_cpu_s
     assert (kept.seats, kept.resumed) == (20, 20)
     assert (mass.lost, mass.rounds) == (10, 1)
 

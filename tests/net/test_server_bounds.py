@@ -252,7 +252,7 @@ def test_who_is_gone_is_told_of_also_where_the_next_one_of_its_number_is_heard_f
     until(ends.heard, lambda item: isinstance(item, Arrived))
     before = dict(ends.server._descriptor_of)
     first.communicate("go\n", timeout=PATIENCE_S)
-    monkeypatch.setattr(ends.server._gate, "take", lambda: ([], []))  # the close is not read yet
+    monkeypatch.setattr(ends.server._gate, "take", lambda **_: ([], []))  # the close is not read yet
     second.stdin.write("go\n")
     second.stdin.flush()
     seen = until(ends.heard, lambda item: isinstance(item, Arrived))

@@ -10,7 +10,7 @@ from runtime.service.agent import share_of
 
 def test_the_share_of_a_session_is_its_own_and_never_nothing() -> None:
     shares = sorted(share_of(uuid.uuid4().hex) for _ in range(10_000))
-    assert 0 < shares[0] and shares[-1] <= 1
+    assert shares[0] > 0 and shares[-1] <= 1
     in_a_tenth = [sum(tenth / 10 < share <= (tenth + 1) / 10 for share in shares) for tenth in range(10)]
     assert min(in_a_tenth) > 800, "10,000 in a second are 1,000 in each tenth of it, but for chance"
     assert share_of("0" * 32) > 0 and share_of("f" * 32) == 1
