@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,6 +27,7 @@ from runtime.settings_table import (
     environment_table_zh,
     folder_or_url,
 )
+from runtime.urls import without_credentials
 
 __all__ = [
     "KEPT_NAMES",
@@ -40,15 +40,14 @@ __all__ = [
     "folder_or_url",
     "is_loopback",
     "kept_environment",
+    "leave_failures_to_us",
     "publish",
     "read",
     "require_secret",
     "secret_environment",
-    "without_credentials",
 ]
 
 PREFIX = "MS_"
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 KEPT_NAMES: tuple[str, ...] = (
@@ -58,9 +57,12 @@ KEPT_NAMES: tuple[str, ...] = (
         if not variable.secret and variable.scope is not Scope.PROCESS
         for prefix in ("", PREFIX)
     ),
-    *("PATH", "PYTHONPATH", "OMP_*", "*_VISIBLE_DEVICES", "DATA_PATH"),
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DATA_PATH", "*_VISIBLE_DEVICES"),
+    *("OMP_*", "MKL_*", "KMP_*", "ATEN_*", "CUDA_*", "CUBLAS_*", "NCCL_*", "HCCL_*", "TORCH_*", "PYTORCH_*"),
+    "PYTHONHASHSEED",
 )
-"""Patterns of the names a restart keeps. Not ROLE and NODE_ID: whoever starts a process tells it those."""
+"""Patterns of the names a restart keeps: the job's own, and what else libraries compute by. Not ROLE and NODE_ID:
+whoever starts a process tells it those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +238,6 @@ def _reads_as(variable: Variable, text: str, value: object) -> bool:
         return False
 
 
-def without_credentials(text: str) -> str:
-    """The text as it may be shown: where it is a URL, without a user's password."""
-    return _CREDENTIALS_IN_URL.sub("(hidden)@", text)
-
-
 def _shown(variable: Variable, name: str, text: str) -> str:
     if variable.secret:
         return f"{name}=(hidden)"
@@ -324,6 +321,15 @@ def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     """The part of ``environ`` that holds secrets by value, as found: for a process's own reading, never to be kept."""
     names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if environ.get(name)}
+
+
+def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let a collective over NCCL or HCCL that is given up fail, unless the user has set what becomes of it.
+
+    By torch's own default it takes the process down (ProcessGroupNCCL.hpp), which then could not recover.
+    """
+    for backend in ("NCCL", "HCCL"):
+        environ.setdefault(f"TORCH_{backend}_ASYNC_ERROR_HANDLING", "0")
 
 
 def publish(

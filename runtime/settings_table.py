@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from runtime.urls import has_password
+
 MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
 LONGEST_S = 1e9
@@ -154,7 +156,7 @@ def folder_or_url(text: str) -> Path | str:
         return Path(rest)
     if not rest.strip("/"):
         raise WrongValueError("the URL names no folder", f"export {{name}}={scheme}://bucket/folder")
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+    if has_password(text):
         raise WrongValueError(
             "credentials do not belong in a URL, which is written to logs; they come from where the protocol's "
             "library looks for them, such as ~/.aws/credentials or AWS_ACCESS_KEY_ID"

@@ -49,11 +49,19 @@ default() {
 
 # How many accelerators a job here may use, without importing torch.
 accelerators() {
-    local devices=() visible=${CUDA_VISIBLE_DEVICES-${ASCEND_RT_VISIBLE_DEVICES-all}}
+    local devices=() device count visible=${CUDA_VISIBLE_DEVICES-${ASCEND_RT_VISIBLE_DEVICES-all}}
     mapfile -t devices < <(compgen -G '/dev/nvidia[0-9]*' || compgen -G '/dev/davinci[0-9]*')
-    if [ "${#devices[@]}" -gt 0 ] && [ "$visible" != all ]; then IFS=, read -r -a devices <<<"$visible"; fi
-    if [ "${DEVICE:-${MS_DEVICE-}}" = cpu ]; then devices=(); fi
-    echo "${#devices[@]}"
+    count=${#devices[@]}
+    if [ "$count" -gt 0 ] && [ "$visible" != all ]; then
+        count=0
+        IFS=, read -r -a devices <<<"$visible"
+        for device in "${devices[@]}"; do # up to the first that names none, such as -1 or NoDevFiles, as CUDA takes them
+            if ! [[ $device =~ ^[[:space:]]*([0-9]|GPU-|MIG-) ]]; then break; fi
+            count=$((count + 1))
+        done
+    fi
+    if [ "${DEVICE:-${MS_DEVICE-}}" = cpu ]; then count=0; fi
+    echo "$count"
 }
 
 found=$(accelerators)

@@ -24,6 +24,6 @@ if [ $# -eq 0 ]; then
     stage 'ruff check' "$bin/ruff" check .
     stage 'ruff format' "$bin/ruff" format --check .
     stage mypy "$bin/mypy" --strict runtime
+    set -- -n 3 --dist worksteal  # most tests wait for processes more than they compute
 fi
-if [ $# -eq 0 ]; then set -- -n 3 --dist worksteal; fi  # most tests wait for processes more than they compute
 exec "$bin/python" -m pytest "$@"

@@ -23,10 +23,11 @@ PACKAGE = ROOT / "runtime"
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
-    "settings_table": (),
-    "config": ("settings_table",),
+    "urls": (),
+    "settings_table": ("urls",),
+    "config": ("settings_table", "urls"),
     "core": ("core",),
-    "store": ("core", "store"),
+    "store": ("core", "store", "urls"),
     "net": ("core", "net"),
     "service": ("core", "store", "net", "config", "service"),
     # Of the core only its types: decisions are taken in the scheduler's process and in the agent.
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.schema",
             "core.state",
         ),
-        *("store", "config", "service", "training"),
+        *("store", "config", "service", "training", "urls"),
     ),
     "ops": ("service.status", "store", "net", "config", "training", "ops"),
     "__init__": ("config", "service", "training"),

@@ -5,6 +5,7 @@ Names are resolved here, once, when the scheduler starts; never on accept.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -13,23 +14,28 @@ from pathlib import Path
 from runtime.errors import ListenError
 
 
-def local_addresses(host: str) -> list[str]:
-    """Those addresses that ``host`` resolves to and that belong to this machine.
+def local_addresses(host: str, bind: str | None = None) -> list[str]:
+    """Those addresses that ``bind``, else ``host``, resolves to and that belong to this machine.
+
+    Args:
+        host: SCHED_HOST.
+        bind: SCHED_BIND, where it is set.
 
     Raises:
         ListenError: the name does not resolve, or to no address of this machine.
     """
+    asked = f"SCHED_BIND={bind}" if bind else f"SCHED_HOST={host}"
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(bind or host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise ListenError(
-            f"SCHED_HOST={host} cannot be resolved ({error.strerror}): set it to an address of this machine"
+            f"{asked} cannot be resolved ({error.strerror}): set it to an address of this machine"
         ) from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     local = [address for address in addresses if _is_local(address)]
     if not local:
         raise ListenError(
-            f"SCHED_HOST={host} is {', '.join(addresses)}, and none of these is an address of this machine: "
+            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine: "
             "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
         )
     return local
@@ -110,7 +116,22 @@ def check_free(addresses: Sequence[str], port: int) -> None:
             try:
                 probe.bind((address, port))
             except OSError as error:
-                raise ListenError(
-                    f"SCHED_PORT={port} on {address} cannot be listened on ({error.strerror}): held by "
-                    f"{port_holder(port)}. End it, or set SCHED_PORT to a free port in every process"
-                ) from None
+                raise cannot_listen(address, port, error.errno, error.strerror) from None
+
+
+def cannot_listen(address: str, port: int, number: int | None, reason: str | None) -> ListenError:
+    """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
+    found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
+    if number == errno.EADDRINUSE:
+        held = f"held by {port_holder(port)}. End it, or set SCHED_PORT to a free port in every process"
+        return ListenError(f"{found}: {held}")
+    if number == errno.EACCES:
+        return ListenError(
+            f"{found}: ports below 1024 take a right that this user has not: set SCHED_PORT to one from 1024 to 65535 "
+            "in every process"
+        )
+    if number == errno.EADDRNOTAVAIL:
+        return ListenError(
+            f"{found}: that is no address of this machine: set SCHED_BIND to the local address to listen on"
+        )
+    return ListenError(f"{found}: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
 _MINOR_VERSION = b"\x01"
@@ -24,12 +25,15 @@ def mechanism_at(host: str, port: int, ours: str, timeout_s: float) -> str | Non
 
     ``ours`` is the mechanism that the other end is told.
     """
-    greeting = b""
+    greeting, deadline_s = b"", time.monotonic() + timeout_s
     try:
         with socket.create_connection((host.strip("[]"), port), timeout_s) as connection:
-            connection.settimeout(timeout_s)
             connection.sendall(_SIGNATURE_AND_VERSION)
-            while len(greeting) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES - len(greeting))):
+            while len(greeting) < _GREETING_BYTES:
+                connection.settimeout(max(_STAY_S, deadline_s - time.monotonic()))
+                more = connection.recv(_GREETING_BYTES - len(greeting))
+                if not more or time.monotonic() > deadline_s:
+                    break
                 greeting += more
             connection.settimeout(_STAY_S)
             with contextlib.suppress(TimeoutError):

@@ -34,8 +34,8 @@ import zmq
 
 from runtime.core import messages
 from runtime.core.messages import AddressMap, CommittedPoint, EndJob, Finished, Heartbeat, RoundOpened, Status
-from runtime.errors import ListenError, ProtocolError
-from runtime.net.address import endpoint, port_holder
+from runtime.errors import ProtocolError
+from runtime.net.address import cannot_listen, endpoint
 from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
 from runtime.net.curve import ClusterKeys
 from runtime.net.gate import Gate, Rejected, Rejection
@@ -162,10 +162,7 @@ class Server:
                 self._socket.bind(endpoint(address, port))
             except zmq.ZMQError as error:
                 self.close()
-                raise ListenError(
-                    f"SCHED_PORT={port} on {address} cannot be listened on ({error.strerror}): held by "
-                    f"{port_holder(port)}. End it, or set SCHED_PORT to a free port in every process"
-                ) from None
+                raise cannot_listen(address, port, error.errno, error.strerror) from None
 
     def watch(self, descriptor: int) -> None:
         """Let ``wait`` return when this descriptor becomes readable, too."""

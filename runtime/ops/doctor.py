@@ -109,8 +109,12 @@ def folder(name: str, path: Path | str) -> Finding:
         except StoreError as error:
             return Finding(name, str(error), "as it says")
         return Finding(name, f"{path} can be listed, {len(slots)} ranks have saved there")
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir():
+    try:
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        is_folder = existing.is_dir()
+    except OSError as error:
+        return Finding(name, f"{path} cannot be looked at ({error.strerror})", f"export {name}=<a folder of yours>")
+    if not is_folder:
         return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding(name, f"{existing} cannot be written", f"export {name}=<a folder of yours>")
@@ -126,9 +130,9 @@ def port(settings: Settings) -> Finding:
     except SecretError as error:
         return Finding(name, str(error), "as it says")
     try:
-        check_free(local_addresses(settings.sched_bind or settings.sched_host), settings.sched_port)
+        check_free(local_addresses(settings.sched_host, settings.sched_bind), settings.sched_port)
     except ListenError as error:
-        return Finding(name, str(error), "export SCHED_PORT=<a free port>")
+        return Finding(name, str(error), "as it says")
     return Finding(name, "free")
 
 

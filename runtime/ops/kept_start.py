@@ -8,6 +8,7 @@ a restart needs, as found; no secret, and nothing that only one of the processes
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def keep(log_dir: Path, start: KeptStart) -> None:
     usual = start.folder / USUAL_LOG_DIR
     if log_dir.resolve() != usual.resolve():
         durable.make_directory(usual)
-        durable.write_file_atomically(usual / POINTER_FILE, f"{log_dir.resolve()}\n".encode())
+        durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{log_dir.resolve()}\n"))
 
 
 def read(log_dir: Path) -> KeptStart | None:
@@ -160,7 +161,7 @@ def log_dir_here(present: Mapping[str, str]) -> Path:
         return config.read(present, role_required=False)[0].log_dir
     if not (USUAL_LOG_DIR / START_FILE).exists():
         try:
-            return Path((USUAL_LOG_DIR / POINTER_FILE).read_text(encoding="utf-8").rstrip("\n"))
+            return Path(os.fsdecode((USUAL_LOG_DIR / POINTER_FILE).read_bytes()).rstrip("\n"))
         except FileNotFoundError:
             return USUAL_LOG_DIR
     return USUAL_LOG_DIR

@@ -140,7 +140,7 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
 
 def _port_problem(settings: Settings) -> str:
     try:
-        addresses = local_addresses(settings.sched_bind or settings.sched_host)
+        addresses = local_addresses(settings.sched_host, settings.sched_bind)
         config.require_secret(addresses, settings)
         check_free(addresses, settings.sched_port)
     except ListenError as error:

@@ -126,7 +126,7 @@ class Screen:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:  # a reader that has enough, a terminal that was closed, a full disk
             self._is_open = False
             # What the stream still holds would fail once more when Python flushes it at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -25,7 +25,7 @@ class Remains:
         nodes: of the workers and spares on this machine.
         started: the process started last under each name, alive or not.
         view: what the scheduler says, or the journal where ``scheduler_serves`` is false; none where neither can.
-        scheduler_holds: another process than the one in the pid file that serves as the job's scheduler.
+        scheduler_holds: a live scheduler on this machine has the lock of the job's recovery path.
         is_alive: whether exactly this process runs.
         host: this machine's name in the job.
     """

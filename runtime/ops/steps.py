@@ -16,6 +16,8 @@ from typing import Any
 
 from runtime.errors import UsageError
 from runtime.ops import kept_start
+from runtime.ops.ckpt.wording import table
+from runtime.store import durable
 from runtime.store.checkpoint.folder import rank_directory, slots_in
 from runtime.store.checkpoint.place import local_folder
 from runtime.store.step_log import STEPS_FOLDER, FoundLog, read_step_log
@@ -90,18 +92,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     folder = options.folder or _folder_here()
-    logs = [_read(one, options.first, options.last) for one in _folders(folder)]
+    logs, empty = _read(folder, options.first, options.last)
     if options.against is not None:
         if len(logs) > 1:
             raise UsageError(
                 f"{folder} holds the logs of {len(logs)} ranks: name one rank's folder to compare with --against, "
                 f"for example {logs[0].folder}"
             )
-        against = [_read(one, options.first, options.last) for one in _folders(options.against)]
+        against, also_empty = _read(options.against, options.first, options.last)
+        empty += also_empty
         comparisons = [compare(logs[0], one) for one in against]
     else:
         comparisons = [compare(logs[0], one) for one in logs[1:]]
-    print(_as_json(logs, comparisons) if options.json else _as_text(logs, comparisons))
+    print(_as_json(logs, comparisons, empty) if options.json else _as_text(logs, comparisons, empty))
     return DIFFERENT if any(one.differs is not None for one in comparisons) else 0
 
 
@@ -123,10 +126,11 @@ def _folder_here() -> Path:
 
 def _folders(folder: Path) -> list[Path]:
     """The rank folders with a log: this one itself, or those in it."""
-    if (folder / STEPS_FOLDER).is_dir():
-        return [folder]
-    ranks = [rank_directory(folder, slot) for slot in slots_in(folder)]
-    found = [one for one in ranks if (one / STEPS_FOLDER).is_dir()]
+    with durable.disk_errors(folder, "looking for step logs"):
+        if (folder / STEPS_FOLDER).is_dir():
+            return [folder]
+        ranks = [rank_directory(folder, slot) for slot in slots_in(folder)]
+        found = [one for one in ranks if (one / STEPS_FOLDER).is_dir()]
     if not found:
         raise UsageError(
             f"{folder} holds no step log: name a job's checkpoint folder or a rank's in it, or have steps logged with "
@@ -135,23 +139,32 @@ def _folders(folder: Path) -> list[Path]:
     return found
 
 
-def _read(folder: Path, first: int, last: int | None) -> RankLog:
-    found = read_step_log(folder)
-    if found is None:
-        raise UsageError(f"{folder / STEPS_FOLDER} is empty: no step was logged there yet")
-    return RankLog(folder, found, first, last)
+def _read(folder: Path, first: int, last: int | None) -> tuple[list[RankLog], list[Path]]:
+    """The logs of the rank whose folder this is, or of those in it, and the folders of the logs that are empty."""
+    logs, empty = [], []
+    for one in _folders(folder):
+        found = read_step_log(one)
+        if found is None:
+            empty.append(one / STEPS_FOLDER)
+        else:
+            logs.append(RankLog(one, found, first, last))
+    if not logs:
+        raise UsageError(f"{empty[0]} is empty: no step was logged there yet")
+    return logs, empty
 
 
 # ---- what is printed
 
 
-def _as_text(logs: Sequence[RankLog], comparisons: Sequence[Comparison]) -> str:
+def _as_text(logs: Sequence[RankLog], comparisons: Sequence[Comparison], empty: Sequence[Path]) -> str:
     lines = [problem for one in logs for problem in one.found.problems]
+    if empty:
+        lines.append(f"left out, as no step was logged there yet: {', '.join(map(str, empty))}")
     if len(logs) == 1:
         head = ("step", "generation", "rank", "learning rate", "weights before", "samples")
-        lines += _table([head, *map(_row, logs[0].records)])
+        lines.append(table([head, *map(_row, logs[0].records)]))
     else:
-        lines += _table([("slot", "records", "steps", "folder"), *map(_summary, logs)])
+        lines.append(table([("slot", "records", "steps", "folder"), *map(_summary, logs)]))
     return "\n".join([*lines, *map(str, comparisons)])
 
 
@@ -177,14 +190,13 @@ def _span(steps: Sequence[int] | dict[int, StepRecord]) -> str:
     return f"{min(steps)} to {max(steps)}" if steps else "none"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _as_json(logs: Sequence[RankLog], comparisons: Sequence[Comparison]) -> str:
+def _as_json(logs: Sequence[RankLog], comparisons: Sequence[Comparison], empty: Sequence[Path]) -> str:
     return json.dumps(
-        {"logs": [_log_as_json(one) for one in logs], "comparisons": [_comparison_as_json(one) for one in comparisons]}
+        {
+            "logs": [_log_as_json(one) for one in logs],
+            "comparisons": [_comparison_as_json(one) for one in comparisons],
+            "empty": [str(one) for one in empty],
+        }
     )
 
 

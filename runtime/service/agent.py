@@ -8,6 +8,7 @@ blocked in: the group is broken when a round opens, and a process that must end 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import faulthandler
 import os
@@ -309,7 +310,8 @@ class Agent:
             self._keep_the_seat()
         except BaseException:
             # Without this thread nobody would ever leave a collective: better a process that ends and is replaced.
-            os.write(STDERR, traceback.format_exc().encode())
+            with contextlib.suppress(OSError):  # nobody may be left to read it
+                os.write(STDERR, traceback.format_exc().encode())
             os._exit(1)
 
     def _keep_the_seat(self) -> None:
@@ -415,10 +417,10 @@ class Agent:
         self.on_break(reason)
 
     def _must_end(self, error: SameBitsError) -> None:
-        self.must_end = error
         self._end_at = clock.now_s() + END_GRACE_S
         # Needs no GIL: behind the grace, for a main thread that holds it in C code.
         faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True, file=STDERR)
+        self.must_end = error  # last: a main thread that sees it takes both back
         self._interrupt(str(error))
 
     def _shut_out(self, text: str) -> None:

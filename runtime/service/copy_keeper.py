@@ -84,6 +84,7 @@ class CopyKeeper:
         except LockedError:  # whoever kept it before has not heard yet that it does not any more
             return Declined(number, "another process of its host still has the copies", again=True)
         except StoreError as error:
+            self._give_up(offer.slot)
             return Declined(number, _short(error), again=False)
         return Taken(number, 0)
 
@@ -104,12 +105,18 @@ class CopyKeeper:
         try:
             is_whole = incoming.copy.take(said.data)
         except StoreError as error:
-            del self._incoming[slot]
+            self._give_up(slot)
             return Declined(number, _short(error), again=False)
         if not is_whole:
             return Taken(number, incoming.copy.received_bytes)
         del self._incoming[slot]
         return Whole(number)
+
+    def _give_up(self, slot: int) -> None:
+        """What was coming in is none; the room is opened anew for what comes next, for it may be gone itself."""
+        self._incoming.pop(slot, None)
+        if (room := self._rooms.pop(slot, None)) is not None:
+            room.close()
 
     def close(self) -> None:
         """Let go of everything; the copies stay."""

@@ -38,9 +38,9 @@ from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
 from runtime.service import clock, voice
 from runtime.service.followers import MAX_FOLLOWERS, Followers
+from runtime.service.history import history_of
 from runtime.service.reception import Reception
 from runtime.service.strangers import Strangers
-from runtime.store import journal_format
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity, host_id
@@ -141,7 +141,7 @@ class SchedulerService:
     def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
         settings = self._settings
         journal, payloads = Journal.open(path) if settings.enable_recovery else (None, [])
-        state = JobState.replay(records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads)
+        state = JobState.replay(history_of(path, payloads))
         if journal is not None and journal.torn_tail is not None:
             voice.warn(str(journal.torn_tail))
         if state.finished:
@@ -361,7 +361,7 @@ def policy_of(settings: Settings) -> Policy:
 
 def listen_addresses(settings: Settings) -> list[str]:
     """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
-    addresses = local_addresses(settings.sched_bind or settings.sched_host)
+    addresses = local_addresses(settings.sched_host, settings.sched_bind)
     require_secret(addresses, settings)
     return addresses
 

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runtime.core import records
 from runtime.core.messages import Status, StatusQuery, StopJob
 from runtime.core.records import JobInterrupted, Record, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
-from runtime.errors import JournalDamagedError, ProtocolError
-from runtime.store.journal import JOURNAL_FILE, read_journal
+from runtime.service.history import history_of
+from runtime.store.journal import read_journal
 
 LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
 
@@ -63,13 +62,7 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
     contents = read_journal(recovery_path)
     if contents is None or not contents.payloads:
         return None
-    try:
-        history: list[Record] = [records.SCHEMA.unpack(payload) for payload in contents.payloads]
-    except ProtocolError as error:
-        raise JournalDamagedError(
-            f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
-            "wrote it, or `bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
-        ) from None
+    history = history_of(recovery_path, contents.payloads)
     state = JobState.replay(history)
     settings = dict(state.settings)
     nodes = _nodes(state, _node)

@@ -46,9 +46,14 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     """Ours, so that setting up again replaces it, and thousands of lines are one write."""
 
     def write_lines(self, texts: Sequence[str]) -> None:
-        """As ``emit`` does, with the time of the first."""
-        if texts:
-            beginning = self.format(LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None))
-            with self.lock or contextlib.nullcontext():
+        """As ``emit`` does, with the time of the first; nor does a process end where nothing can be written."""
+        if not texts:
+            return
+        record = LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)
+        beginning = self.format(record)
+        with self.lock or contextlib.nullcontext():
+            try:
                 self.stream.write("".join([f"{beginning}{text}{self.terminator}" for text in texts]))
                 self.flush()
+            except Exception:
+                self.handleError(record)

@@ -19,13 +19,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import durable, journal_format, step_record
-from runtime.store.checkpoint.folder import parse_point_name
+from runtime.store.checkpoint.folder import oldest_step_in
 from runtime.store.journal_format import JournalFormatError
 from runtime.store.step_record import Entry, History, LogHeader, StepEntryError, StepRecord
 
@@ -95,12 +95,13 @@ class StepLogWriter:
         last_step: of the newest record there; 0 where there is none.
     """
 
-    def __init__(self, directory: Path, header: LogHeader) -> None:
+    def __init__(self, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> None:
         self.problems: list[str] = []
         self.last_step = 0
         self._rank_directory = directory
         self._directory = directory / STEPS_FOLDER
         self._header = header
+        self._oldest_step = oldest_step or (lambda: oldest_step_in(directory))
         self._segments: list[_Kept] = []  # the oldest first; the last one is being written
         self._path: Path | None = None  # of the present one
         self._descriptor = -1
@@ -109,14 +110,20 @@ class StepLogWriter:
         self._number = 0
 
     @classmethod
-    def open(cls, directory: Path, header: LogHeader) -> StepLogWriter:
+    def open(cls, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> StepLogWriter:
         """Open the log in a rank's folder, or begin one; torn ends are cut off.
+
+        Args:
+            directory: the rank's folder.
+            header: whose log it is.
+            oldest_step: tells the step of the oldest point that the rank may go back to, 0 where that is not known;
+                None: the points are in that folder.
 
         Raises:
             ForeignFolderError: it is another job's; nothing was changed.
             StoreError: the disk refuses.
         """
-        writer = cls(directory, header)
+        writer = cls(directory, header, oldest_step)
         durable.make_directory(writer._directory)
         segments = list(_read_segments(writer._directory))
         for one in segments:
@@ -183,7 +190,8 @@ class StepLogWriter:
         with durable.disk_errors(path, "opening the segment"):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
-        self._prune()
+        with contextlib.suppress(StoreError):  # what stays is looked at again with the next segment
+            self._prune()
 
     def _append(self, payloads: Sequence[bytes]) -> None:
         assert self._path is not None, "an open segment has a path"
@@ -208,10 +216,7 @@ class StepLogWriter:
 
     def _prune(self) -> None:
         """Remove the oldest segments, as long as none of their steps lies behind the oldest point of this rank."""
-        with durable.disk_errors(self._rank_directory, "looking for the oldest point"):
-            points = [parse_point_name(entry.name) for entry in self._rank_directory.iterdir()]
-        oldest = min((point.step for point in points if point is not None), default=0)
-        removed = False
+        oldest, removed = self._oldest_step(), False
         with durable.disk_errors(self._directory, "removing old segments"):
             while len(self._segments) > 1 and self._bound_of_oldest() <= oldest:
                 self._segments.pop(0).path.unlink(missing_ok=True)

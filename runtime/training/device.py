@@ -18,7 +18,7 @@ import torch
 
 from runtime.errors import SettingsError
 
-__all__ = ["KINDS", "backend_of", "choose"]
+__all__ = ["KINDS", "backend_of", "choose", "settle"]
 
 KINDS: Final = ("cpu", "cuda", "npu")
 """The device types a process can be asked to train on."""
@@ -55,6 +55,11 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
             return torch.device("cpu")
         raise SettingsError([_unusable(requested, found)])
     return torch.device(found.type, local_rank % torch.accelerator.device_count())
+
+
+def settle(device: torch.device) -> None:
+    """Return when all that was queued on the current stream of this accelerator has happened."""
+    torch.accelerator.current_stream(device).synchronize()
 
 
 def backend_of(device: torch.device) -> str:

@@ -28,8 +28,9 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 class StateHandler:
     """One value of a state. Subclass it and :func:`register_handler` it for a type of your own.
 
-    The base class is right for whatever has ``state_dict()`` and ``load_state_dict()`` and is small: a learning-rate
-    schedule, a gradient scaler, a stateful data loader.
+    The base class is right for whatever has ``state_dict()`` and ``load_state_dict()``, is small and is equal on every
+    rank: a learning-rate schedule, a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy, so a
+    stateful data loader, say, is right only where its position is the same number on every rank.
 
     Args:
         value: the object; handlers keep it, they never replace it.
@@ -71,9 +72,10 @@ class StateHandler:
 
 
 class ModuleHandler(StateHandler):
-    """A module: its parameters change in a step, its buffers (batch statistics) in a forward pass.
+    """A module: its parameters change in a step, its buffers (batch statistics) and extra state in a forward pass.
 
-    Buffers are looked up by their place in the module, because a forward pass may put another tensor there.
+    Buffers are looked up by their place in the module, because a forward pass may put another tensor there. Extra state
+    is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
     """
 
     loads_in_place = True
@@ -88,6 +90,8 @@ class ModuleHandler(StateHandler):
             if buffer is not None
         ]
         self._copies: list[torch.Tensor] = []
+        self._with_extra_state = [module for module in self.value.modules() if _has_extra_state(module)]
+        self._extra_states: list[Any] = []
 
     def load_back(self, contents: Any) -> None:
         """A module copies what it is given into its parameters, so a copy of them would be one too many."""
@@ -100,6 +104,9 @@ class ModuleHandler(StateHandler):
         return [module._buffers[name] for module, name in self._places]
 
     def remember(self) -> None:
+        if self._with_extra_state:
+            told = [module.get_extra_state() for module in self._with_extra_state]
+            self._extra_states = copied_tree(told, self._extra_states)
         if not self._places:
             return
         buffers = self._buffers()
@@ -109,6 +116,8 @@ class ModuleHandler(StateHandler):
             torch._foreach_copy_(self._copies, buffers)
 
     def recall(self) -> None:
+        for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
+            module.set_extra_state(extra_state)
         if not self._copies:
             return
         if _are_alike(self._copies, buffers := self._buffers()):
@@ -278,6 +287,14 @@ def bare(module: nn.Module) -> nn.Module:
             module = module.module
         else:
             return module
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    """Whether its class keeps, beside parameters and buffers, what torch's ``load_state_dict`` can give back."""
+    kind = type(module)
+    return (
+        kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state
+    )
 
 
 def _fits(live: object, given: object) -> bool:

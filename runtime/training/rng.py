@@ -57,13 +57,16 @@ def _seed_torch() -> Callable[[int], object]:
 
 
 def capture() -> dict[str, Any]:
-    """The state of all generators of this process; a tree with tensors."""
+    """The state of all generators of this process; a tree with tensors.
+
+    An accelerator's, whichever kind it is, stands under the name of its type: ``cuda``, ``npu``; the current device's.
+    """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy_random := _numpy_random()) is not None:
         name, keys, position, has_gauss, cached = numpy_random.get_state()
         state["numpy"] = (str(name), torch.from_numpy(keys.copy()), int(position), int(has_gauss), float(cached))
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if (found := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        state[found.type] = torch.get_device_module(found).get_rng_state()
     return state
 
 
@@ -74,8 +77,9 @@ def restore(state: dict[str, Any]) -> None:
     if "numpy" in state and (numpy_random := _numpy_random()) is not None:
         name, keys, position, has_gauss, cached = state["numpy"]
         numpy_random.set_state((name, keys.numpy(), position, has_gauss, cached))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].clone())
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None and found.type in state:
+        torch.get_device_module(found).set_rng_state(state[found.type].clone())
 
 
 def _numpy_random() -> Any:

@@ -23,6 +23,7 @@ from runtime.service import voice
 from runtime.store import checkpoint as store
 from runtime.store.step_record import LogHeader
 from runtime.training import ddp, group, huge_pages, numerics, watchdog
+from runtime.training import device as devices
 from runtime.training.base_state import State
 from runtime.training.checkpoint.replay import Replay, require_steps
 from runtime.training.checkpoint.state_points import StatePoints
@@ -119,10 +120,17 @@ class Session:
     # ---- the state's commits
 
     def before_step(self) -> None:
-        """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit."""
+        """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit.
+
+        On an accelerator a collective is only queued when its call returns. Were it given up after the step was queued
+        behind it, the step would use what was never reduced, and this rank would take that for its next commit.
+        """
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
+        if self._process.device.type != "cpu" and self._process.group is not None:
+            devices.settle(self._process.device)
+            self._process.group.breaker.check()
         if self._replay is not None:
             self._replay.before_step()
 
@@ -346,7 +354,7 @@ class Session:
                 self._replay.close()
             header = LogHeader(self._process.admitted.job, place.slot, self._agent.node)
             directory = store.rank_directory(self._points.local_folder(), place.slot)
-            self._replay = Replay(self._step_log, self._state, directory, header)
+            self._replay = Replay(self._step_log, self._state, directory, header, self._points.folder.oldest_step)
         self._replay.begin(place, self._state.completed_steps)
 
     # ---- the end

@@ -20,6 +20,9 @@ SECRET = "verysecret"
         ("s3://bucket/folder/", "s3://bucket/folder"),
         ("memory://x", "memory://x"),
         ("hdfs://me@host:8020/folder", "hdfs://me@host:8020/folder"),
+        ("hdfs://host:8020/folder@2", "hdfs://host:8020/folder@2"),
+        ("s3://bucket/run@3", "s3://bucket/run@3"),
+        ("abfss://container@account.dfs.core.windows.net/x", "abfss://container@account.dfs.core.windows.net/x"),
         ("file:///data/points", Path("/data/points")),
         ("FILE:///data", Path("/data")),
         ("./a:b", Path("a:b")),
@@ -39,6 +42,8 @@ def test_what_it_is_taken_for(text: str, found: Path | str) -> None:
         ("file://data", "after file:// comes a path from / on"),
         ("simplecache::s3://bucket/folder", "a cache of what is no longer there"),
         (f"hdfs://me:{SECRET}@host/folder", "credentials do not belong in a URL"),
+        (f"hdfs://me:p@{SECRET}@host/folder", "credentials do not belong in a URL"),
+        (f"s3://AKIA:ab/{SECRET}@bucket/folder", "credentials do not belong in a URL"),
     ],
 )
 def test_what_is_refused(text: str, why: str) -> None:

@@ -15,6 +15,7 @@ from runtime.config import (
     environment_table_zh,
     fixed_settings,
     kept_environment,
+    leave_failures_to_us,
     publish,
     read,
 )
@@ -81,6 +82,13 @@ def test_a_restart_keeps_the_jobs_names_and_the_allow_list_and_nothing_else() ->
         "CUDA_VISIBLE_DEVICES": "0",
         "ASCEND_RT_VISIBLE_DEVICES": "0",
         "DATA_PATH": "/data",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "MKL_NUM_THREADS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NCCL_ALGO": "Ring",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTHONHASHSEED": "0",
     }
     dropped = {
         "CLUSTER_SECRET": "hunter2",
@@ -94,6 +102,8 @@ def test_a_restart_keeps_the_jobs_names_and_the_allow_list_and_nothing_else() ->
         "path": "lower case is another name",
         "MY_OMP_NUM_THREADS": "1",
         "RANK": "0",
+        "TORCHELASTIC_RUN_ID": "1",
+        "BATCH": "64",
     }
     assert kept_environment({**dropped, **kept}) == kept
     assert "CLUSTER_SECRET" not in KEPT_NAMES
@@ -110,6 +120,12 @@ def test_the_settings_a_job_shares() -> None:
     # What differs from process to process, or is only another way to the same scheduler, refuses nobody.
     elsewhere = {**WORKER, "NODE_ID": "3", "SCHED_HOST": "::1", "LOG_DIR": "/logs", "NODE_TIMEOUT": "9"}
     assert fixed_settings(read(elsewhere)[0]) == fixed_settings(read(WORKER)[0])
+
+
+def test_a_collective_that_is_given_up_takes_no_process_down_unless_the_user_wants_that() -> None:
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    leave_failures_to_us(environ)
+    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 def test_publish_writes_torchs_names() -> None:

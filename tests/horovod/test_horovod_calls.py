@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.nn import functional
 
 import runtime.horovod as hvd
 from runtime.core.point import Point
 from runtime.errors import CommunicationError, GenerationEndedError, UsageError
-from runtime.training import context
+from runtime.training import context, transfer
 from runtime.training.horovod import collectives, world
 from tests.training.commits import Commits, bits_of
 
@@ -187,6 +188,60 @@ def test_objects_travel_whole_and_what_would_be_pickled_does_not() -> None:
     assert got == value
     with pytest.raises(UsageError, match=r"hvd\.broadcast_object sends plain values.*object\.model"):
         collectives.pack({"model": nn.Linear(1, 1)}, "hvd.broadcast_object")
+
+
+@pytest.fixture
+def alike(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three ranks have entered a generation; the root's tensor is all sevens, whoever it is."""
+
+    def all_gather(gathered: list[torch.Tensor], mine: torch.Tensor) -> None:
+        for one in gathered:
+            one.copy_(mine)
+
+    monkeypatch.setattr(world, "has_group", lambda: True)
+    monkeypatch.setattr(transfer, "gather", lambda number, _: [number] * 3)
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, _: tensor.fill_(7.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "function", "answer"),
+    [
+        ("allreduce", "all_reduce", [2.0, 2.0]),
+        ("allgather", "all_gather", [1.0] * 6),
+        ("broadcast", "broadcast", [7.0, 7.0]),
+    ],
+)
+def test_a_tensor_that_requires_a_gradient_is_refused_where_horovods_call_gives_one(
+    peers: SimpleNamespace, alike: None, call: str, function: str, answer: list[float]
+) -> None:
+    """Else a loss over what all ranks have found would train on without part of its gradient."""
+
+    def called(tensor: torch.Tensor) -> list[float]:
+        got = getattr(hvd, call)(tensor, **({"root_rank": 1} if call == "broadcast" else {}))
+        assert not got.requires_grad
+        return got.tolist()  # type: ignore[no-any-return]
+
+    features = torch.ones(2, requires_grad=True) * 1
+    with pytest.raises(UsageError, match=rf"hvd\.{call} .*detach\(\).*no_grad\(\).*nn\.functional\.{function}$"):
+        called(features)
+    assert not peers.reduced, "no rank may begin what another refuses"
+    assert hasattr(functional, function)
+    assert called(features.detach()) == answer
+    with torch.no_grad():
+        assert called(features) == answer
+    assert features.tolist() == [1.0, 1.0]
+
+
+def test_parameters_are_changed_in_place_with_gradients_switched_on(peers: SimpleNamespace, alike: None) -> None:
+    """Horovod's calls in place give no gradient either."""
+    model, _ = linear()
+    hvd.broadcast_parameters(model.named_parameters(), root_rank=1)
+    assert all(one.requires_grad and one.eq(7.0).all() for one in model.parameters())
+    for one in model.parameters():
+        assert hvd.allreduce_(one) is one
+        assert hvd.broadcast_(one, root_rank=0) is one
+    assert len(peers.reduced) == 4
 
 
 def test_root_0_is_the_newest_commits_holder_only_within_sync(monkeypatch: pytest.MonkeyPatch) -> None:

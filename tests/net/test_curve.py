@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,3 +232,25 @@ def test_no_zap_no_entry() -> None:
 
 def test_a_key_pair_is_one() -> None:
     assert KeyPair(zmq.curve_public(KEYS.worker.secret), KEYS.worker.secret) == KEYS.worker
+
+
+def test_who_greets_a_byte_at_a_time_is_not_waited_for() -> None:
+    """A scheduler's greeting comes at once; a worker asks in the thread that keeps its seat."""
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    sent = 0
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def trickle() -> None:
+            nonlocal sent
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                for byte in greeting:
+                    connection.sendall(bytes([byte]))
+                    sent += 1
+                    time.sleep(0.05)
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        assert mechanism_at("127.0.0.1", listening.getsockname()[1], "NULL", 0.5) is None
+        trickling.join()
+        assert sent < len(greeting), "it would have had to wait for all of it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ import zmq
 
 from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.errors import ListenError
-from runtime.net.address import endpoint, local_addresses, port_holder
+from runtime.net.address import cannot_listen, check_free, endpoint, local_addresses, port_holder
 from runtime.net.client import Down, Got, Up
 from runtime.net.server import Arrived, Garbled, Lost, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
@@ -87,6 +89,28 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(ends: Ends) -> N
         Server(["127.0.0.1"], ends.port, silence_s=5.0)
 
 
+@pytest.mark.parametrize(
+    ("number", "found", "expected"),
+    [
+        (errno.EADDRINUSE, "(Address already in use): held by ", "set SCHED_PORT to a free port in every process"),
+        (errno.EACCES, "(Permission denied): ports below 1024 take a right", "set SCHED_PORT to one from 1024"),
+        (errno.EADDRNOTAVAIL, "(Cannot assign requested address): that is no address of this", "set SCHED_BIND to"),
+        (errno.ENETDOWN, "(Network is down): set SCHED_BIND to", "or SCHED_PORT to another port"),
+    ],
+)
+def test_why_a_port_cannot_be_listened_on_is_said_with_its_mend(number: int, found: str, expected: str) -> None:
+    text = str(cannot_listen("127.0.0.1", free_port(), number, os.strerror(number)))
+    assert found in text and expected in text, text
+    assert ("held by" in text) == (number == errno.EADDRINUSE)
+
+
+def test_an_address_of_another_machine_is_nobodys_fault_here() -> None:
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
+        check_free(["192.0.2.1"], free_port())  # TEST-NET-1 (RFC 5737): nobody's
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
+        Server(["192.0.2.1"], free_port(), silence_s=5.0)
+
+
 def test_ipv6_works_like_ipv4() -> None:
     with socket.socket(socket.AF_INET6) as probe:
         try:
@@ -104,10 +128,18 @@ def test_ipv6_works_like_ipv4() -> None:
 
 
 def test_a_name_of_another_machine_is_refused_with_the_mend() -> None:
-    with pytest.raises(ListenError, match="SCHED_BIND"):
+    with pytest.raises(ListenError, match=r"^SCHED_HOST=192\.0\.2\.1 is .* SCHED_BIND"):
         local_addresses("192.0.2.1")  # TEST-NET-1 (RFC 5737): nobody's
-    with pytest.raises(ListenError, match="cannot be resolved"):
+    with pytest.raises(ListenError, match=r"^SCHED_HOST=no-such-host\.invalid cannot be resolved"):
         local_addresses("no-such-host.invalid")
+
+
+def test_where_sched_bind_is_set_it_is_asked_and_named() -> None:
+    assert local_addresses("192.0.2.1", "127.0.0.1") == ["127.0.0.1"]
+    with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 is 192\.0\.2\.1, and none of these"):
+        local_addresses("127.0.0.1", "192.0.2.1")
+    with pytest.raises(ListenError, match=r"^SCHED_BIND=no-such-host\.invalid cannot be resolved"):
+        local_addresses("127.0.0.1", "no-such-host.invalid")
 
 
 def test_a_port_nobody_holds_is_said_so() -> None:

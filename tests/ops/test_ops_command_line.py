@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from runtime.store.journal import Journal
 from runtime.store.owner import claim_folder
 from runtime.store.process_identity import ProcessIdentity, host_id, write_pid_file
 from tests.ops.views import JOB
+from tests.store.disk_faults import closed
 
 HERE = host_id()
 
@@ -354,6 +356,35 @@ def test_two_log_folders_of_one_folder_are_told_apart(
     assert f"type LOG_DIR={scheduler_role / 'logs'} bash" in text
 
 
+def shell_text_of(*words: str | bytes) -> bytes:
+    return subprocess.run([sys.executable, "-m", "runtime", *words], stdout=subprocess.PIPE, check=True).stdout
+
+
+def test_a_shell_gets_names_that_are_no_text_back_byte_for_byte(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it gave them: to the system a name is bytes, whatever the locale takes them for."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(command_line.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("LOG_DIR", os.fsdecode(b"logs-\xe9"))
+    log_dir = os.fsencode(scheduler_role) + b"/logs-\xe9"
+    said = shell_text_of("prepare", "--interpreter", "/v/python", "--", b"caf\xe9.py", "é", b"/data/\xff")
+    assert said == b"0 1\n2 workers\n" + log_dir + b"\n"
+    monkeypatch.delenv("LOG_DIR")
+    assert shell_text_of("recover", "--log-dir") == log_dir + b"\n"
+    script = 'eval "$1"; printf "%s|" "$LOG_DIR" "$script" "${args[@]}"'
+    evaluated = subprocess.run(
+        ["bash", "-euc", script, "test", shell_text_of("recover")], stdout=subprocess.PIPE, check=True
+    )
+    assert evaluated.stdout == b"logs-\xe9|caf\xe9.py|" + "é|".encode() + b"/data/\xff|"
+
+
+def test_whose_output_a_script_takes_is_known() -> None:
+    scripts = (Path(command_line.__file__).parents[1] / "scripts").glob("*.sh")
+    taken = {name for script in scripts for name in re.findall(r"\$\(.*-m runtime (\w+)", script.read_text())}
+    assert taken == {subcommand.name for subcommand in SUBCOMMANDS if subcommand.is_read_by_shell}
+
+
 def test_without_a_script_prepare_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         prepare.main(["--interpreter", "python"])
@@ -389,6 +420,32 @@ def test_doctor_finds_what_is_wrong_with_its_mend(
     assert "wrong  RECOVERY_PATH" in text
     assert "wrong  SCHED_PORT" in text
     assert f"move {here / 'runtime.py'} away" in text
+
+
+def test_doctor_names_a_folder_that_cannot_be_looked_at(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "others").mkdir()
+    monkeypatch.setenv("CHECKPOINT_PATH", str(here / "others" / "ckpt"))
+    with closed(here / "others"):
+        assert main(["doctor"]) == 1
+    found = f"CHECKPOINT_PATH: {here / 'others' / 'ckpt'} cannot be looked at (Permission denied)"
+    assert f"wrong  {found}\n       mend: export CHECKPOINT_PATH=<a folder of yours>" in capsys.readouterr().out
+
+
+def test_doctor_and_prepare_name_the_variable_that_says_where_to_listen(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCHED_BIND", "192.0.2.1")  # TEST-NET-1 (RFC 5737): nobody's
+    monkeypatch.setenv("CLUSTER_INSECURE", "1")
+    monkeypatch.setattr(doctor, "ANSWER_TIMEOUT_S", 0.1)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert ": SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in out
+    assert "mend: as it says" in out
+    status, text = prepare_here(capsys)
+    assert status == 75
+    assert "SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in text
 
 
 def test_doctor_shows_every_wrong_setting(

@@ -63,6 +63,15 @@ def test_a_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest
     assert read_here()[0] == elsewhere
 
 
+def test_names_that_are_no_text_are_kept_byte_for_byte(here: Path) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    kept = replace(start(here, DATA_PATH=f"/{latin}", LOG_DIR=latin), args=(f"/data/{latin}",))
+    keep(here / latin, kept)
+    assert read_here() == (here / latin, kept)
+    assert (here / "device" / "elsewhere").read_bytes() == os.fsencode(here) + b"/caf\xe9\n"
+    assert json.loads((here / latin / "start.json").read_bytes())["args"] == ["/data/caf\udce9"]
+
+
 def test_where_nothing_was_started_it_says_where_it_looked(here: Path) -> None:
     with pytest.raises(UsageError, match=r"device/start\.json is not there.*the job's folder.*run\.sh"):
         read_here()

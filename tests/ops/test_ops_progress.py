@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +77,18 @@ def test_a_reader_who_has_gone_away_is_no_reason_to_stop() -> None:
         screen = Screen(stream)
         screen.say("one")
         screen.say("two")  # and closing the stream does not fail either
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_neither_is_a_terminal_that_was_closed_or_a_disk_that_is_full(number: int, tmp_path: Path) -> None:
+    def refuse(text: str) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with (tmp_path / "file").open("w") as stream:
+        shown = SimpleNamespace(isatty=stream.isatty, fileno=stream.fileno, flush=stream.flush, write=refuse)
+        screen = Screen(shown)  # type: ignore[arg-type]
+        screen.say("one")
+        screen.say("two")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 
 from runtime import config
 from runtime.__main__ import main
-from runtime.errors import UsageError
+from runtime.errors import StoreError, UsageError
 from runtime.store.step_log import StepLogWriter
 from runtime.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
+from tests.store.disk_faults import closed
 
 EVERY_STEP = range(1, 6)
 
@@ -138,6 +139,41 @@ def test_damage_is_shown_above_the_table(root: Path, capsys: pytest.CaptureFixtu
     assert main(["steps", str(root / "0")]) == 0
     assert "was changed after it was written" in capsys.readouterr().out.splitlines()[0]
     assert segment.read_bytes() == damaged
+
+
+def test_a_rank_that_has_logged_nothing_yet_is_left_out_of_its_jobs(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "2" / "steps"
+    empty.mkdir(parents=True)
+    assert main(["steps", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"left out, as no step was logged there yet: {empty}"
+    assert [line.split()[0] for line in lines[1:4]] == ["slot", "0", "1"]
+    assert main(["steps", str(root / "1"), "--against", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == lines[0]
+    assert main(["steps", str(root), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert ([log["slot"] for log in said["logs"]], said["empty"]) == ([0, 1], [str(empty)])
+    assert main(["steps", str(empty.parent)]) == UsageError.exit_code
+    assert f"{empty} is empty: no step was logged there yet" in capsys.readouterr().err
+
+
+def test_a_job_of_which_no_rank_has_logged_anything_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for slot in "01":
+        (tmp_path / slot / "steps").mkdir(parents=True)
+    assert main(["steps", str(tmp_path)]) == UsageError.exit_code
+    assert f"{tmp_path / '0' / 'steps'} is empty" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_looked_into_is_an_error_with_a_mend(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closed(root.parent):
+        assert main(["steps", str(root)]) == StoreError.exit_code
+    assert f"{root}: looking for step logs failed: Permission denied (EACCES)" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_log_says_how_to_get_one(

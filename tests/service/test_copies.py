@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,3 +255,18 @@ def test_over_ipv6_as_well(tmp_path: Path) -> None:
     assert rank.room.points()[0].point == Point(1, 1)
     rank.close()
     buddy.close()
+
+
+def test_a_keeper_whose_memory_was_emptied_takes_the_next_copy(pair: tuple[End, End]) -> None:
+    rank, buddy = pair
+    for step in (1, 2):
+        rank.save(step)
+        assert rank.heard() == ("copied", step, "")
+    shutil.rmtree(buddy.base)
+    buddy.base.mkdir()
+    rank.save(3)
+    kind, sequence, problem = rank.heard()
+    assert (kind, sequence) == ("uncopied", 3) and "was removed while it was in use" in problem
+    rank.save(4)
+    assert rank.heard() == ("copied", 4, "")
+    assert buddy.kept() == [4]

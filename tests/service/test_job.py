@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import faulthandler
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +34,7 @@ from runtime.errors import (
     StoreError,
 )
 from runtime.net.client import Client, Got
+from runtime.service import agent as agent_module
 from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
 from runtime.service.status import snapshot_in
@@ -299,3 +303,31 @@ def test_a_process_that_has_its_error_in_hand_is_not_ended_from_behind(house: Ho
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
+
+
+def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_armed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = house.agent("0")
+    seen: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: seen.append(agent.must_end))
+    agent._must_end(JobStoppedError("stopped"))
+    assert seen == [None] and agent.must_end is not None
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: seen.append("taken back"))
+    assert agent._told_to_end() is agent.must_end and seen[-1] == "taken back" and agent._end_at is None
+
+
+def test_a_control_thread_that_fails_ends_the_process_though_nobody_can_read_why(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = house.agent("0")
+    ended: list[int] = []
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "a terminal that was closed")
+
+    monkeypatch.setattr(agent, "_keep_the_seat", fail)
+    monkeypatch.setattr(agent, "life_sign", None)  # a thread has one at most, and this is not the agent's
+    monkeypatch.setattr(agent_module, "os", SimpleNamespace(write=fail, _exit=ended.append))
+    agent._run()
+    assert ended == [1]

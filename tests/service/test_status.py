@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import zlib
+from pathlib import Path
 
 import pytest
 
-from runtime.core import messages
-from runtime.core.messages import GenerationStarted, Process, RoundOpened, Status, StatusQuery
-from runtime.service.status import message_of, snapshot, snapshot_in
+from runtime.core import messages, records
+from runtime.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
+from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
+from runtime.errors import JournalDamagedError
+from runtime.service.history import history_of
+from runtime.service.status import message_of, snapshot, snapshot_in, stored_snapshot
+from runtime.store.journal import Journal
 from tests.core.house import House, policy
 
 WORKERS = 10_000
@@ -64,3 +69,28 @@ def test_a_loss_tells_each_of_ten_thousand_little(house: House) -> None:
 @pytest.mark.parametrize("message", [StatusQuery(follow=True), Status(b"{}"), Status(zlib.compress(b"{")), Status(b"")])
 def test_what_is_no_snapshot_is_none(message: object) -> None:
     assert snapshot_in(message) is None
+
+
+def test_a_journal_with_a_record_of_a_large_job_made_anew_is_read_by_who_only_looks(tmp_path: Path) -> None:
+    process = Process("trainer-0001.cluster.internal#1a2b3c4d", 4_000_000, 123_456, "cpu")
+    seats = tuple(SeatGranted(str(slot), slot, 1, f"{slot:032x}", process) for slot in range(WORKERS))
+    members = tuple((str(slot), 1) for slot in range(WORKERS))
+    generation = GenerationCommitted(3, RoundId(2, 5), members, None, (), (), tuple(range(WORKERS)))
+    settings = (("WORKER_NUM", str(WORKERS)),)
+    record = JobRebuilt("job-old", "train.py", settings, 9, "boot", 1.0, seats, generation, None)
+    packed = records.SCHEMA.pack(record)
+    assert len(packed) > 1 << 20
+    with Journal.open(tmp_path)[0] as journal:
+        journal.append([packed])
+    content = stored_snapshot(tmp_path)
+    assert content is not None
+    assert (content["job"], len(content["workers"])) == ("job-old", WORKERS)
+
+
+def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> None:
+    with Journal.open(tmp_path)[0] as journal:
+        journal.append([b"\x91\xcc\xfa"])
+    with pytest.raises(JournalDamagedError, match=r"none that this version knows .* run the version"):
+        history_of(tmp_path, [b"\x91\xcc\xfa"])
+    with pytest.raises(JournalDamagedError, match=str(tmp_path)):
+        stored_snapshot(tmp_path)

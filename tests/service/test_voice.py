@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 from collections.abc import Iterator
@@ -52,3 +53,14 @@ def test_nothing_is_said_of_nothing(said: io.StringIO) -> None:
     voice.tell([])
     voice.tell([(logging.DEBUG, "a"), (logging.DEBUG, "b")])
     assert said.getvalue() == ""
+
+
+def test_no_process_ends_because_nobody_can_read_what_it_says(
+    said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str) -> int:
+        raise OSError(errno.EIO, "a terminal that was closed")
+
+    monkeypatch.setattr(said, "write", refuse)
+    voice.tell(EVENTS)
+    voice.say("alone")

@@ -119,6 +119,28 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
             setattr(os, name, original)
 
 
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """As for a user who has no right to the folder (EACCES), for whoever runs the tests, root included."""
+    originals = {name: getattr(os, name) for name in ("stat", "listdir", "scandir")}
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(path, int) and folder in (Path(path), *Path(path).parents)[name == "stat" :]:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return originals[name](path, *args, **kwargs)
+
+        return call
+
+    try:
+        for name in originals:
+            setattr(os, name, refuse(name))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
 def names_in(folder: Path) -> list[str]:
     """What lies in a folder, sorted."""
     return sorted(entry.name for entry in folder.iterdir())

@@ -210,6 +210,34 @@ def test_what_no_kept_point_needs_is_removed(rank: Path, monkeypatch: pytest.Mon
     writer.close()
 
 
+def test_where_points_lie_elsewhere_it_is_asked_how_old_they_are(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_log, "SEGMENT_BYTES", 1500)
+    oldest = 0
+    writer = StepLogWriter.open(rank, HEADER, lambda: oldest)
+    for step in range(1, 101):
+        writer.append([record(step)])
+    assert min(read(rank)) == 1, "it is not known yet"
+    oldest = 90
+    for step in range(101, 151):
+        writer.append([record(step)])
+    writer.close()
+    assert set(range(91, 151)) <= set(read(rank))
+    assert min(read(rank)) > 50
+
+
+def test_old_segments_that_cannot_be_removed_cost_no_record(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_log, "SEGMENT_BYTES", 500)
+
+    def refuse() -> int:
+        raise StoreError("the folder cannot be listed")
+
+    writer = StepLogWriter.open(rank, HEADER, refuse)
+    for step in range(1, 20):
+        writer.append([record(step)])
+    writer.close()
+    assert read(rank) == list(range(1, 20))
+
+
 def test_a_damaged_file_goes_when_no_point_is_as_old_as_the_next_one(rank: Path) -> None:
     write(rank, range(1, 3))
     (segment,) = segments(rank)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime.errors import SettingsError
+from runtime.errors import GenerationEndedError, SettingsError
 from runtime.training import device
+from runtime.training.breaking import Breaker
+from runtime.training.session import Session
 
 
 def found(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 0) -> None:
@@ -82,3 +85,47 @@ def test_each_device_has_its_backend() -> None:
     assert device.backend_of(torch.device("cuda", 1)) == "nccl"
     with pytest.raises(SettingsError, match="'mps'"):
         device.backend_of(torch.device("mps"))
+
+
+# ---- before a step
+
+
+class Collectives:
+    """A group and an accelerator on which what was queued has happened once it is waited for."""
+
+    def __init__(self, *, is_broken: bool) -> None:
+        self.breaker = Breaker("generation 3")
+        self.calls: list[str] = []
+        self._is_broken = is_broken
+
+    def synchronize(self) -> None:
+        self.calls.append("waited for")
+        if self._is_broken:
+            self.breaker.throw("worker 2 is lost")
+
+
+def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: collectives)
+    process = SimpleNamespace(device=torch.device(kind), group=collectives)
+    replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
+    Session.before_step(
+        SimpleNamespace(_process=process, _replay=replay, _require_equal=lambda: None)  # type: ignore[arg-type]
+    )
+
+
+def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Collectives(is_broken=False)
+    before_step(whole, "cuda", monkeypatch)
+    assert whole.calls == ["waited for", "logged"]
+    broken = Collectives(is_broken=True)
+    with pytest.raises(GenerationEndedError, match="worker 2 is lost"):
+        before_step(broken, "cuda", monkeypatch)
+    assert broken.calls == ["waited for"], "the step is not even logged"
+
+
+def test_on_a_cpu_what_a_collective_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectives = Collectives(is_broken=False)
+    before_step(collectives, "cpu", monkeypatch)
+    assert collectives.calls == ["logged"]

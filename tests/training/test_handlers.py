@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,3 +239,94 @@ def test_names_depend_on_no_wrapper() -> None:
     assert handlers.bare(compiled) is model
     wrapped = TorchState(compiled, rng="per_step").contents()
     assert list(wrapped["shared"]["values"]["model"]) == ["weight", "bias"]
+
+
+# ---- a module's extra state
+
+
+class Scaled(nn.Module):
+    """Keeps what FP8 layers keep: a history of its inputs and a count, which no forward pass leaves as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.scaling: dict[str, Any] = {"history": torch.zeros(3), "seen": []}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scaling["history"][0] += x.detach().abs().max()
+        self.scaling["seen"].append(float(x.detach().max()))
+        scale: torch.Tensor = 1 + self.scaling["history"][0]
+        return x * self.weight / scale
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.scaling
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.scaling = state
+
+
+class Scales(nn.Module):
+    """Has such a layer, and batch statistics beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Scaled()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.layer(self.norm(x))
+        return scaled
+
+    @property
+    def told(self) -> tuple[list[float], list[float], int]:
+        """Its extra state, and how often the statistics were taken."""
+        scaling = self.layer.scaling
+        return scaling["history"].tolist(), list(scaling["seen"]), int(self.norm.num_batches_tracked or 0)
+
+
+def scaling_state(*, copies: bool = False) -> tuple[TorchState, Scales]:
+    model = Scales()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TorchState(model, optimizer, rng="per_step", copy_commits=copies), model
+
+
+X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_survivors_extra_state_goes_back_to_what_a_newcomer_is_given(copies: bool) -> None:
+    state, model = scaling_state(copies=copies)
+    Commits(state)
+    for number in range(3):  # the memory of an earlier commit is used again
+        model(X + number)
+        state.commit()
+    committed = model.told
+    for _ in range(2):  # what is remembered must be there a second time
+        model(2 * X).sum().backward()  # a peer is lost in here
+        assert model.told != committed
+        assert state.recall() == Point(0, 1)
+        assert model.told == committed
+    newcomer, others = scaling_state()
+    newcomer.load(copy.deepcopy(sent(state.contents())), own=False)
+    assert others.told == model.told
+    assert torch.equal(others(X), model(X))
+
+
+class TellsOnly(nn.Linear):
+    """Tells what nothing can give back; torch itself refuses to load it."""
+
+    def get_extra_state(self) -> str:
+        return "version 2"
+
+
+def test_modules_that_keep_no_extra_state_are_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), TellsOnly(2, 2), nn.BatchNorm1d(2))
+    handler = handler_of(model)
+    assert handler is not None
+    monkeypatch.setattr(TellsOnly, "get_extra_state", lambda _: pytest.fail("asked"))
+    with monkeypatch.context() as during_a_commit:
+        during_a_commit.setattr(handlers, "copied_tree", lambda *_: pytest.fail("copied"))
+        handler.remember()
+    model(torch.rand(4, 2))
+    handler.recall()
+    assert model[2].num_batches_tracked == 0

@@ -11,7 +11,13 @@ been compared.
 from __future__ import annotations
 
 from runtime.store.checkpoint.exporting import export_tensors
-from runtime.store.checkpoint.folder import is_prefix, parse_point_name, point_name, rank_directory
+from runtime.store.checkpoint.folder import (
+    is_prefix,
+    oldest_step_in,
+    parse_point_name,
+    point_name,
+    rank_directory,
+)
 from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
 from runtime.store.checkpoint.memory_room import (
     SHARED_MEMORY,
@@ -22,7 +28,7 @@ from runtime.store.checkpoint.memory_room import (
     remove_room,
     sweep,
 )
-from runtime.store.checkpoint.memory_slot import MemorySlot
+from runtime.store.checkpoint.memory_slot import MemorySlot, SlotGoneError
 from runtime.store.checkpoint.packing import pack, pack_state, unpack
 from runtime.store.checkpoint.place import Found, Location, Place, is_remote, local_folder, open_place, slots_in
 from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention, disposable, is_abandoned, prune, tellable
@@ -66,6 +72,7 @@ __all__ = [
     "Pruned",
     "Pruning",
     "Retention",
+    "SlotGoneError",
     "TensorEntry",
     "TensorPart",
     "Tree",
@@ -87,6 +94,7 @@ __all__ = [
     "job_of",
     "local_folder",
     "newest_common_point",
+    "oldest_step_in",
     "open_place",
     "pack",
     "pack_state",

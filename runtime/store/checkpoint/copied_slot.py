@@ -88,7 +88,10 @@ class OutgoingCopy:
         if begin < 0:
             return self._manifest_data[offset : offset + size_bytes]
         size_bytes = min(size_bytes, self._data_bytes - begin)
-        data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
+        try:
+            data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
+        except OSError:
+            return None  # of a disk that fails; its own writer says so
         if len(data) == size_bytes and self._is_unchanged():
             return data
         return self.piece(offset, size_bytes) if self._turns_to_disk() else None

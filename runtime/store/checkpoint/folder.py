@@ -42,10 +42,15 @@ def rank_directory(root: Path, rank: int) -> Path:
 
 
 def slots_in(root: Path) -> list[int]:
-    """The slots that have a folder there, in order."""
-    if not root.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal() and entry.is_dir())
+    """The slots that have a folder there, in order.
+
+    Raises:
+        StoreError: the folder cannot be looked into.
+    """
+    with durable.disk_errors(root, "looking for checkpoints"):
+        if not root.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal() and entry.is_dir())
 
 
 def point_name(point: Point) -> str:
@@ -65,6 +70,13 @@ def parse_point_name(name: str) -> Point | None:
         return None
     point = Point(int(match[1]), int(match[2]))
     return point if point_name(point) == name and point.generation > 0 else None
+
+
+def oldest_step_in(directory: Path) -> int:
+    """The step of the oldest point in a rank's folder, by the names there; 0 where there is none."""
+    with durable.disk_errors(directory, "looking for the oldest point"):
+        points = [parse_point_name(entry.name) for entry in directory.iterdir()]
+    return min((point.step for point in points if point is not None), default=0)
 
 
 def parse_temporary_name(name: str) -> tuple[ProcessIdentity, Point | None] | None:

@@ -96,6 +96,16 @@ def decode_header(data: bytes, file_bytes: int) -> SlotHeader | None:
     return SlotHeader(sequence, Stage(stage), manifest_bytes, data_offset, data_bytes)
 
 
+class SlotGoneError(StoreError):
+    """Somebody removed the slot's file, or its folder, under the process that uses it; a room opened anew has both."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: was removed while it was in use (see who empties {path.parents[2]}; systemd-logind does at a "
+            "user's last logout, unless RemoveIPC=no)"
+        )
+
+
 class MemorySlot:
     """A slot as its rank's trainer fills it; whoever has one holds the lock of the room it is in.
 
@@ -136,6 +146,7 @@ class MemorySlot:
         predecessor's: to clear new memory takes several times as long as to fill it.
 
         Raises:
+            SlotGoneError: its folder is gone.
             StoreError: there is not so much memory; what was reserved is given back.
         """
         if not self.needs_room(manifest_bytes, data_bytes):
@@ -147,7 +158,10 @@ class MemorySlot:
         with durable.disk_errors(self.path, f"reserving {size_bytes} bytes of memory"):
             if descriptor is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                descriptor = os.open(self.path.name, flags, durable.FILE_MODE, dir_fd=self._directory)
+                try:
+                    descriptor = os.open(self.path.name, flags, durable.FILE_MODE, dir_fd=self._directory)
+                except FileNotFoundError:
+                    raise SlotGoneError(self.path) from None
             try:
                 self._reserve(descriptor, size_bytes)
             except BaseException:
@@ -184,11 +198,19 @@ class MemorySlot:
         return self._view[self._data_offset : self._data_offset + data_bytes]
 
     def seal(self, sequence: int, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> None:
-        """All bytes are there. Before the slot is hashed the manifest has no digests."""
+        """All bytes are there. Before the slot is hashed the manifest has no digests.
+
+        Raises:
+            SlotGoneError: they are, in memory that has no name any more: no writer would find them.
+        """
         self._view[HEADER_BYTES : HEADER_BYTES + len(manifest)] = manifest
         header = SlotHeader(sequence, stage, len(manifest), self._data_offset, data_bytes)
         self._view[:_SPOKEN_BYTES] = header.encode()
-        os.utime(self.path.name, dir_fd=self._directory)  # a store through a mapping changes no file time
+        with durable.disk_errors(self.path, "sealing the memory slot"):
+            try:
+                os.utime(self.path.name, dir_fd=self._directory)  # a store through a mapping changes no file time
+            except FileNotFoundError:
+                raise SlotGoneError(self.path) from None
 
     def discard(self) -> None:
         """Give the memory back. Who still has a view of it must not look at it again."""

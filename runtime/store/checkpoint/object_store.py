@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from runtime.errors import CheckpointError, StoreError
+from runtime.urls import without_credentials, words_without_credentials
 
 Value = TypeVar("Value")
 
@@ -31,7 +32,6 @@ _PART_BYTES = 32 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 takes 10,000 parts of one object
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "cos"})
 _FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EPERM})
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 _CREDENTIALS_MEND = (
     "give this process credentials that may list, read, write and delete there (for s3: AWS_ACCESS_KEY_ID and "
@@ -292,13 +292,8 @@ class ObjectStore:
 
     @staticmethod
     def _clean(error: Exception) -> str:
-        text = " ".join(str(error).split())
-        return f"{type(error).__name__}{': ' if text else ''}{_USER_INFO.sub('***@', text).split('?')[0][:300]}"
-
-
-def without_credentials(url: str) -> str:
-    """The URL as it may be shown: without a user's password or keys."""
-    return _USER_INFO.sub("***@", url)
+        text = words_without_credentials(str(error))
+        return f"{type(error).__name__}{': ' if text else ''}{text.split('?')[0][:300]}"
 
 
 def _is_about_credentials(error: Exception) -> bool:

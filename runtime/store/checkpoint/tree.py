@@ -86,7 +86,7 @@ def _pack(tree: Tree) -> bytes:
 def _pack_extension(value: Any) -> msgpack.ExtType:
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, _pack(list(value)))
-    # Whatever else comes here has passed _check and is an integer that msgpack's 64 bits do not hold.
+    # Whatever else comes here has passed _require_plain and is an integer that msgpack's 64 bits do not hold.
     size = value.bit_length() // 8 + 1
     return msgpack.ExtType(_LARGE_INTEGER, value.to_bytes(size, "little", signed=True))
 

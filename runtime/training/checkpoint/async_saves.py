@@ -108,6 +108,10 @@ class AsyncSaves:
         except CheckpointError:
             self._refused_bytes = None
             raise
+        except store.SlotGoneError as error:
+            self._refuse(str(error))
+            self._refused_bytes = None  # there is memory: the next save opens the room anew
+            return False
         except StoreError as error:
             self._refuse(str(error))
             return False

@@ -11,10 +11,11 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.config import WrongValueError, folder_or_url, without_credentials
+from runtime.config import WrongValueError, folder_or_url
 from runtime.errors import UsageError
 from runtime.store.checkpoint import is_prefix
 from runtime.training.checkpoint.step_log import StepLog
+from runtime.urls import without_credentials
 
 __all__ = ["AUTO", "CheckpointConfig"]
 

@@ -160,6 +160,16 @@ class RankCheckpoints:
         self.flush()
         return point in self._verified
 
+    def oldest_step(self) -> int:
+        """No point that this rank may go back to is older; 0 where that is not known.
+
+        In an object store a predecessor's points are known to be gone once this process has as many as are kept.
+        """
+        if not self._is_remote:
+            return store.oldest_step_in(self._directory)
+        known = self._verified | self._told
+        return min(point.step for point in known) if len(known) >= self.config.keep_checkpoint_max else 0
+
     def reject(self, point: Point, reason: str) -> None:
         """Never offer this point again; it stays on disk."""
         self._verified.discard(point)

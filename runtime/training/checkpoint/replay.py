@@ -10,7 +10,7 @@ The log never holds training up: where the disk refuses, that is said once and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,17 +72,26 @@ class Replay:
         state: whose steps.
         directory: of the slot's checkpoints; the log lies in a folder of it.
         header: whose log it is.
+        oldest_step: as for ``StepLogWriter.open``.
 
     Raises:
         UsageError: the state has no optimizer whose steps could be logged.
     """
 
-    def __init__(self, asked: StepLog, state: State, directory: Path, header: LogHeader) -> None:
+    def __init__(
+        self,
+        asked: StepLog,
+        state: State,
+        directory: Path,
+        header: LogHeader,
+        oldest_step: Callable[[], int] | None = None,
+    ) -> None:
         self.slot = header.slot
         self._asked = asked
         self._state = require_steps(state)
         self._directory = directory
         self._header = header
+        self._oldest_step = oldest_step
         self._lock = DirectoryLock(directory / STEPS_FOLDER, f"worker {header.node}")
         self._writer: StepLogWriter | None = None
         self._failed_before = False
@@ -259,7 +268,7 @@ class Replay:
     def _opened(self, step: int) -> StepLogWriter:
         if not self._lock.is_held:
             self._lock.acquire()
-        writer = self._writer = StepLogWriter.open(self._directory, self._header)
+        writer = self._writer = StepLogWriter.open(self._directory, self._header, self._oldest_step)
         for problem in writer.problems:
             voice.warn(problem)
         if step and not writer.last_step:

@@ -2,7 +2,8 @@
 
 All run on the default group of the present generation, so a lost peer ends each of them, and nothing is kept from one
 generation to the next. Never here: parameters and optimizers. The one idea: a reduction sums in the group's own order,
-which is the same in every run of the same world size, and divides afterwards.
+which is the same in every run of the same world size, and divides afterwards. No gradient passes through any of them:
+a tensor that is to have one is refused, because a loss would train on without part of it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,11 @@ def allreduce(
     Args:
         average: Horovod's older way to say ``op``: whether to average or to sum.
         name: not needed, the order of calls is enough.
+
+    Raises:
+        UsageError: the tensor requires a gradient, and Horovod's call would give it one.
     """
+    _refuse_gradient("allreduce", "all_reduce", tensor)
     return allreduce_(tensor.detach().clone(), average, name, compression, op)
 
 
@@ -102,8 +107,13 @@ def allreduce_(
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
+    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks.
+
+    Raises:
+        UsageError: as for :func:`allreduce`.
+    """
     del name
+    _refuse_gradient("allgather", "all_gather", tensor)
     tensor = tensor.detach().contiguous()
     lengths = transfer.gather(tensor.shape[0], tensor.device)
     padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
@@ -114,7 +124,12 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The root's tensor, in a new one."""
+    """The root's tensor, in a new one.
+
+    Raises:
+        UsageError: as for :func:`allreduce`.
+    """
+    _refuse_gradient("broadcast", "broadcast", tensor)
     return broadcast_(tensor.detach().clone(), root_rank, name)
 
 
@@ -127,6 +142,16 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
         if sent is not tensor:
             tensor.copy_(sent)
     return tensor
+
+
+def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
+    """For the calls that are autograd functions in Horovod; those in place are not, and are made on parameters."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UsageError(
+            f"hvd.{call} gives no gradient, and this tensor requires one: call it on tensor.detach() or under "
+            "torch.no_grad(), or, where a loss depends on what it returns, use "
+            f"torch.distributed.nn.functional.{function}"
+        )
 
 
 def barrier() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.core.point import Point
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, StoreError
 from runtime.store.checkpoint import (
     EntryState,
     PointHeader,
@@ -17,12 +17,14 @@ from runtime.store.checkpoint import (
     newest_common_point,
     point_in,
     rank_directory,
+    slots_in,
     survey,
     surveying,
     tensor_entries,
     write_point,
 )
 from runtime.store.checkpoint.folder import parse_aside_name, parse_temporary_name
+from tests.store.disk_faults import closed
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, one_of_each_dtype, save
 
 DATA = "data.safetensors"
@@ -114,6 +116,16 @@ def test_folders_with_points_are_the_jobs_own_and_those_of_prefixes(tmp_path: Pa
     for folder in ("big", "small/3", "0", "ckpt.1a2b.aside/0"):
         (tmp_path / folder).mkdir(parents=True)
     assert folders_with_points(tmp_path) == [tmp_path, tmp_path / "small"]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_no_empty_one(tmp_path: Path) -> None:
+    root = tmp_path / "others" / "ckpt"
+    (root / "3").mkdir(parents=True)
+    assert slots_in(root) == [3]
+    for folder in (tmp_path / "others", root):
+        with closed(folder), pytest.raises(StoreError, match=r"looking for checkpoints failed: .*EACCES.*ls -ld"):
+            slots_in(root)
+    assert slots_in(tmp_path / "nowhere") == []
 
 
 def test_names_of_what_is_no_point_yet_or_no_longer() -> None:

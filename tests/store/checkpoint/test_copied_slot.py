@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,3 +236,19 @@ def test_copies_are_one_keepers_and_go_with_the_job(rooms: tuple[MemoryRoom, Mem
     assert sweep(there, "another-job", newest_s + SWEPT_AFTER_S - 1) == []
     assert sweep(there, "another-job", newest_s + SWEPT_AFTER_S + 1) == [theirs.path]
     assert copied_slots(there, JOB) == []
+
+
+def test_a_disk_that_fails_ends_one_copy_and_no_more(
+    rooms: tuple[MemoryRoom, MemoryRoom], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outgoing = opened(rooms[0], fill_and_hash(rooms[0], 1, count=COUNT))
+    begin = outgoing.offer.manifest_bytes
+
+    def fail(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", fail)
+        assert outgoing.piece(begin, 100) is None
+    assert outgoing.piece(begin, 100)
+    outgoing.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, LockedError, StoreError
 from runtime.store.checkpoint import MemoryRoom, points_in_memory, read, remove_room, sealed_slot, sweep, verify
 from runtime.store.checkpoint.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
-from runtime.store.checkpoint.memory_slot import HEADER_BYTES, SlotHeader, Stage, decode_header
+from runtime.store.checkpoint.memory_slot import HEADER_BYTES, SlotGoneError, SlotHeader, Stage, decode_header
 from tests.store.points import JOB, change_byte
 from tests.store.slots import content_of, fill, fill_and_hash, hash_slot
 
@@ -402,3 +403,29 @@ def test_nothing_sealed_is_nothing_to_hash(tmp_path: Path) -> None:
         sealed_slot.hashed(room.path / name, room.descriptor),
     ):
         pass
+
+
+# ---- somebody removes what is in use
+
+
+def test_a_slot_whose_file_was_removed_cannot_be_sealed(tmp_path: Path) -> None:
+    room = MemoryRoom(tmp_path, JOB, 0)
+    fill_and_hash(room, 1)
+    (room.path / "a").unlink()
+    (room.path / "b").unlink(missing_ok=True)
+    slot = room._slots[0]
+    with pytest.raises(SlotGoneError, match="was removed while it was in use"):
+        slot.seal(9, b"manifest", 10)
+    room.close()
+
+
+def test_no_slot_is_made_in_a_folder_that_is_gone_and_a_room_opened_anew_has_one(tmp_path: Path) -> None:
+    room = MemoryRoom(tmp_path, JOB, 0)
+    shutil.rmtree(room.path)
+    with pytest.raises(SlotGoneError):
+        fill(room, 1)
+    room.close()
+    room = MemoryRoom(tmp_path, JOB, 0)
+    fill_and_hash(room, 2)
+    room.close()
+    assert found_steps(tmp_path) == [2]

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.errors import StoreError
 from runtime.store.checkpoint import object_store
-from runtime.store.checkpoint.object_store import ObjectStore, without_credentials
+from runtime.store.checkpoint.object_store import ObjectStore
 from runtime.store.checkpoint.remote import RemotePlace, slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote_points import assert_is, find, points, prune, save
@@ -139,7 +139,7 @@ def test_a_scheme_that_nobody_knows() -> None:
 
 
 def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    assert without_credentials("hdfs://me:pass@host/x") == "hdfs://***@host/x"
+    assert ObjectStore("hdfs://me:ver@y/secret@host/x").url == "hdfs://(hidden)@host/x"
     with socket.socket() as nobody, caplog.at_level(logging.DEBUG, "runtime"):
         nobody.bind(("127.0.0.1", 0))
         url = f"ftp://me:verysecret@127.0.0.1:{nobody.getsockname()[1]}/x"
@@ -147,6 +147,18 @@ def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None
             ObjectStore(url, patience_s=0.0).sizes("0")
     assert "verysecret" not in str(failure.value) + caplog.text
     assert "127.0.0.1" in str(failure.value)
+
+
+def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise ValueError("s3://AKIA:se/cret@bucket\ncannot be reached through http://cret@proxy:3128")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(
+        StoreError, match=r"ValueError: s3://\(hidden\)@bucket .* http://\(hidden\)@proxy:3128; "
+    ) as told:
+        ObjectStore("s3://bucket").folders()
+    assert "cret" not in str(told.value)
 
 
 def test_a_local_job_never_imports_fsspec() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -635,3 +636,40 @@ def test_where_memory_is_short_nothing_is_kept(
     assert mine.held(Point(2, 1)) == [Point(2, 1)]
     assert_is_step(mine, 2)
     assert len(fetched) == 2
+
+
+def test_where_somebody_empties_the_memory_the_point_goes_to_the_disk_and_the_next_ones_through_new_memory(
+    rank: Callable[..., RankCheckpoints], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = rank()
+    for step in (1, 2):  # both slots are mapped
+        assert save(saving, step)
+        saving.flush()
+    shutil.rmtree(tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    assert save(saving, 3)
+    assert not saving._saves.is_busy and saving.has_on_disk(Point(3, 1)), "training waited for the disk"
+    assert "was removed while it was in use" in caplog.text
+    assert save(saving, 4)
+    assert saving._saves.is_busy, "copied aside again"
+    saving.flush()
+    assert "checkpoints are copied aside again" in caplog.text
+    assert_is_step(saving, 4)
+
+
+def test_how_old_the_oldest_point_is_is_never_guessed_too_late(
+    rank: Callable[..., RankCheckpoints], afar: tuple[Callable[[], RankCheckpoints], list[str]]
+) -> None:
+    here = rank(async_save=False)
+    assert here.oldest_step() == 0
+    for step in (3, 4):
+        assert save(here, step)
+    assert here.oldest_step() == 3
+    make, _ = afar
+    there = make()  # where a predecessor has left two
+    assert there.oldest_step() == 0
+    for step in range(3, 20):
+        assert save(there, step)
+        there._hear_of_pruning(wait=True)
+        assert there.oldest_step() <= min(found.point.step for found in there._place.scan())
+    assert there.oldest_step() > 3

@@ -1,0 +1,28 @@
+"""What a journal says: its payloads as the core's records, for the scheduler that goes on and for who only looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.core import records
+from runtime.core.records import Record
+from runtime.errors import JournalDamagedError, ProtocolError
+from runtime.store import journal_format
+from runtime.store.journal import JOURNAL_FILE
+
+
+def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
+    """The records, in the order in which they were written.
+
+    Raises:
+        JournalDamagedError: one of them is none that this version knows.
+    """
+    unpack = records.SCHEMA.unpack
+    try:
+        return [unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads]
+    except ProtocolError as error:
+        raise JournalDamagedError(
+            f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
+            "wrote it, or `bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
+        ) from None
