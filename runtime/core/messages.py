@@ -201,7 +201,7 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender gives up its seat. ``on_purpose``: its program ended with status 0, or it was told to stop."""
+    """The sender gives up its seat. ``on_purpose``: its program has done its part, or it was told to stop."""
 
     sender: Credential
     on_purpose: bool

@@ -8,6 +8,7 @@ is one sentence and a distinct exit status instead of a traceback.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -15,10 +16,11 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -34,6 +36,7 @@ from runtime.store.lock import DirectoryLock
 from runtime.training import breaking, ddp, device, gloo, group, launch, numerics
 from runtime.training.coming import ComingGroup, likely_place
 from runtime.training.departing import Departure
+from runtime.training.exit_status import ExitStatus
 from runtime.training.group import Group
 from runtime.training.launch import address_towards
 from runtime.training.words import own_words
@@ -69,6 +72,16 @@ class Process:
     is_over: bool = False  # training is finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
+
+    @contextlib.contextmanager
+    def trains(self) -> Iterator[None]:
+        """Inside this runs the training function: where it ends the program its status is noted."""
+        try:
+            yield
+        except SystemExit as error:
+            self.ending.exit_status.note(error.code)
+            raise
+        self.ending.is_through = True
 
     def let_go_in_child(self) -> None:
         """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
@@ -160,6 +173,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Process:
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
     process = Process(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.coming, process.copy_listener = coming, listener
+    ending.recovers = settings.enable_recovery
     if settings.enable_recovery:
         ending.departure = process.departure
         process.departure.install()
@@ -241,11 +255,15 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """This process's index among its host's workers; before the first generation, as if one host had all."""
+    """This process's index among its host's workers.
+
+    Before the first generation, as if one host had all; modulo the number of its accelerators, where it has any.
+    """
     process = current("runtime.get_local_rank()")
     if process.place is not None:
         return process.place.local_rank
-    return _index(process.admitted.slot, process.agent.node) % max(1, torch.accelerator.device_count())
+    index, devices = _index(process.admitted.slot, process.agent.node), torch.accelerator.device_count()
+    return index % devices if devices else index
 
 
 def is_spare() -> bool:
@@ -265,26 +283,34 @@ def _index(slot: int | None, node: str) -> int:
 
 
 class _Ending:
-    """How this process ends, and what the scheduler is told about it."""
+    """How this process ends, and what the scheduler is told about it.
+
+    An end is on purpose where the program's status is 0. Where that cannot be known, after a ``raise SystemExit``, it
+    is taken for 0 once training is through, and with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
+    else the worker has failed.
+
+    Attributes:
+        agent: whom to tell; None before there is a seat to ask for.
+        recovers: whether recovery is on.
+        is_through: the training function has returned, or had no need to be called.
+    """
 
     def __init__(self) -> None:
         self.agent: Agent | None = None
         self.quiet = False
         self.departure = Departure()
+        self.exit_status = ExitStatus()
+        self.recovers = True
+        self.is_through = False
         self._error: BaseException | None = None
         self._status = 0
 
     def install(self) -> None:
-        """Hook into the interpreter's ways to end: an uncaught exception, ``sys.exit``, the end of the program."""
+        """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
         self._previous_hook = sys.excepthook
         sys.excepthook = self._uncaught
-        self._previous_exit = sys.exit
-        sys.exit = self._exit
+        self.exit_status.install()
         atexit.register(self._at_end)
-
-    def _exit(self, status: Any = None, /) -> NoReturn:
-        self._status = status if isinstance(status, int) else 0 if status is None else 1
-        self._previous_exit(status)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if self.agent is not None and group.is_communication_failure(error):
@@ -305,19 +331,31 @@ class _Ending:
                 self.agent.speak_last(_last_words(kind, error, traceback))
 
     def _at_end(self) -> None:
+        text = self._judge() if self._error is None else _named(self._error)
         if self.agent is not None:
             told_to = self._error is not None and self._error is self.agent.must_end
-            text = f"its program ended with status {self._status}" if self._error is None else _named(self._error)
             if self.departure.has_left:
                 text = "it was asked to (SIGTERM)"
             on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)
             self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+        if _process is not None and _process.coming is not None:
+            _process.coming.group.breaker.throw("the process ends")  # its thread waits for a generation
         breaking.leave_with(self._status)
         if isinstance(self._error, SameBitsError):
             # Python itself leaves with 1 after any uncaught exception; the cause's own status says more.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._status)
+
+    def _judge(self) -> str:
+        """The program's end in words, where no error was it; with the status."""
+        found = self.exit_status.find()
+        if found is not None:
+            self._status = found
+            return f"its program ended with status {found}"
+        self._status = 1 if self.recovers and not self.is_through else 0
+        when = "after" if self.is_through else "before"
+        return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"
 
 
 def _named(error: BaseException) -> str:

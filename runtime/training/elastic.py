@@ -61,7 +61,8 @@ def run(
             return result
 
         if not process.settings.enable_recovery:
-            return _run_once(process, state, call)
+            with process.trains():
+                return _run_once(process, state, call)
         if process.has_trained:
             raise UsageError(
                 "runtime.elastic.run was entered a second time: a job has one training function; call the second phase "
@@ -70,7 +71,8 @@ def run(
         process.has_trained = True
         session = Session(process, state)
         try:
-            return session.run(call)
+            with process.trains():
+                return session.run(call)
         finally:
             session.close()
 

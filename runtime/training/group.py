@@ -25,11 +25,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
+from runtime import config
 from runtime.errors import CommunicationError, UsageError
 from runtime.training import device as devices
 from runtime.training import gloo
 from runtime.training.breakable_group import BreakableGroup
 from runtime.training.breaking import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
+from runtime.training.early_samplers import SamplerRefusal
 from runtime.training.failure import is_communication_failure
 from runtime.training.meeting import Exchange, MeetingStore
 
@@ -94,6 +96,7 @@ class Group:
         self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, words)
+        self._samplers: SamplerRefusal | None = None
         self._all_words = store.all_words  # a list of its own: nothing here may keep the store
         self._link: _Link | None
         if devices.backend_of(device) == dist.Backend.GLOO:
@@ -178,11 +181,16 @@ class Group:
         if self._breaker.throw(reason) and link is not None:
             link.cut()
 
+    def refuse_samplers(self) -> None:
+        """As long as this group is torch's, no ``DistributedSampler`` takes its size for the job's."""
+        self._samplers = SamplerRefusal()
+
     def step_aside(self) -> None:
         """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
 
         For a group without subgroups: those would lose their names.
         """
+        self._admit_samplers()
         if self._pg is not None:
             _uninstall(self._pg)
 
@@ -192,6 +200,7 @@ class Group:
         A group that is dropped is broken as well: nothing may wait in it any longer.
         """
         self.break_("it was dropped")
+        self._admit_samplers()
         # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
         groups = [] if self._pg is None else [*_uninstall(self._pg), self._pg]
         works = _unfinished(groups)
@@ -199,6 +208,11 @@ class Group:
         links = [self._link]
         self._pg = self._link = None
         discard([groups, backends, links], works)
+
+    def _admit_samplers(self) -> None:
+        if self._samplers is not None:
+            self._samplers.end()
+            self._samplers = None
 
     def end_with_process(self, deadline: float) -> None:
         """Leave nothing of the group to the interpreter's end; called once, when nothing else runs any more.
@@ -304,8 +318,7 @@ class _GlooLink:
 class _AcceleratorLink:
     """NCCL or HCCL through torch's own entrance: their ``abort`` ends running kernels, so no sockets are touched.
 
-    In-process recovery needs the backend's own error handling off: TORCH_NCCL_ASYNC_ERROR_HANDLING=0, or
-    TORCH_HCCL_ASYNC_ERROR_HANDLING=0, in the environment before the process starts.
+    In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``).
     """
 
     def __init__(self, group: Group, store: MeetingStore, endpoints: gloo.Endpoints, timeout: timedelta) -> None:
@@ -324,6 +337,7 @@ class _AcceleratorLink:
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
         (self._met or self.begin()).result()
         store = PrefixStore(_STORE_PREFIX, self._store)
+        config.leave_failures_to_us()
         hook = sys.excepthook  # init_process_group wraps it once more each time
         dist.init_process_group(
             devices.backend_of(self._device),
@@ -379,8 +393,16 @@ def form(
 
 
 def form_alone(device: torch.device, *, refusal: str | None = None) -> Group:
-    """The group of one that is installed from ``runtime.init()`` on, until the first generation's takes its place."""
-    return Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal).form()
+    """The group of one that is installed from ``runtime.init()`` on, until the first generation's takes its place.
+
+    Args:
+        device: as :class:`Group` has it.
+        refusal: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
+    """
+    group = Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal).form()
+    if refusal is not None:
+        group.refuse_samplers()
+    return group
 
 
 def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> None:

@@ -1,0 +1,115 @@
+"""A script ends, in whatever way: the job is finished exactly where that was with status 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import JobFailedError, JobInterruptedError
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+BEGINNING = """\
+import sys
+
+import torch
+
+import runtime
+
+runtime.init()
+
+
+def give(code):
+    return code
+
+
+def end_with(code):
+    raise SystemExit(code)
+
+
+"""
+TRAINING = """\
+model = torch.nn.Linear(4, 2)
+state = runtime.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@runtime.elastic.run
+def train(state):
+    state.commit()
+    {}
+
+
+train(state)
+"""
+FAST_LEASE = {"HEARTBEAT_INTERVAL": "0.25", "NODE_TIMEOUT": "0.5"}
+
+
+@pytest.fixture
+def ended(new_job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Job, int, int]]:
+    """Runs a job of one worker whose script ends so; also the statuses of the worker and of the scheduler."""
+
+    def run(text: str, *, recovers: bool = True) -> tuple[Job, int, int]:
+        script = tmp_path / "script.py"
+        script.write_text(BEGINNING + text + "\n")
+        settings = FAST_LEASE | {"ENABLE_RECOVERY": "1" if recovers else "0"}
+        job = new_job(script=script, workers=1, settings=settings)
+        job.start()
+        statuses = job.wait_ended()
+        return job, statuses[0], statuses["scheduler"]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise SystemExit(3)", "its program ended with a SystemExit before training was through"),
+        ("exit(3)", "its program ended with status 3"),
+        ("end_with(3)", "its program ended with a SystemExit before training was through"),
+        (TRAINING.format("end_with(3)"), "its program ended with status 3"),
+    ],
+)
+def test_a_job_whose_worker_exits_is_not_finished(
+    ended: Callable[..., tuple[Job, int, int]], text: str, said: str
+) -> None:
+    job, worker, scheduler = ended(text)
+    assert (worker, scheduler) == (3, JobInterruptedError.exit_code)
+    assert job.matches("scheduler", rf"worker 0 \(pid \d+ on \S+\) is lost: {said}")
+    assert not job.matches("scheduler", "job finished")
+
+
+@pytest.mark.parametrize("text", ["exit(3)", TRAINING.format("end_with(3)")])
+def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
+    _, worker, scheduler = ended(text, recovers=False)
+    assert (worker, scheduler) == (3, JobFailedError.exit_code)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sys.exit()",
+        "sys.exit(0)",
+        "sys.exit(give(None))",
+        "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
+        TRAINING.format("pass"),
+        TRAINING.format("pass") + "sys.exit(give(None))",
+        TRAINING.format("pass") + "end_with(0)",
+    ],
+)
+def test_a_script_that_ends_with_status_0_finishes_the_job(
+    ended: Callable[..., tuple[Job, int, int]], text: str
+) -> None:
+    job, worker, scheduler = ended(text)
+    assert (worker, scheduler) == (0, 0)
+    assert job.matches("scheduler", "worker 0 left: its program ended with (status 0|a SystemExit after training was)")
+    assert job.matches("scheduler", "job finished")
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(give(0))", TRAINING.format("pass") + "end_with(0)"])
+def test_without_recovery_the_status_of_main_is_believed(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
+    _, worker, scheduler = ended(text, recovers=False)
+    assert (worker, scheduler) == (0, 0)
