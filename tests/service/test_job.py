@@ -35,6 +35,7 @@ from runtime.errors import (
 )
 from runtime.net.client import Client, Got
 from runtime.service import agent as agent_module
+from runtime.service.agent import Agent
 from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
 from runtime.service.status import snapshot_in
@@ -305,10 +306,18 @@ def test_a_process_that_has_its_error_in_hand_is_not_ended_from_behind(house: Ho
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 
-def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_armed(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def idle_agent(house: House) -> Iterator[Agent]:
+    """One without its control thread, which would close its connection: a context left open blocks who collects it."""
     agent = house.agent("0")
+    yield agent
+    agent._client.close()
+
+
+def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_armed(
+    idle_agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = idle_agent
     seen: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: seen.append(agent.must_end))
     agent._must_end(JobStoppedError("stopped"))
@@ -318,9 +327,9 @@ def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_ar
 
 
 def test_a_control_thread_that_fails_ends_the_process_though_nobody_can_read_why(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    idle_agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = house.agent("0")
+    agent = idle_agent
     ended: list[int] = []
 
     def fail(*_: object) -> None:
