@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -26,7 +26,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     voice.LOGGER.setLevel(logging.NOTSET)
 
 
-def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO) -> None:
+@pytest.fixture
+def ours_alone(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Leaves the logger with our handler alone: pytest adds its own to it before each phase of a test."""
+    yield lambda: monkeypatch.setattr(voice.LOGGER, "handlers", voice.LOGGER.handlers[:1])
+
+
+def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO, ours_alone: Callable[[], None]) -> None:
+    ours_alone()
     voice.tell(EVENTS)
     lines = said.getvalue().splitlines()
     assert [line[20:] for line in lines] == [
@@ -56,8 +63,10 @@ def test_nothing_is_said_of_nothing(said: io.StringIO) -> None:
 
 
 def test_no_process_ends_because_nobody_can_read_what_it_says(
-    said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    said: io.StringIO, ours_alone: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ours_alone()
+
     def refuse(text: str) -> int:
         raise OSError(errno.EIO, "a terminal that was closed")
 
