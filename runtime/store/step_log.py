@@ -219,7 +219,8 @@ class StepLogWriter:
         oldest, removed = self._oldest_step(), False
         with durable.disk_errors(self._directory, "removing old segments"):
             while len(self._segments) > 1 and self._bound_of_oldest() <= oldest:
-                self._segments.pop(0).path.unlink(missing_ok=True)
+                self._segments[0].path.unlink(missing_ok=True)
+                del self._segments[0]
                 removed = True
         if removed:
             durable.fsync_dir(self._directory)

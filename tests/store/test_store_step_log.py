@@ -238,6 +238,27 @@ def test_old_segments_that_cannot_be_removed_cost_no_record(rank: Path, monkeypa
     assert read(rank) == list(range(1, 20))
 
 
+def test_a_segment_that_could_not_be_removed_is_removed_with_a_later_one(
+    rank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log, "SEGMENT_BYTES", 500)
+    write(rank, range(1, 10))
+    before = segments(rank)
+    writer = StepLogWriter.open(rank, HEADER, lambda: 9)
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        writer.append([record(10)])
+    assert segments(rank)[: len(before)] == before
+    for step in range(11, 20):
+        writer.append([record(step)])
+    writer.close()
+    assert not set(before[:-1]) & set(segments(rank))
+
+
 def test_a_damaged_file_goes_when_no_point_is_as_old_as_the_next_one(rank: Path) -> None:
     write(rank, range(1, 3))
     (segment,) = segments(rank)

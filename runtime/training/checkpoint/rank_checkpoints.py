@@ -163,7 +163,8 @@ class RankCheckpoints:
     def oldest_step(self) -> int:
         """No point that this rank may go back to is older; 0 where that is not known.
 
-        In an object store a predecessor's points are known to be gone once this process has as many as are kept.
+        In an object store a predecessor's points count as gone once this process has as many as are kept: its writer
+        lets go what is more than that.
         """
         if not self._is_remote:
             return store.oldest_step_in(self._directory)
