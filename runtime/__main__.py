@@ -90,11 +90,11 @@ def _scheduler(arguments: Arguments) -> int:
     ).parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     if settings.role is Role.WORKER:
-        raise SettingsError(["ROLE=worker: this command is the scheduler's. Mend: export ROLE=scheduler, or unset it"])
+        raise SettingsError(["ROLE=worker: this command is the scheduler's. Fix: export ROLE=scheduler, or unset it"])
     if settings.role is Role.SCHEDULER:
         settings, warnings = config.read()
     elif not settings.worker_num:
-        raise SettingsError(["WORKER_NUM is not set: expected the number of workers. Mend: export WORKER_NUM=4"])
+        raise SettingsError(["WORKER_NUM is not set: expected the number of workers. Fix: export WORKER_NUM=4"])
     voice.set_up("scheduler")
     for warning in warnings:
         voice.warn(warning)

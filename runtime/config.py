@@ -148,24 +148,24 @@ class _Reading:
         except WrongValueError as wrong:
             why = f"{wrong.why}; " if wrong.why else ""
             mend = wrong.mend.format(name=name) or _mend(variable, name)
-            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Mend: {mend}")
+            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Fix: {mend}")
             return
         if plain and prefixed and not _reads_as(variable, prefixed, value):
             other = _shown(variable, PREFIX + variable.name, prefixed)
-            self.warnings.append(f"{found} is used; {other} differs and is ignored. Mend: unset one of the two")
+            self.warnings.append(f"{found} is used; {other} differs and is ignored. Fix: unset one of the two")
         self.values[variable.field] = value
         self.shown[variable.name] = found
         if not variable.capability.built:
             self.problems.append(
                 f"{found}: not built yet in this release ({variable.capability.name}); expected no value. "
-                f"Mend: unset {name}; {variable.capability.meanwhile}"
+                f"Fix: unset {name}; {variable.capability.meanwhile}"
             )
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:
             if self.role_required:
                 mend = _mend(variable, variable.name)
-                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Mend: {mend}")
+                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Fix: {mend}")
             else:
                 self.values[variable.field] = None if variable.name == "ROLE" else 0
         elif variable.default is None:
@@ -187,7 +187,7 @@ class _Reading:
         if values.get("role") is Role.WORKER and values.get("enable_recovery") and values.get("node_id", "") is None:
             self.warnings.append(
                 "NODE_ID is not set although ENABLE_RECOVERY=1: started again, this process would be a stranger to the "
-                "scheduler and not get its rank back. Mend: export NODE_ID=<0 to WORKER_NUM - 1>, another one in each "
+                "scheduler and not get its rank back. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, another one in each "
                 "worker"
             )
         if values.get("cluster_secret") is not None:
@@ -200,13 +200,13 @@ class _Reading:
         if interval_s is not None and timeout_s is not None and 2 * interval_s > timeout_s:
             self.problems.append(
                 f"{shown['HEARTBEAT_INTERVAL']}, {shown['NODE_TIMEOUT']}: one late heartbeat would lose a node; "
-                f"expected 2 × HEARTBEAT_INTERVAL ≤ NODE_TIMEOUT. Mend: export NODE_TIMEOUT={2 * interval_s:.15g} or "
+                f"expected 2 × HEARTBEAT_INTERVAL ≤ NODE_TIMEOUT. Fix: export NODE_TIMEOUT={2 * interval_s:.15g} or "
                 f"export HEARTBEAT_INTERVAL={timeout_s / 2:.15g}"
             )
         if timeout_s is not None and topo_timeout_s is not None and timeout_s > topo_timeout_s:
             self.problems.append(
                 f"{shown['NODE_TIMEOUT']}, {shown['TOPO_TIMEOUT']}: a round would give up before a loss is noticed; "
-                f"expected NODE_TIMEOUT ≤ TOPO_TIMEOUT. Mend: export TOPO_TIMEOUT={timeout_s:.15g} or "
+                f"expected NODE_TIMEOUT ≤ TOPO_TIMEOUT. Fix: export TOPO_TIMEOUT={timeout_s:.15g} or "
                 f"export NODE_TIMEOUT={topo_timeout_s:.15g}"
             )
 
@@ -218,7 +218,7 @@ class _Reading:
             bounds = [found.partition("=")[0] for found in given if not found.endswith(" (default)")]
             self.problems.append(
                 f"{', '.join(self.shown[name] for name in names)}: expected {' ≤ '.join(names)}. "
-                f"Mend: unset {' '.join(bounds)}, or put them in this order"
+                f"Fix: unset {' '.join(bounds)}, or put them in this order"
             )
 
     def _check_listening(self) -> None:
@@ -295,7 +295,7 @@ def _is_literal(address: str) -> bool:
 def _listening_problem(found: str) -> str:
     return (
         f"{found}: anyone who reaches a scheduler beyond loopback could join or end its job; expected CLUSTER_SECRET "
-        "or CLUSTER_SECRET_FILE, or CLUSTER_INSECURE=1 on a network you trust. Mend: export CLUSTER_SECRET_FILE=<a "
+        "or CLUSTER_SECRET_FILE, or CLUSTER_INSECURE=1 on a network you trust. Fix: export CLUSTER_SECRET_FILE=<a "
         "file with the same secret for every process>, or export CLUSTER_INSECURE=1, or export SCHED_HOST=127.0.0.1 "
         "and unset SCHED_BIND"
     )

@@ -175,17 +175,17 @@ class Client:
         there = f"the scheduler at {self._host}, port {self._port} (SCHED_HOST, SCHED_PORT)"
         if mechanism == "CURVE" and self._has_secret:
             return (
-                f"{there} refuses this process's secret. Mend: compare CLUSTER_SECRET (or the file that "
+                f"{there} refuses this process's secret. Fix: compare CLUSTER_SECRET (or the file that "
                 "CLUSTER_SECRET_FILE names) here and in the scheduler's environment: they must be the same"
             )
         if mechanism == "CURVE":
             return (
-                f"{there} asks for a secret, and this process has none. Mend: export CLUSTER_SECRET, or "
+                f"{there} asks for a secret, and this process has none. Fix: export CLUSTER_SECRET, or "
                 "CLUSTER_SECRET_FILE=<the file with it>, as the scheduler has it"
             )
         if mechanism == "NULL" and self._has_secret:
             return (
-                f"{there} was started without a secret, and this process has one. Mend: start the scheduler with the "
+                f"{there} was started without a secret, and this process has one. Fix: start the scheduler with the "
                 "same CLUSTER_SECRET or CLUSTER_SECRET_FILE, or unset both here"
             )
         return None

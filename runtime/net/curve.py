@@ -74,7 +74,7 @@ def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
         raise SettingsError(
             [
                 f"CLUSTER_SECRET_FILE={secret_file}: cannot be read ({error.strerror}); expected a file with the "
-                "cluster's secret, the same on every host. Mend: export CLUSTER_SECRET_FILE=<a file this user may read>"
+                "cluster's secret, the same on every host. Fix: export CLUSTER_SECRET_FILE=<a file this user may read>"
             ]
         ) from None
     return _checked(found, f"CLUSTER_SECRET_FILE={secret_file}", "write one into that file")
@@ -88,7 +88,7 @@ def _checked(words: bytes, shown: str, mend: str) -> bytes:
     raise SettingsError(
         [
             f"{shown}: {why}; expected {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes. "
-            f"Mend: make one with `{MAKE_ONE}` and {mend}, the same for every process"
+            f"Fix: make one with `{MAKE_ONE}` and {mend}, the same for every process"
         ]
     )
 
@@ -103,7 +103,7 @@ def derive_keys(words: bytes) -> ClusterKeys:
         raise SettingsError(
             [
                 f"CLUSTER_SECRET: the ZeroMQ of this Python ({zmq.zmq_version()}) was built without CURVE. "
-                "Mend: pip install --force-reinstall --only-binary pyzmq pyzmq"
+                "Fix: pip install --force-reinstall --only-binary pyzmq pyzmq"
             ]
         )
     master = hashlib.scrypt(

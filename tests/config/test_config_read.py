@@ -222,7 +222,7 @@ def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_mend(
     assert f"{prefix}{name}=" in problem
     assert (text if text.isprintable() else ascii(text))[:60] in problem
     assert "expected " in problem
-    assert "Mend: " in problem
+    assert "Fix: " in problem
     assert "\n" not in problem
     for part in said:
         assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
@@ -284,7 +284,7 @@ def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
 )
 def test_bounds_out_of_order_show_all_three_values(given: dict[str, str], shown: tuple[str, ...]) -> None:
     last = problems_of({**WORKER, **given})[-1]
-    assert "expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM. Mend: " in last
+    assert "expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM. Fix: " in last
     for part in shown:
         assert part in last
 

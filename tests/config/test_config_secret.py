@@ -116,7 +116,7 @@ def test_any_environment_gives_settings_or_a_settings_error_and_never_the_secret
     except SettingsError as error:
         said = f"{error} {error!r} {error.__context__!r} {error.__cause__!r}"
         assert error.problems
-        assert all(problem and "\n" not in problem and "Mend: " in problem for problem in error.problems)
+        assert all(problem and "\n" not in problem and "Fix: " in problem for problem in error.problems)
     else:
         said = f"{given_settings} {given_settings!r} {warnings}"
         assert given_settings.role is not None or not role_required

@@ -63,7 +63,7 @@ def test_what_is_not_built_is_refused_and_the_table_says_so(monkeypatch: pytest.
     with pytest.raises(SettingsError) as raised:
         read({**WORKER, "SPARE_NUM": "1"})
     assert raised.value.problems == [
-        "SPARE_NUM=1: not built yet in this release (spares); expected no value. Mend: unset SPARE_NUM; do without"
+        "SPARE_NUM=1: not built yet in this release (spares); expected no value. Fix: unset SPARE_NUM; do without"
     ]
     rows = {row[0].strip("`"): row for row in cells(environment_table())}
     assert rows["SPARE_NUM"][3].startswith("(not built yet: refused) ")

@@ -88,7 +88,7 @@ def test_a_secret_that_is_none_is_an_error_that_does_not_show_it(tmp_path: Path,
             cluster_keys(value, path)
         (problem,) = caught.value.problems
         assert problem.startswith(f"{name}: too ")
-        assert "Mend: make one with" in problem
+        assert "Fix: make one with" in problem
         assert len(content.strip()) < 5 or content.strip() not in f"{problem} {caught.value!r}"
 
 
@@ -112,8 +112,8 @@ def test_who_knows_the_secret_speaks_and_is_answered(guarded: Ends) -> None:
 @pytest.mark.parametrize(
     ("server", "client", "said", "counted"),
     [
-        (KEYS, OTHER, "refuses this process's secret. Mend: compare CLUSTER_SECRET", Rejection.SECRET),
-        (KEYS, None, "asks for a secret, and this process has none. Mend: export CLUSTER_SECRET", Rejection.MECHANISM),
+        (KEYS, OTHER, "refuses this process's secret. Fix: compare CLUSTER_SECRET", Rejection.SECRET),
+        (KEYS, None, "asks for a secret, and this process has none. Fix: export CLUSTER_SECRET", Rejection.MECHANISM),
         (None, KEYS, "was started without a secret, and this process has one", Rejection.MECHANISM),
     ],
     ids=["another secret", "none at the worker", "none at the scheduler"],

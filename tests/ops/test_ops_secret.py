@@ -64,7 +64,7 @@ def test_a_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> 
     assert stat.S_IMODE((job.log_dir / START_FILE).stat().st_mode) == 0o600
 
     assert tool(job, "status").end() == 85
-    assert "asks for a secret, and this process has none. Mend: export CLUSTER_SECRET" in job.shells[-1].text
+    assert "asks for a secret, and this process has none. Fix: export CLUSTER_SECRET" in job.shells[-1].text
     assert tool(job, "stop", CLUSTER_SECRET=SECRET + "!").end() == 85
     assert "refuses this process's secret" in job.shells[-1].text
     for words in (("status",), ("status", "--json"), ("env",), ("doctor",)):
@@ -128,7 +128,7 @@ def test_a_secret_that_is_none_stops_everything_before_it_begins(job: ShellJob) 
     for settings in ({"CLUSTER_SECRET": "short"}, {"CLUSTER_SECRET_FILE": "missing"}):
         shell = job.run(*ENDLESS, **settings)
         assert shell.end() == 64
-        assert "Mend: " in shell.text
+        assert "Fix: " in shell.text
     assert job.identities() == {}
 
 
@@ -144,7 +144,7 @@ def test_a_worker_with_another_secret_leaves_with_its_own_code(job: ShellJob) ->
         PYTHONPATH=str(ROOT),
     )
     assert stranger.end() == 85, stranger.text
-    assert "refuses this process's secret. Mend: compare CLUSTER_SECRET" in stranger.text
+    assert "refuses this process's secret. Fix: compare CLUSTER_SECRET" in stranger.text
     shell.send(signal.SIGINT)
     assert shell.end() == 78
     log = job.log("scheduler")
