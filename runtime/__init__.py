@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.training import elastic as elastic
-    from runtime.training.checkpoint.config import CheckpointConfig as CheckpointConfig
-    from runtime.training.checkpoint.step_log import StepLog as StepLog
-    from runtime.training.context import get_local_rank as get_local_rank
-    from runtime.training.context import get_rank as get_rank
-    from runtime.training.context import get_world_size as get_world_size
-    from runtime.training.context import init as init
-    from runtime.training.context import is_spare as is_spare
-    from runtime.training.sampler import ElasticSampler as ElasticSampler
+    from runtime.training.process.context import get_local_rank as get_local_rank
+    from runtime.training.process.context import get_rank as get_rank
+    from runtime.training.process.context import get_world_size as get_world_size
+    from runtime.training.process.context import init as init
+    from runtime.training.process.context import is_spare as is_spare
+    from runtime.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
+    from runtime.training.state.checkpoint_config import StepLog as StepLog
+    from runtime.training.state.sampler import ElasticSampler as ElasticSampler
 
 _HOME = {
-    "CheckpointConfig": "runtime.training.checkpoint.config",
-    "ElasticSampler": "runtime.training.sampler",
-    "StepLog": "runtime.training.checkpoint.step_log",
+    "CheckpointConfig": "runtime.training.state.checkpoint_config",
+    "ElasticSampler": "runtime.training.state.sampler",
+    "StepLog": "runtime.training.state.checkpoint_config",
     "elastic": "runtime.training.elastic",
-    "get_local_rank": "runtime.training.context",
-    "get_rank": "runtime.training.context",
-    "get_world_size": "runtime.training.context",
-    "init": "runtime.training.context",
-    "is_spare": "runtime.training.context",
+    "get_local_rank": "runtime.training.process.context",
+    "get_rank": "runtime.training.process.context",
+    "get_world_size": "runtime.training.process.context",
+    "init": "runtime.training.process.context",
+    "is_spare": "runtime.training.process.context",
 }
 
 __all__ = [

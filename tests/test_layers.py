@@ -58,6 +58,28 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 """What of it must wait until a function is called, so that a process without training never loads torch."""
 
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "training": (
+        ("group",),
+        ("process", "sharding"),
+        ("state",),
+        ("checkpoint",),
+        ("run",),
+        ("elastic",),
+        ("horovod",),
+    ),
+    "store.checkpoint": (
+        ("format",),
+        ("local",),
+        ("remote",),
+        ("point_store",),
+        ("memory",),
+        ("writer",),
+        ("writer_process",),
+    ),
+}
+"""Inside these rooms, from the ground up: a part imports from itself and from floors below it, and from no other."""
+
 TORCH = {"torch", "torch_npu", "torchvision", "functorch"}
 PICKLE = {"pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING_CALLS = {
@@ -165,6 +187,7 @@ def breaches(path: str, source: str) -> list[str]:
     """Every rule that ``source`` breaks as the file ``path``, given relative to the package; each names its line."""
     place = PurePosixPath(path)
     room = place.parts[0].removesuffix(".py")
+    here = ".".join(place.with_suffix("").parts)
     tree = ast.parse(source, filename=f"runtime/{path}")
     collected = Imports(["runtime", *place.parts[:-1]])
     collected.visit(tree)
@@ -176,6 +199,7 @@ def breaches(path: str, source: str) -> list[str]:
     for imported in collected.found:
         if (path, imported.target) != (READS_OTHERS_INDEX, "pickle"):
             found += [f"{imported.line}: {text}" for text in breached_by_import(room, imported)]
+            found += [f"{imported.line}: {text}" for text in breached_by_floors(here, imported.target)]
     return [f"runtime/{path}:{text}" for text in found]
 
 
@@ -205,6 +229,28 @@ def breached_by_import(room: str, imported: Import) -> Iterator[str]:
         yield f"{outermost} runs code that a peer or a file brings"
     if room != "config" and target in {f"os.{name}" for name in ENVIRONMENT}:
         yield f"only config reads {target}"
+
+
+def floor_of(dotted: str, room: str) -> tuple[str, int] | None:
+    """The part of the room that ``dotted``, without the leading ``runtime.``, belongs to, and its floor."""
+    if not dotted.startswith(f"{room}."):
+        return None
+    part = dotted.removeprefix(f"{room}.").partition(".")[0]
+    return next(((part, height) for height, parts in enumerate(FLOORS[room]) if part in parts), None)
+
+
+def breached_by_floors(here: str, target: str) -> Iterator[str]:
+    for room in FLOORS:
+        source, aim = floor_of(here, room), floor_of(target.removeprefix("runtime."), room)
+        if source and aim and source[0] != aim[0] and aim[1] >= source[1]:
+            yield f"{room}.{source[0]} may not import {target}, which is no floor below it"
+
+
+def test_every_part_of_a_room_with_floors_stands_on_one() -> None:
+    for room, floors in FLOORS.items():
+        folder = PACKAGE.joinpath(*room.split("."))
+        parts = {entry.stem for entry in folder.iterdir() if entry.is_dir() or entry.suffix == ".py"}
+        assert parts - {"__init__", "__pycache__"} == {part for floor in floors for part in floor}
 
 
 def breached_by_expressions(room: str, path: str, tree: ast.Module) -> Iterator[str]:
@@ -288,31 +334,35 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "only training imports torch"),
     ("service/agent.py", "def f():\n    from torch import nn", "only training imports torch"),
     ("service/agent.py", "from runtime import elastic", "service may not import runtime.elastic"),
-    ("training/group.py", "from runtime.ops import launcher", "training may not import runtime.ops.launcher"),
+    ("training/group/group.py", "from runtime.ops import launcher", "training may not import runtime.ops.launcher"),
     (
-        "training/group.py",
+        "training/group/group.py",
         "from runtime.core.scheduler import SchedulerCore",
         "training may not import runtime.core.scheduler",
     ),
-    ("training/group.py", "from runtime.net import client", "training may not import runtime.net.client"),
+    ("training/group/group.py", "from runtime.net import client", "training may not import runtime.net.client"),
     ("ops/command_line.py", "from runtime.service.agent import Agent", "ops may not import runtime.service.agent"),
     ("ops/command_line.py", "from runtime.training import device", "only inside a function"),
     ("__main__.py", "from runtime.training import device", "only inside a function"),
     ("__init__.py", "from runtime.training.elastic import run", "only inside a function"),
     ("__init__.py", "def f():\n    from runtime.ops import launcher", "__init__ may not import runtime.ops.launcher"),
+    ("training/group/group.py", "from runtime.training.state import rng", "which is no floor below it"),
+    ("training/process/context.py", "from runtime.training.sharding import whole", "which is no floor below it"),
+    ("training/run/warm_up.py", "def f():\n    from runtime.training import elastic", "which is no floor below it"),
+    ("store/checkpoint/local/reading.py", "from runtime.store.checkpoint import writer", "which is no floor below it"),
     ("errors.py", "from runtime.config import Settings", "errors may not import runtime.config"),
     ("store/journal.py", "import os\nos.environ['HOME']", "only config reads os.environ"),
     ("store/journal.py", "import os as system\nsystem.getenv('HOME')", "only config reads system.getenv"),
     ("store/journal.py", "from os import environ", "only config reads os.environ"),
     ("store/journal.py", "import pickle", "pickle runs code"),
-    ("training/state.py", "import torch\ntorch.load('x')", "torch.load pickles"),
-    ("training/state.py", "import torch\ntorch.save(1, 'x')", "torch.save pickles"),
+    ("training/state/torch_state.py", "import torch\ntorch.load('x')", "torch.load pickles"),
+    ("training/state/torch_state.py", "import torch\ntorch.save(1, 'x')", "torch.save pickles"),
     ("training/checkpoint/export.py", "import torch\ntorch.load('x')", "torch.load pickles"),
     ("training/checkpoint/dcp_index.py", "import torch\ntorch.load('x')", "torch.load without weights_only"),
     ("training/checkpoint/dcp_index.py", "import torch\ntorch.load('x', weights_only=False)", "without weights_only"),
     ("training/checkpoint/dcp_index.py", "import pickle\npickle.load(file)", "pickle.load pickles"),
     ("training/checkpoint/dcp.py", "import pickle", "pickle runs code"),
-    ("training/state.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "pickles"),
+    ("training/state/torch_state.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "pickles"),
     ("store/ckpt.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allow_pickle pickles"),
     ("net/utils.py", "", "does not say what lives there"),
     ("common/codec.py", "", "does not say what lives there"),
@@ -348,7 +398,7 @@ def test_a_missing_opening_is_found() -> None:
             "training/checkpoint/dcp_index.py",
             "import pickle, torch\nclass Index(pickle.Unpickler): ...\ntorch.load('x', weights_only=True)",
         ),
-        ("training/group.py", "import torch.distributed\nfrom runtime.core.point import Point"),
+        ("training/group/group.py", "import torch.distributed\nfrom runtime.core.point import Point"),
         (
             "ops/command_line.py",
             "from runtime.service import status\ndef doctor():\n    from runtime.training import device",

@@ -26,7 +26,7 @@ from benchmarks.moments import Notebook
 from benchmarks.processes import processes_below
 from benchmarks.workers.checkpoint_ways import Way, arrive, flat, ways
 from runtime.core.point import Point
-from runtime.training.session import Session
+from runtime.training.run.elastic_run import ElasticRun
 
 PARAMETERS = 100
 SEED = 1
@@ -44,7 +44,7 @@ class Ours:
     def __init__(self, state: runtime.elastic.TorchState) -> None:
         self._state = state
         session = state._session
-        assert isinstance(session, Session), "under elastic.run"
+        assert isinstance(session, ElasticRun), "under elastic.run"
         self._session = session
         self.undisturbed_s = 0.0
         """what the last commit that saved nothing took"""

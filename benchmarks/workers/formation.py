@@ -22,7 +22,7 @@ from runtime.core.messages import Register
 from runtime.net.client import Client
 from runtime.service.agent import Agent
 from runtime.training.elastic import TorchState, run
-from runtime.training.group import Group
+from runtime.training.group.group import Group
 
 
 def main() -> None:

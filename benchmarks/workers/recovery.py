@@ -23,8 +23,8 @@ from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.paced import Pace
 from runtime.service.agent import Agent
 from runtime.training.checkpoint.state_points import StatePoints
-from runtime.training.group import Group
-from runtime.training.session import Session
+from runtime.training.group.group import Group
+from runtime.training.run.elastic_run import ElasticRun
 
 CHECKPOINT_STEPS = 10
 PACE = "BENCHMARK_PACE"
@@ -122,7 +122,7 @@ def _probe(notebook: Notebook) -> None:
     before_and_after(Group, "break_", noting_of_generation("told"), _nothing)
     before_and_after(Group, "drop", _nothing, noting_of_generation("dropped"))
     before_and_after(Group, "form", _nothing, noting_of_generation("formed"))
-    before_and_after(Session, "_enter_again", _nothing, noting("joins"))
+    before_and_after(ElasticRun, "_enter_again", _nothing, noting("joins"))
     before_and_after(StatePoints, "obtain", _nothing, noting("obtained"))
 
 

@@ -21,7 +21,7 @@ from runtime.errors import ListenError, SecretError, SettingsError, StoreError
 from runtime.net.address import check_free, local_addresses
 from runtime.ops import kept_start
 from runtime.ops.scheduler_link import ask_once
-from runtime.store.checkpoint.remote import slots_at
+from runtime.store.checkpoint.remote.remote_points import slots_at
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 13)

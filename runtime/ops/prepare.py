@@ -25,9 +25,9 @@ from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import process_names, read_pid_files, spoken
 from runtime.ops.starting import Former, Found, Plan
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store import durable
-from runtime.store.checkpoint.remote import jobs_at
+from runtime.store.checkpoint.remote.remote_points import jobs_at
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import host_id
@@ -172,9 +172,9 @@ def _checkpoints(path: Path | str) -> tuple[frozenset[str], int]:
     if isinstance(path, str):
         return jobs_at(path)
     with durable.disk_errors(path, "looking for checkpoints"):
-        roots = store.folders_with_points(path)
-        folders = [store.rank_directory(root, slot) for root in roots for slot in store.slots_in(root)]
-        points = [store.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
+        roots = checkpoints.folders_with_points(path)
+        folders = [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
+        points = [checkpoints.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
     owners = [read_owner(folder) for folder in (path, *folders)]
     jobs = frozenset(owner.job for owner in owners if owner is not None)
     return jobs, max((point.step for point in points if point is not None), default=0)

@@ -18,8 +18,8 @@ from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.ckpt.wording import table
 from runtime.store import durable
-from runtime.store.checkpoint.folder import rank_directory, slots_in
-from runtime.store.checkpoint.place import local_folder
+from runtime.store.checkpoint.local.folder import rank_directory, slots_in
+from runtime.store.checkpoint.point_store import local_folder
 from runtime.store.step_log import STEPS_FOLDER, FoundLog, read_step_log
 from runtime.store.step_record import Difference, StepRecord, difference
 

@@ -17,7 +17,7 @@ from runtime.errors import LockedError, StoreError
 from runtime.net.copies import MAX_TEXT_BYTES, Declined, FromKeeper, KeeperSocket, Offer, Piece, Said, Taken, Whole
 from runtime.net.curve import KeyPair
 from runtime.store.checkpoint import MemoryRoom
-from runtime.store.checkpoint.copied_slot import CopyOffer, IncomingCopy, has_copy
+from runtime.store.checkpoint.memory.copied_buffer import CopyOffer, IncomingCopy, has_copy
 
 
 @dataclass(slots=True)

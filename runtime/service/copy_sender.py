@@ -18,8 +18,8 @@ from runtime.errors import StoreError
 from runtime.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Offer, Piece, SenderSocket, Taken, Whole
 from runtime.net.curve import KeyPair
 from runtime.store.checkpoint import Location
-from runtime.store.checkpoint.copied_slot import OutgoingCopy, outgoing_copy
-from runtime.store.checkpoint.memory_room import NAMES
+from runtime.store.checkpoint.memory.copied_buffer import OutgoingCopy, outgoing_copy
+from runtime.store.checkpoint.memory.memory_room import NAMES
 
 SILENT_S = 10.0
 """How long a keeper may leave a piece unanswered."""

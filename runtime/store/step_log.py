@@ -25,7 +25,7 @@ from pathlib import Path
 
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import durable, journal_format, step_record
-from runtime.store.checkpoint.folder import oldest_step_in
+from runtime.store.checkpoint.local.folder import oldest_step_in
 from runtime.store.journal_format import JournalFormatError
 from runtime.store.step_record import Entry, History, LogHeader, StepEntryError, StepRecord
 

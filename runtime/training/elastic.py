@@ -14,14 +14,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 from runtime.core.point import Point
 from runtime.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from runtime.service.agent import Agent
-from runtime.training import context
-from runtime.training.base_state import State
-from runtime.training.context import Process
-from runtime.training.handlers import StateHandler, register_handler
-from runtime.training.local_sgd import LocalSGD
-from runtime.training.object_state import ObjectState
-from runtime.training.session import Session
-from runtime.training.state import TorchState
+from runtime.training.process import context
+from runtime.training.process.context import Worker
+from runtime.training.run.elastic_run import ElasticRun
+from runtime.training.state.base_state import State
+from runtime.training.state.handlers import StateHandler, register_handler
+from runtime.training.state.local_sgd import LocalSGD
+from runtime.training.state.object_state import ObjectState
+from runtime.training.state.torch_state import TorchState
 
 __all__ = [
     "CommunicationError",
@@ -69,7 +69,7 @@ def run(
                 "from within the first one, and keep in the state which phase it is in"
             )
         process.has_trained = True
-        session = Session(process, state)
+        session = ElasticRun(process, state)
         try:
             with process.trains():
                 return session.run(call)
@@ -125,7 +125,7 @@ class _CountingSession:
         raise UsageError("state.sync() needs ENABLE_RECOVERY=1")
 
 
-def _run_once(process: Process, state: State, call: Callable[[], Result]) -> Result:
+def _run_once(process: Worker, state: State, call: Callable[[], Result]) -> Result:
     state.bind(_CountingSession(process.agent, state), context.get_rank())
     state.begin(Point(0, 1))
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from runtime.errors import CheckpointError
 from runtime.service import voice
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from tests.checkpoint_kills import victim
 from tests.checkpoint_kills.keeper import Keeper
@@ -160,20 +160,20 @@ class Campaign:
         """As the next process of the rank finds it."""
         found = self.found
         case = f"after kill {found.kills}"
-        on_disk = store.scan(self._place.rank_folder, JOB)
+        on_disk = checkpoints.scan(self._place.rank_folder, JOB)
         for one in on_disk:
             try:
                 one.require_manifest()
-                store.verify(one)
+                checkpoints.verify(one)
             except CheckpointError as error:
                 found.unloadable.append(f"{case}: {error}")
         with _warnings() as warnings:
-            checkpoints = self._place.open()
-            held = checkpoints.held()
+            rank_checkpoints = self._place.open()
+            held = rank_checkpoints.held()
             for point in held:
-                if not victim.is_right(checkpoints.load(point)):
+                if not victim.is_right(rank_checkpoints.load(point)):
                     found.wrong.append(f"{case}: {point}")
-            checkpoints.release()
+            rank_checkpoints.release()
         self._judge_copies(case)
         unproven = [warning for warning in warnings if UNPROVEN in warning]
         found.unproven += len(unproven)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from runtime.core.point import Point
-from runtime.store.checkpoint import MemoryRoom, PointHeader, sealed_slot
-from runtime.training import snapshot
+from runtime.store.checkpoint import MemoryRoom, PointHeader
+from runtime.store.checkpoint.memory import sealed_buffer
 from runtime.training.checkpoint.staging import Staging
+from runtime.training.state import snapshot
 from tests.checkpoint_kills import victim
 from tests.checkpoint_kills.campaign import MOMENTS, VICTIMS, Campaign, Draw
 from tests.checkpoint_kills.victim import Place
@@ -89,7 +90,7 @@ def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> 
         tree, tensors = snapshot.take_apart(victim.state_of(content_of or step, 10), "state")
         header = PointHeader(victim.JOB, Point(step, 1), 1, 0, victim.SLOT, "0")
         name, _ = staging.stage(header, tensors, tree, {})
-        with sealed_slot.hashed(room.path / name, room.descriptor):
+        with sealed_buffer.hashed(room.path / name, room.descriptor):
             """What its writer does first."""
     room.close()
     return room.path / name

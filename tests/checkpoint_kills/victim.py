@@ -16,11 +16,12 @@ import torch
 
 from runtime.core.point import Point
 from runtime.service.buddy import CopyListener, brief_of
-from runtime.store import checkpoint as store
-from runtime.store.checkpoint import Writer, pruning
-from runtime.training import snapshot
-from runtime.training.checkpoint.config import CheckpointConfig
+from runtime.store import checkpoint as checkpoints
+from runtime.store.checkpoint import Writer
+from runtime.store.checkpoint.local import pruning
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.state import snapshot
+from runtime.training.state.checkpoint_config import CheckpointConfig
 
 JOB = "6a1f0c1e-0000-4000-8000-00000000dead"
 SLOT = 0
@@ -64,7 +65,7 @@ class Place:
 
     @property
     def rank_folder(self) -> Path:
-        return store.rank_directory(self.root, SLOT)
+        return checkpoints.rank_directory(self.root, SLOT)
 
     def open(self, committed: Committed | None = None, *, is_async: bool = True, buddy: str = "") -> RankCheckpoints:
         """``buddy``: where a keeper listens."""
@@ -87,7 +88,7 @@ class Place:
 
     def newest_on_disk(self) -> int:
         """The step of the newest directory with a point's name; 0 where there is none."""
-        return max((found.point.step for found in store.scan(self.rank_folder, JOB)), default=0)
+        return max((found.point.step for found in checkpoints.scan(self.rank_folder, JOB)), default=0)
 
 
 def state_of(step: int, elements: int) -> dict[str, object]:
@@ -99,7 +100,7 @@ def state_of(step: int, elements: int) -> dict[str, object]:
     }
 
 
-def is_right(checkpoint: store.Checkpoint) -> bool:
+def is_right(checkpoint: checkpoints.Checkpoint) -> bool:
     """Whether every value is that of the point's step."""
     saved = snapshot.join(checkpoint.tree, checkpoint.tensors)
     expected = state_of(checkpoint.header.point.step, saved["weight"].numel())

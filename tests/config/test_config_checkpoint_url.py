@@ -8,7 +8,7 @@ import pytest
 
 from runtime import config
 from runtime.errors import SettingsError, UsageError
-from runtime.training.checkpoint.config import CheckpointConfig
+from runtime.training.state.checkpoint_config import CheckpointConfig
 
 SECRET = "verysecret"
 

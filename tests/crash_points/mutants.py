@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from runtime.store import durable, journal, owner, step_log
-from runtime.store.checkpoint import folder
+from runtime.store.checkpoint.local import folder
 from runtime.store.lock import HOLDER_FILE, DirectoryLock
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtime import config
 from runtime.errors import JournalDamagedError
 from runtime.store import journal_format
-from runtime.store.checkpoint.manifest import Manifest
+from runtime.store.checkpoint.format.manifest import Manifest
 from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.fuzz import environment, heartbeats, journal_file, manifest
 from tests.fuzz.targets import TARGETS

@@ -16,8 +16,9 @@ from torch.distributed.nn import functional
 import runtime.horovod as hvd
 from runtime.core.point import Point
 from runtime.errors import CommunicationError, GenerationEndedError, UsageError
-from runtime.training import context, transfer
+from runtime.training.group import transfer
 from runtime.training.horovod import collectives, world
+from runtime.training.process import context
 from tests.training.commits import Commits, bits_of
 
 
@@ -269,7 +270,7 @@ def test_every_name_is_there_and_no_other() -> None:
 
 def test_a_collective_of_the_scripts_own_before_elastic_run_is_refused_in_a_sentence() -> None:
     program = (
-        "import torch; from runtime.training import context, group; import runtime.horovod as hvd\n"
+        "import torch; from runtime.training.group import group; from runtime.training.process import context; import runtime.horovod as hvd\n"
         "group.form_alone(torch.device('cpu'), refusal=context.COLLECTIVE_TOO_EARLY)\n"
         "try: hvd.allreduce(torch.ones(1))\n"
         "except Exception as error: print(type(error).__name__, error)"

@@ -12,8 +12,8 @@ from runtime.ops import doctor, starting
 from runtime.ops.ckpt.command import main as ckpt
 from runtime.ops.prepare import _checkpoints
 from runtime.ops.starting import Found
-from runtime.store.checkpoint.remote import RemotePlace
-from tests.store.checkpoint.remote_points import save
+from runtime.store.checkpoint.remote.remote_points import RemotePointStore
+from tests.store.checkpoint.remote.remote_points import save
 from tests.store.points import JOB
 
 
@@ -42,7 +42,7 @@ def test_an_empty_place_is_no_obstacle(url: str) -> None:
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fresh: bool) -> None:
-    save(RemotePlace(url, 0, job=JOB, job_name="former"), 40)
+    save(RemotePointStore(url, 0, job=JOB, job_name="former"), 40)
     found = found_in(url)
     assert found.newest_step == 40
     with pytest.raises(
@@ -52,7 +52,7 @@ def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fr
 
 
 def test_doctor_lists_it_or_says_why_not(url: str) -> None:
-    save(RemotePlace(url, 3, job=JOB, job_name="former"), 40, rank=3)
+    save(RemotePointStore(url, 3, job=JOB, job_name="former"), 40, rank=3)
     listed = doctor.folder("CHECKPOINT_PATH", url)
     assert (listed.found, listed.mend) == (f"{url} can be listed, 1 ranks have saved there", "")
     assert "what reads gs:// is not" in doctor.folder("CHECKPOINT_PATH", "gs://bucket/job").found

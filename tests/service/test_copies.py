@@ -17,7 +17,8 @@ from runtime.net.curve import derive_keys
 from runtime.service import copy_sender
 from runtime.service.buddy import Brief, CopyListener, brief_of
 from runtime.service.writer_process import Copies
-from runtime.store.checkpoint import MemoryRoom, memory_slot, points_in_memory, verify
+from runtime.store.checkpoint import MemoryRoom, points_in_memory, verify
+from runtime.store.checkpoint.memory import memory_buffer
 from runtime.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
 from tests.store.slots import fill, fill_and_hash, hash_slot
@@ -167,7 +168,7 @@ def test_where_the_keeper_has_no_memory_it_says_so_and_the_next_one_is_tried(
     rank, buddy = pair
     with monkeypatch.context() as short:
         name = fill_and_hash(rank.room, 1)
-        short.setattr(memory_slot, "available_bytes", lambda: 1000)
+        short.setattr(memory_buffer, "available_bytes", lambda: 1000)
         rank.copies.hashed(name, rank.room.sequence)
         what, sequence, text = rank.heard()
     assert (what, sequence) == ("uncopied", 1)

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.store.checkpoint import (
-    Manifest,
-    MemoryRoom,
-    TensorPart,
-    encode_header,
-    encode_manifest,
-    sealed_slot,
-)
+from runtime.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest
+from runtime.store.checkpoint.memory import sealed_buffer
 from tests.store.points import CHUNK_BYTES, LAYOUT, TREE, header_of
 
 COUNT = 96
@@ -45,7 +39,7 @@ def fill_numbered(
 
 
 def hash_slot(room: MemoryRoom, name: str) -> None:
-    with sealed_slot.hashed(room.path / name, room.descriptor):
+    with sealed_buffer.hashed(room.path / name, room.descriptor):
         """What its writer does first."""
 
 

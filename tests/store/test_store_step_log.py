@@ -13,7 +13,7 @@ import pytest
 from runtime.core.point import Point
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import step_log
-from runtime.store.checkpoint.folder import point_name
+from runtime.store.checkpoint.local.folder import point_name
 from runtime.store.step_log import StepLogWriter, read_step_log
 from runtime.store.step_record import LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import NO_SPACE, Disk, error, interposed, kill_this_process

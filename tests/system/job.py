@@ -21,7 +21,7 @@ from typing import TypeVar
 import filelock
 
 from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory_room import room_path
+from runtime.store.checkpoint.memory.memory_room import room_path
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.processes import (

@@ -36,7 +36,8 @@ import runtime
 from runtime.core.point import Point
 from runtime.service.agent import Agent
 from runtime.store import durable
-from runtime.store.checkpoint import Outcome, Writer, folder
+from runtime.store.checkpoint import Outcome, Writer
+from runtime.store.checkpoint.local import folder
 
 
 class Way(StrEnum):

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from runtime.errors import FencedError
-from runtime.training import departing
+from runtime.training.process import sigterm
 from tests.system.job import Job
 from tests.system.kill_points import Way, mark_of
 from tests.system.probe import FAILS, gate_of
@@ -29,7 +29,7 @@ STATUSES = {
     Way.KILL: {-signal.SIGKILL},
     Way.EXCEPTION: {1},
     Way.EXIT: {1},
-    Way.TERM: {departing.STATUS},  # it has finished its step, and left
+    Way.TERM: {sigterm.STATUS},  # it has finished its step, and left
     Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it has come back, as a spare or as one rank more
 }
 """How a process ends that is lost in that way."""

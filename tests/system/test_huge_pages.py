@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.scripted import ScriptJob
-from tests.training.test_huge_pages import knows_collapse
+from tests.training.run.test_huge_pages import knows_collapse
 
 pytestmark = [
     pytest.mark.system,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory_room import room_path
-from tests.store.checkpoint.s3_server import BUCKET, S3Server, step_of
+from runtime.store.checkpoint.memory.memory_room import room_path
+from tests.store.checkpoint.remote.s3_server import BUCKET, S3Server, step_of
 from tests.system.job import Job
 from tests.system.kill_list import INTERVAL, MIDDLE
 

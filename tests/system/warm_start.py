@@ -33,7 +33,7 @@ import xxhash
 import zmq
 
 import runtime.service.scheduler
-import runtime.training.session  # with it all that a worker loads
+import runtime.training.run.elastic_run  # with it all that a worker loads
 from tests.system.processes import identity_of_child
 
 IMPORTED = (filelock, msgpack, runtime, safetensors, sklearn.datasets, torch, xxhash, zmq)

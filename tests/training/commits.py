@@ -9,9 +9,9 @@ from torch import nn
 
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError
-from runtime.training.base_state import State
-from runtime.training.sampler import ElasticSampler
-from runtime.training.state import TorchState
+from runtime.training.state.base_state import State
+from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.torch_state import TorchState
 
 
 class Commits:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import UsageError
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import FoundPoint
 
 _SLOT_AND_STEP = re.compile(r"(\d{1,9})/(\d{1,19})", re.ASCII)
@@ -36,8 +36,8 @@ class Folder:
         if match is None:
             return [_in_directory(Path(name))]
         slot, step = int(match[1]), int(match[2])
-        directory = store.rank_directory(self.path, slot)
-        there = store.scan(directory, store.job_of(directory))
+        directory = checkpoints.rank_directory(self.path, slot)
+        there = checkpoints.scan(directory, checkpoints.job_of(directory))
         found = [one for one in there if one.point.step == step]
         if not found:
             raise UsageError(f"no point {name} in {self.path}: {self._what_there_is(slot, there)}")
@@ -55,16 +55,16 @@ class Folder:
             UsageError: there is none.
         """
         found = []
-        for slot in store.slots_in(self.path):
-            directory = store.rank_directory(self.path, slot)
-            found += store.scan(directory, store.job_of(directory))
+        for slot in checkpoints.slots_in(self.path):
+            directory = checkpoints.rank_directory(self.path, slot)
+            found += checkpoints.scan(directory, checkpoints.job_of(directory))
         if not found:
             raise UsageError(f"no points in {self.path}{self.elsewhere()}")
         return found
 
     def elsewhere(self) -> str:
         """Where else to look, as the end of a sentence."""
-        below = [str(one) for one in store.folders_with_points(self.path) if one != self.path]
+        below = [str(one) for one in checkpoints.folders_with_points(self.path) if one != self.path]
         if below:
             return f"; look into {' or '.join(below)} with --folder"
         if self.is_given:
@@ -76,7 +76,7 @@ class Folder:
             steps = sorted({one.point.step for one in there}, reverse=True)
             more = f" and {len(steps) - SHOWN_STEPS} older ones" if len(steps) > SHOWN_STEPS else ""
             return f"slot {slot} has those of step {', '.join(map(str, steps[:SHOWN_STEPS]))}{more}"
-        slots = store.slots_in(self.path)
+        slots = checkpoints.slots_in(self.path)
         if slots:
             return f"slot {slot} has none there; slots with a folder are {', '.join(map(str, slots))}"
         return f"it has no slot's folder{self.elsewhere()}"
@@ -88,7 +88,7 @@ def _in_directory(path: Path) -> FoundPoint:
             f"{path} is neither SLOT/STEP, as in 0/120, nor a directory: `samebits ckpt ls` lists the points there are"
         )
     directory = path.resolve()
-    point = store.parse_point_name(directory.name)
+    point = checkpoints.parse_point_name(directory.name)
     if point is not None and directory.parent.name.isdecimal():
-        return store.inspect_point(directory, point, store.job_of(directory.parent))
-    return store.point_in(directory)
+        return checkpoints.inspect_point(directory, point, checkpoints.job_of(directory.parent))
+    return checkpoints.point_in(directory)

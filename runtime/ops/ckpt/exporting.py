@@ -15,7 +15,7 @@ from runtime.errors import CheckpointError, UsageError
 from runtime.ops.ckpt.addressing import Folder
 from runtime.ops.ckpt.verifying import Progress
 from runtime.ops.ckpt.wording import jsonable, size_text
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import FoundPoint
 
 SAFETENSORS, TORCH, DCP = "safetensors", "torch", "dcp"
@@ -39,17 +39,17 @@ def run(folder: Folder, name: str, file: Path, *, form: str | None, force: bool)
         from runtime.training.checkpoint.dcp import export_dcp
 
         points = _of_all_ranks(found) if _is_sharded(found) else [found]
-        export_dcp([store.read(one) for one in points], path)
+        export_dcp([checkpoints.read(one) for one in points], path)
         size = size_text(sum(one.stat().st_size for one in path.iterdir()))
         print(f"{path}: {size}, {form}, {found.point} of slot {', '.join(str(_slot(one)) for one in points)}, verified")
         return 0
     if form == TORCH:
         from runtime.training.checkpoint.export import export_for_torch
 
-        export_for_torch(store.read(found), path, replace=force)
+        export_for_torch(checkpoints.read(found), path, replace=force)
     else:
         progress = Progress(found.require_manifest().data_bytes, "exporting")
-        store.export_tensors(found, path, metadata_of(found), replace=force, on_bytes=progress.add)
+        checkpoints.export_tensors(found, path, metadata_of(found), replace=force, on_bytes=progress.add)
         progress.clear()
     print(f"{path}: {size_text(path.stat().st_size)}, {form}, {found.point} of slot {_slot(found)}, verified")
     return 0
@@ -66,9 +66,9 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
     wanted = found.require_manifest().header
     root = found.path.parent.parent
     by_rank: dict[int, FoundPoint] = {}
-    for slot in store.slots_in(root):
-        directory = store.rank_directory(root, slot)
-        for one in store.scan(directory, wanted.job):
+    for slot in checkpoints.slots_in(root):
+        directory = checkpoints.rank_directory(root, slot)
+        for one in checkpoints.scan(directory, wanted.job):
             header = None if one.manifest is None else one.manifest.header
             if header is not None and (header.point, header.world_size) == (wanted.point, wanted.world_size):
                 by_rank[header.rank] = one

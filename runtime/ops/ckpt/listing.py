@@ -13,7 +13,7 @@ from typing import Any
 from runtime.errors import UsageError
 from runtime.ops.ckpt.addressing import Folder
 from runtime.ops.ckpt.wording import age_text, counted, size_text, table
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Entry, EntryState
 
 HEAD = ("slot", "step", "generation", "rank", "size", "age", "state")
@@ -25,7 +25,7 @@ def run(folder: Folder, *, as_json: bool) -> int:
     Raises:
         UsageError: there is no such folder.
     """
-    entries = store.survey(folder.path)
+    entries = checkpoints.survey(folder.path)
     now_s = time.time()
     if as_json:
         print(json.dumps(_object(folder, entries, now_s), allow_nan=False))
@@ -66,18 +66,18 @@ def _below(folder: Folder, entries: list[Entry]) -> list[str]:
         f"{counts[state]} {state.value}" for state in EntryState if counts[state] and state is not EntryState.WHOLE
     ]
     lines = [f"{folder.path}: {', '.join(told)}; {size}"]
-    newest = store.newest_common_point(entries)
+    newest = checkpoints.newest_common_point(entries)
     if newest is None:
         lines.append("no point is held by all ranks of its world")
     else:
         lines.append(f"the newest that all {newest[1]} ranks hold: {newest[0]}")
-    below = [str(one) for one in store.folders_with_points(folder.path) if one != folder.path]
+    below = [str(one) for one in checkpoints.folders_with_points(folder.path) if one != folder.path]
     lines += [f"more in {one}: samebits ckpt ls --folder {one}" for one in below]
     return [*lines, "whole goes by manifests and sizes; samebits ckpt verify reads every byte"]
 
 
 def _object(folder: Folder, entries: list[Entry], now_s: float) -> dict[str, Any]:
-    newest = store.newest_common_point(entries)
+    newest = checkpoints.newest_common_point(entries)
     return {
         "folder": str(folder.path),
         "points": [_fields(entry, now_s) for entry in entries],

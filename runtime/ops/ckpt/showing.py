@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.ops.ckpt.addressing import Folder
 from runtime.ops.ckpt.wording import age_text, counted, jsonable, plain_values, size_text, table
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import FoundPoint, TensorEntry
 
 
@@ -24,7 +24,7 @@ def run(folder: Folder, name: str, *, as_json: bool) -> int:
         CheckpointError: it is damaged.
     """
     found = folder.the_one_named(name)
-    entries = store.tensor_entries(found)
+    entries = checkpoints.tensor_entries(found)
     print(json.dumps(described(found, entries), allow_nan=False) if as_json else _text(found, entries))
     return 0
 

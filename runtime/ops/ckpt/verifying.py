@@ -14,7 +14,7 @@ from typing import TextIO
 from runtime.errors import CheckpointError, UsageError
 from runtime.ops.ckpt.addressing import Folder
 from runtime.ops.ckpt.wording import counted, size_text
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import EntryState, FoundPoint
 
 TERMINAL_LINE_S = 0.2
@@ -91,10 +91,10 @@ def run(folder: Folder, names: Sequence[str]) -> int:
         _say_damaged(problem)
     for point in found:
         try:
-            store.verify(point, progress.add)
+            checkpoints.verify(point, progress.add)
             whole += 1
         except CheckpointError as error:
-            if store.is_gone(point):
+            if checkpoints.is_gone(point):
                 gone += 1  # its writer let it go meanwhile, for it keeps the newest ones only
                 continue
             damaged += 1
@@ -137,7 +137,7 @@ def _summary(progress: Progress, whole: int, damaged: int, gone: int) -> str:
 
 
 def _say_what_was_left_out(folder: Folder) -> None:
-    aside = sum(entry.state is EntryState.MOVED_ASIDE for entry in store.survey(folder.path))
+    aside = sum(entry.state is EntryState.MOVED_ASIDE for entry in checkpoints.survey(folder.path))
     if aside:
         print(
             f"{counted(aside, 'damaged point')} that {'was' if aside == 1 else 'were'} moved aside earlier not counted"

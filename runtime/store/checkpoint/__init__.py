@@ -10,33 +10,23 @@ been compared.
 
 from __future__ import annotations
 
-from runtime.store.checkpoint.exporting import export_tensors
-from runtime.store.checkpoint.folder import (
+from runtime.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
+from runtime.store.checkpoint.format.safetensors_header import TensorEntry, encode_header, in_file_order
+from runtime.store.checkpoint.format.tensor_part import BITS_BY_DTYPE, TensorPart
+from runtime.store.checkpoint.format.tree import Tree
+from runtime.store.checkpoint.local.folder import (
     is_prefix,
     oldest_step_in,
     parse_point_name,
     point_name,
     rank_directory,
 )
-from runtime.store.checkpoint.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
-from runtime.store.checkpoint.memory_room import (
-    SHARED_MEMORY,
-    MemoryRoom,
-    copied_slots,
-    is_being_hashed,
-    points_in_memory,
-    remove_room,
-    sweep,
-)
-from runtime.store.checkpoint.memory_slot import MemorySlot, SlotGoneError
-from runtime.store.checkpoint.packing import pack, pack_state, unpack
-from runtime.store.checkpoint.place import Found, Location, Place, is_remote, local_folder, open_place, slots_in
-from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention, disposable, is_abandoned, prune, tellable
-from runtime.store.checkpoint.reading import Checkpoint, read, tensor_entries, verify
-from runtime.store.checkpoint.safetensors_header import TensorEntry, encode_header, in_file_order
-from runtime.store.checkpoint.scanning import FoundPoint, inspect_point, point_in, scan
-from runtime.store.checkpoint.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
-from runtime.store.checkpoint.surveying import (
+from runtime.store.checkpoint.local.packing import pack, pack_state, unpack
+from runtime.store.checkpoint.local.pruning import Pruned, Pruning, Retention, disposable, is_abandoned, prune, tellable
+from runtime.store.checkpoint.local.reading import Checkpoint, export_tensors, read, tensor_entries, verify
+from runtime.store.checkpoint.local.scanning import FoundPoint, inspect_point, point_in, scan
+from runtime.store.checkpoint.local.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
+from runtime.store.checkpoint.local.surveying import (
     Entry,
     EntryState,
     folders_with_points,
@@ -45,16 +35,34 @@ from runtime.store.checkpoint.surveying import (
     newest_common_point,
     survey,
 )
-from runtime.store.checkpoint.tensor_part import BITS_BY_DTYPE, TensorPart
-from runtime.store.checkpoint.tree import Tree
+from runtime.store.checkpoint.local.writing import write_point
+from runtime.store.checkpoint.memory.memory_buffer import BufferGoneError, MemoryBuffer
+from runtime.store.checkpoint.memory.memory_room import (
+    SHARED_MEMORY,
+    MemoryRoom,
+    copied_slots,
+    is_being_hashed,
+    points_in_memory,
+    remove_room,
+    sweep,
+)
+from runtime.store.checkpoint.point_store import (
+    Found,
+    Location,
+    PointStore,
+    is_remote,
+    local_folder,
+    open_point_store,
+    slots_in,
+)
 from runtime.store.checkpoint.writer import Outcome, Writer, dismiss_waiting, start_ahead
-from runtime.store.checkpoint.writing import write_point
 
 __all__ = [
     "BITS_BY_DTYPE",
     "CHUNK_BYTES",
     "MAX_PREFACE_BYTES",
     "SHARED_MEMORY",
+    "BufferGoneError",
     "Checkpoint",
     "Entry",
     "EntryState",
@@ -63,16 +71,15 @@ __all__ = [
     "Incoming",
     "Location",
     "Manifest",
+    "MemoryBuffer",
     "MemoryRoom",
-    "MemorySlot",
     "Outcome",
     "Outgoing",
-    "Place",
     "PointHeader",
+    "PointStore",
     "Pruned",
     "Pruning",
     "Retention",
-    "SlotGoneError",
     "TensorEntry",
     "TensorPart",
     "Tree",
@@ -95,7 +102,7 @@ __all__ = [
     "local_folder",
     "newest_common_point",
     "oldest_step_in",
-    "open_place",
+    "open_point_store",
     "pack",
     "pack_state",
     "parse_point_name",

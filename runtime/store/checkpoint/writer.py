@@ -6,7 +6,7 @@ messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
     trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
                                                                 lock: a root may hold a password, so no argument does
                         "save", slot name, sequence             this slot is sealed
-                        "prune", newest, retention,             ``Place.prune``, now
+                        "prune", newest, retention,             ``PointStore.prune``, now
                                  verified, damaged
                         "brief", words                          for who accompanies the writer (``writer_process``)
     writer → trainer    "hashed", sequence, "", []              it will be found after a crash
@@ -39,9 +39,9 @@ import msgpack
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
-from runtime.store.checkpoint.memory_room import MemoryRoom
-from runtime.store.checkpoint.place import Location
-from runtime.store.checkpoint.pruning import Pruned, Pruning, Retention
+from runtime.store.checkpoint.local.pruning import Pruned, Pruning, Retention
+from runtime.store.checkpoint.memory.memory_room import MemoryRoom
+from runtime.store.checkpoint.point_store import Location
 from runtime.store.process_identity import ProcessIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024

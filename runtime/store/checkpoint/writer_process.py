@@ -27,11 +27,11 @@ import msgpack
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
-from runtime.store.checkpoint import memory_room, sealed_slot
-from runtime.store.checkpoint.manifest import PointHeader
-from runtime.store.checkpoint.memory_slot import MemorySlot, Stage
-from runtime.store.checkpoint.place import Location, Place, is_remote, open_place
-from runtime.store.checkpoint.pruning import Pruned, Pruning
+from runtime.store.checkpoint.format.manifest import PointHeader
+from runtime.store.checkpoint.local.pruning import Pruned, Pruning
+from runtime.store.checkpoint.memory import memory_room, sealed_buffer
+from runtime.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage
+from runtime.store.checkpoint.point_store import Location, PointStore, is_remote, open_point_store
 from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in
 from runtime.store.process_identity import ProcessIdentity
 
@@ -93,7 +93,7 @@ class WriterProcess:
         self._link = link
         self._trainer = trainer
         self._task = task
-        self._place: Place[Any] | None = None
+        self._store: PointStore[Any] | None = None
         self._companion = None if accompanied_by is None else accompanied_by(self._tell)
         self._finished: set[int] = set()  # sequences
         self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
@@ -135,7 +135,7 @@ class WriterProcess:
     def _finish_what_is_sealed(self) -> None:
         """A trainer that is killed between sealing a slot and saying so has done its part."""
         for name in memory_room.NAMES:
-            header = MemorySlot(self._task.room / name, self._task.room_descriptor).header()
+            header = MemoryBuffer(self._task.room / name, self._task.room_descriptor).header()
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
@@ -149,9 +149,9 @@ class WriterProcess:
 
         task = self._task
         try:
-            with sealed_slot.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
+            with sealed_buffer.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
                 header = point.header
-                place = self._place_of(header)
+                place = self._store_of(header)
                 if self._was_there is None:
                     is_asked = is_remote(task.root)  # of a local folder the trainer knows itself
                     self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
@@ -161,21 +161,21 @@ class WriterProcess:
         else:
             self._tell("durable", sequence)
 
-    def _place_of(self, header: PointHeader) -> Place[Any]:
-        if self._place is None:
+    def _store_of(self, header: PointHeader) -> PointStore[Any]:
+        if self._store is None:
             # A local folder was claimed before its lock was taken.
             task = self._task
-            self._place = open_place(task.root, header.slot, job=header.job, job_name=task.job_name, claims=False)
-        return self._place
+            self._store = open_point_store(task.root, header.slot, job=header.job, job_name=task.job_name, claims=False)
+        return self._store
 
     def _prune(self, asked: Pruning) -> None:
-        assert self._place is not None, "it is asked for after a save"
+        assert self._store is not None, "it is asked for after a save"
         if not self._trainer.is_alive():
             return
         told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
         retention = dataclasses.replace(asked.retention, told=told)
         try:
-            pruned = self._place.prune(dataclasses.replace(asked, retention=retention))
+            pruned = self._store.prune(dataclasses.replace(asked, retention=retention))
         except StoreError as error:
             pruned = Pruned(problem=str(error))
         for point, reason in pruned.damaged.items():

@@ -18,7 +18,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.service.buddy import Brief, CopyListener
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import (
     FoundPoint,
     Location,
@@ -31,7 +31,7 @@ from runtime.store.checkpoint import (
     Writer,
 )
 from runtime.training.checkpoint.staging import Staging
-from runtime.training.snapshot import NamedTensors
+from runtime.training.state.snapshot import NamedTensors
 
 HASHED_SOON_S = 10.0
 """How long a process that was started again waits for what its predecessor's writer is hashing."""
@@ -44,7 +44,7 @@ class AsyncSaves:
     Args:
         root: the job's checkpoint folder.
         slot, job, job_name: whose points.
-        memory: the folder in memory; ``store.SHARED_MEMORY`` but in tests.
+        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
         listener: where copies of other ranks' points come in; None: none are exchanged.
     """
 
@@ -55,7 +55,7 @@ class AsyncSaves:
         *,
         job: str,
         job_name: str,
-        memory: Path = store.SHARED_MEMORY,
+        memory: Path = checkpoints.SHARED_MEMORY,
         listener: CopyListener | None = None,
     ) -> None:
         self._listener = listener
@@ -108,7 +108,7 @@ class AsyncSaves:
         except CheckpointError:
             self._refused_bytes = None
             raise
-        except store.SlotGoneError as error:
+        except checkpoints.BufferGoneError as error:
             self._refuse(str(error))
             self._refused_bytes = None  # there is memory: the next save opens the room anew
             return False
@@ -141,7 +141,7 @@ class AsyncSaves:
 
     def _opened_room(self) -> tuple[MemoryRoom, Staging]:
         if self._room is None or self._staging is None:
-            store.sweep(self._memory, self._job)
+            checkpoints.sweep(self._memory, self._job)
             self._room = MemoryRoom(self._memory, self._job, self._slot)
             self._staging = Staging(self._room)
         return self._room, self._staging
@@ -209,18 +209,20 @@ class AsyncSaves:
     def found(self) -> tuple[list[FoundPoint], list[str]]:
         """The points in memory that can be used once verified, and why others cannot be."""
         deadline_s = time.monotonic() + HASHED_SOON_S
-        while self._room is None and store.is_being_hashed(self._memory, self._job, self._slot):
+        while self._room is None and checkpoints.is_being_hashed(self._memory, self._job, self._slot):
             if time.monotonic() > deadline_s:
                 break
             time.sleep(_POLL_S)
-        return store.points_in_memory(self._memory, self._job, self._slot)
+        return checkpoints.points_in_memory(self._memory, self._job, self._slot)
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
         """Empty the slots that hold such a point, a predecessor's too; no save is in hand."""
         if self._room is not None:
             self._room.forget(is_unwanted)
-        elif any(is_unwanted(found.point) for found in store.points_in_memory(self._memory, self._job, self._slot)[0]):
-            store.remove_room(self._memory, self._job, self._slot)
+        elif any(
+            is_unwanted(found.point) for found in checkpoints.points_in_memory(self._memory, self._job, self._slot)[0]
+        ):
+            checkpoints.remove_room(self._memory, self._job, self._slot)
 
     def close(self) -> None:
         """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""
@@ -235,4 +237,4 @@ class AsyncSaves:
     def discard(self) -> None:
         """As :meth:`close`, and give the memory back, also where a predecessor took it."""
         self.close()
-        store.remove_room(self._memory, self._job, self._slot)
+        checkpoints.remove_room(self._memory, self._job, self._slot)

@@ -24,11 +24,11 @@ from runtime.errors import CheckpointError, StoreError, UsageError
 from runtime.service import voice
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint
-from runtime.training import rng, snapshot
 from runtime.training.checkpoint.dcp_index import SafePlanner, SafeReader
 from runtime.training.checkpoint.export import ORIGIN, require_readable, values_of
-from runtime.training.object_state import ObjectState
 from runtime.training.sharding.whole import whole
+from runtime.training.state import rng, snapshot
+from runtime.training.state.object_state import ObjectState
 
 __all__ = ["export_dcp", "load_into", "read_dcp"]
 

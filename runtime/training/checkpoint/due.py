@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from runtime.core.messages import GenerationStarted
 from runtime.service import voice
 from runtime.training.checkpoint import interval
-from runtime.training.checkpoint.config import AUTO, CheckpointConfig
+from runtime.training.state.checkpoint_config import AUTO, CheckpointConfig
 
 __all__ = ["Agree", "Due", "due_by"]
 
@@ -47,7 +47,7 @@ class Due(ABC):
     """When one rank saves; asked at every commit, on all ranks at the same steps."""
 
     @abstractmethod
-    def begins(self, step: int, place: GenerationStarted) -> None:
+    def begins(self, step: int, generation: GenerationStarted) -> None:
         """A generation begins at this step, the same on all its ranks."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class FixedSteps(Due):
         self._interval = steps
         self._last = 0
 
-    def begins(self, step: int, place: GenerationStarted) -> None:
+    def begins(self, step: int, generation: GenerationStarted) -> None:
         """A generation begins at this step."""
         self._last = step
 
@@ -118,10 +118,10 @@ class Timed(Due):
         self._costs: deque[float] = deque(maxlen=RECENT_SAVES)
         self._open_cost: float | None = None  # of the last save, while it may still be slowing steps
 
-    def begins(self, step: int, place: GenerationStarted) -> None:
+    def begins(self, step: int, generation: GenerationStarted) -> None:
         """A generation begins; what it took to get here is no training. They meet at the first commit behind."""
-        self._rank, self._world_size = place.rank, place.world_size
-        self._failures = place.generation - 1  # a member that came or left by itself counts as well
+        self._rank, self._world_size = generation.rank, generation.world_size
+        self._failures = generation.generation - 1  # a member that came or left by itself counts as well
         self._step, self._at_s = step, self._clock()
         self._meets_at = step + 1
         self._settle_cost()

@@ -16,8 +16,8 @@ import torch
 from runtime.errors import CheckpointError
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint, PointHeader
-from runtime.training import snapshot
 from runtime.training.sharding.whole import has_pieces
+from runtime.training.state import snapshot
 
 __all__ = ["ORIGIN", "export_for_torch", "nested", "require_readable", "values_of"]
 

@@ -16,7 +16,7 @@ from runtime.core.messages import Copy
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, LockedError, StoreError
 from runtime.service import voice
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
 
 OLD_AFTER = 2  # points that all have saved since a generation began
@@ -27,10 +27,10 @@ class KeptCopies:
 
     Args:
         job: whose.
-        memory: the folder in memory; ``store.SHARED_MEMORY`` but in tests.
+        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
     """
 
-    def __init__(self, job: str, *, memory: Path = store.SHARED_MEMORY) -> None:
+    def __init__(self, job: str, *, memory: Path = checkpoints.SHARED_MEMORY) -> None:
         self._job, self._memory = job, memory
         self._keeps: frozenset[int] = frozenset()
         self._claimed: dict[int, MemoryRoom] = {}  # to be offered, by slot
@@ -50,9 +50,9 @@ class KeptCopies:
     def look(self) -> list[Copy]:
         """The copies this process answers for, verified; each one passed over is named with its reason."""
         self._found.clear()
-        for slot in store.copied_slots(self._memory, self._job):
+        for slot in checkpoints.copied_slots(self._memory, self._job):
             if slot in self._keeps or self._claims(slot):
-                found, problems = store.points_in_memory(self._memory, self._job, slot, is_copy=True)
+                found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, is_copy=True)
                 for problem in problems:
                     self._pass_over(problem)
                 for one in found:
@@ -74,7 +74,7 @@ class KeptCopies:
         if copy in self._rejected:
             return
         try:
-            store.verify(found)
+            checkpoints.verify(found)
         except CheckpointError as error:
             self.reject(copy, str(error))
         else:
@@ -102,11 +102,11 @@ class KeptCopies:
 
     def pack(self, copy: Copy) -> memoryview:
         """One of the copies as bytes, for another rank, verified."""
-        return store.pack(self._offered(copy))
+        return checkpoints.pack(self._offered(copy))
 
     def read(self, copy: Copy) -> Checkpoint:
         """One of the copies, verified."""
-        return store.read(self._offered(copy))
+        return checkpoints.read(self._offered(copy))
 
     def _offered(self, copy: Copy) -> FoundPoint:
         found = self._found.get(copy)
@@ -131,13 +131,13 @@ class KeptCopies:
         self._saved_by_all.add(point)
         if len(self._saved_by_all) != OLD_AFTER:
             return
-        for slot in set(store.copied_slots(self._memory, self._job)) - self._keeps:
-            found, _ = store.points_in_memory(self._memory, self._job, slot, is_copy=True)
+        for slot in set(checkpoints.copied_slots(self._memory, self._job)) - self._keeps:
+            found, _ = checkpoints.points_in_memory(self._memory, self._job, slot, is_copy=True)
             if all(one.point < point for one in found):
-                store.remove_room(self._memory, self._job, slot, is_copy=True)
+                checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)
 
     def discard(self) -> None:
         """The job has ended well: nobody will look for copies. What a live process still has it removes itself."""
         self.let_go()
-        for slot in store.copied_slots(self._memory, self._job):
-            store.remove_room(self._memory, self._job, slot, is_copy=True)
+        for slot in checkpoints.copied_slots(self._memory, self._job):
+            checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)

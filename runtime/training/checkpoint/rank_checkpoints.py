@@ -16,7 +16,7 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
 from runtime.service import voice
 from runtime.service.buddy import Brief, CopyListener
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import (
     Checkpoint,
     Found,
@@ -31,13 +31,13 @@ from runtime.store.checkpoint import (
     TensorPart,
     Tree,
 )
-from runtime.store.checkpoint.available_memory import available_bytes
-from runtime.store.checkpoint.pruning import ALL
+from runtime.store.checkpoint.local.pruning import ALL
+from runtime.store.checkpoint.memory.available_memory import available_bytes
 from runtime.store.lock import DirectoryLock, read_holder
-from runtime.training import snapshot
 from runtime.training.checkpoint.async_saves import AsyncSaves
-from runtime.training.checkpoint.config import CheckpointConfig
-from runtime.training.snapshot import NamedTensors
+from runtime.training.state import snapshot
+from runtime.training.state.checkpoint_config import CheckpointConfig
+from runtime.training.state.snapshot import NamedTensors
 
 Taken = TypeVar("Taken")
 
@@ -71,7 +71,7 @@ class RankCheckpoints:
         node: str,
         committed: Callable[[], Point | None] = lambda: ALL,
         report: Callable[[Sequence[Point]], object] = lambda points: None,
-        memory: Path = store.SHARED_MEMORY,
+        memory: Path = checkpoints.SHARED_MEMORY,
         local_state: Path | None = None,
         listener: CopyListener | None = None,
     ) -> None:
@@ -82,10 +82,10 @@ class RankCheckpoints:
         self._node = node
         self._committed = committed
         self._report = report
-        self._is_remote = store.is_remote(root)
+        self._is_remote = checkpoints.is_remote(root)
         folder = local_state if isinstance(root, str) else root
         assert folder is not None, "a lock needs a local folder"
-        self._directory = store.rank_directory(folder, slot)
+        self._directory = checkpoints.rank_directory(folder, slot)
         self._verified: set[Point] = set()
         self._told: set[Point] = set()  # those that others may count on
         self._has_counted = False  # what an earlier process has left among them
@@ -99,7 +99,7 @@ class RankCheckpoints:
         self._skipped_before = False
         self._claim_is_durable = False
         self._is_asked_to_keep = False
-        self._place = store.open_place(root, slot, job=job, job_name=job_name)
+        self._place = checkpoints.open_point_store(root, slot, job=job, job_name=job_name)
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self, oldest: Point | None = None) -> list[Point]:
@@ -144,7 +144,7 @@ class RankCheckpoints:
             if one.point in self._rejected:
                 continue
             try:
-                store.verify(one)
+                checkpoints.verify(one)
             except CheckpointError as error:
                 self._pass_over(str(error))
             else:
@@ -167,7 +167,7 @@ class RankCheckpoints:
         lets go what is more than that.
         """
         if not self._is_remote:
-            return store.oldest_step_in(self._directory)
+            return checkpoints.oldest_step_in(self._directory)
         known = self._verified | self._told
         return min(point.step for point in known) if len(known) >= self.config.keep_checkpoint_max else 0
 
@@ -292,11 +292,11 @@ class RankCheckpoints:
         """Tell that it is held, and let go what that makes superfluous: what others count on by then stays."""
         self._verified.add(point)
         self._rejected.pop(point, None)
-        self._let_go({one for one in self._verified | self._told if store.is_abandoned(one, point)})
+        self._let_go({one for one in self._verified | self._told if checkpoints.is_abandoned(one, point)})
         try:
             if not by_writer and not self._has_counted:
                 self._count_on_what_is_there()
-            self._saves.forget(lambda one: store.is_abandoned(one, point))
+            self._saves.forget(lambda one: checkpoints.is_abandoned(one, point))
             self._tell()
             pruning = Pruning(point, self._retention(), self._verified, self._rejected.keys())
             if by_writer:  # no step waits for a disk or a network
@@ -350,7 +350,7 @@ class RankCheckpoints:
     def _tell(self) -> None:
         """Let the others count on what is held."""
         points = self._verified | self._told
-        self._told = store.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
+        self._told = checkpoints.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
 
     def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
@@ -358,12 +358,12 @@ class RankCheckpoints:
 
         Args:
             point: which.
-            targets: as in ``store.read``: tensors that are to be filled; after an error they may hold anything.
+            targets: as in ``checkpoints.read``: tensors that are to be filled; after an error they may hold anything.
             threads: how many share the reading.
         """
         return self._from_the_nearest(
             point,
-            lambda found: store.read(found, targets, threads=threads),
+            lambda found: checkpoints.read(found, targets, threads=threads),
             self._given_away,
             lambda found: self._place.read(found, targets, threads=threads),
         )
@@ -374,7 +374,7 @@ class RankCheckpoints:
 
     def pack(self, point: Point) -> memoryview:
         """One of the held points as bytes, for another rank."""
-        return self._from_the_nearest(point, store.pack, _packed, self._place.pack)
+        return self._from_the_nearest(point, checkpoints.pack, _packed, self._place.pack)
 
     def _from_the_nearest(
         self,
@@ -403,7 +403,7 @@ class RankCheckpoints:
 
     def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
         """A point that another rank packed, verified."""
-        return store.unpack(packed, self._job)
+        return checkpoints.unpack(packed, self._job)
 
     def _found(self, point: Point) -> Found:
         found: Found | None = self._place.find(point)
@@ -431,4 +431,4 @@ def _has_room_for(size_bytes: int) -> bool:
 
 
 def _packed(point: Checkpoint) -> memoryview:
-    return store.pack_state(point.header, point.tensors.values(), point.tree, point.layout)
+    return checkpoints.pack_state(point.header, point.tensors.values(), point.tree, point.layout)

@@ -22,10 +22,10 @@ from runtime.service import voice
 from runtime.store.lock import DirectoryLock
 from runtime.store.step_log import STEPS_FOLDER, StepLogWriter
 from runtime.store.step_record import Difference, Entry, LateSamples, LogHeader, NewLine, StepRecord, difference
-from runtime.training import snapshot
-from runtime.training.base_state import State
-from runtime.training.checkpoint.step_log import WARN, StepLog
-from runtime.training.state import TorchState
+from runtime.training.state import snapshot
+from runtime.training.state.base_state import State
+from runtime.training.state.checkpoint_config import WARN, StepLog
+from runtime.training.state.torch_state import TorchState
 
 __all__ = ["Replay", "require_steps", "weights_digest"]
 
@@ -106,14 +106,14 @@ class Replay:
 
     # ---- the session's calls
 
-    def begin(self, place: GenerationStarted, step: int) -> None:
+    def begin(self, generation: GenerationStarted, step: int) -> None:
         """A generation begins, at the commit of ``step``: what the log has behind it is to be done again.
 
         Raises:
             ForeignFolderError: the log is another job's.
         """
         self._state.follow_samples(self._took)
-        self._place, self._open, self._repeated, self._logged_step = place, None, None, step
+        self._place, self._open, self._repeated, self._logged_step = generation, None, None, step
         self._taken.clear()
         self._pending = [one for one in self._pending if isinstance(one, LateSamples) and one.step == step]
         if self._line_from is None or step < self._line_from:
@@ -121,8 +121,8 @@ class Replay:
         self._forget_up_to(step)
         logged = dict(self._line)
         worlds = {(one.world_size, one.rank) for one in logged.values()}
-        if worlds - {(place.world_size, place.rank)}:
-            self._begin_line(step, f"rank {place.rank} of {place.world_size} now")
+        if worlds - {(generation.world_size, generation.rank)}:
+            self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
             if max(logged) > step + 1:  # else one step, that may never have been taken
                 voice.say(
                     f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "

@@ -19,8 +19,8 @@ from runtime.errors import StoreError
 from runtime.store.checkpoint import (
     CHUNK_BYTES,
     Manifest,
+    MemoryBuffer,
     MemoryRoom,
-    MemorySlot,
     PointHeader,
     TensorPart,
     Tree,
@@ -28,10 +28,10 @@ from runtime.store.checkpoint import (
     encode_manifest,
     in_file_order,
 )
-from runtime.training import snapshot
 from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.pinning import PinnedMemory
-from runtime.training.snapshot import NamedTensors
+from runtime.training.state import snapshot
+from runtime.training.state.snapshot import NamedTensors
 
 _NO_DIGEST = bytes(16)
 
@@ -80,9 +80,9 @@ class Staging:
     def __init__(self, room: MemoryRoom) -> None:
         self._room = room
         self._plan: _Plan | None = None
-        self._mapped: dict[MemorySlot, _Mapped] = {}
+        self._mapped: dict[MemoryBuffer, _Mapped] = {}
         self._aside = ThreadPoolExecutor(1, "samebits-reserve")
-        self._reserving: dict[MemorySlot, Future[bool]] = {}
+        self._reserving: dict[MemoryBuffer, Future[bool]] = {}
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
         """Begin to reserve room for points such as this one, beside the training, in every slot that holds none.
@@ -129,13 +129,13 @@ class Staging:
         for slot in list(self._mapped):
             self._let_go(slot)
 
-    def _let_go(self, slot: MemorySlot) -> None:
+    def _let_go(self, slot: MemoryBuffer) -> None:
         mapped = self._mapped.pop(slot, None)
         if mapped is not None and mapped.pinned is not None:
             mapped.pinned.release()
 
     def _views_into(
-        self, slot: MemorySlot, plan: _Plan, manifest_bytes: int, sources: list[torch.Tensor]
+        self, slot: MemoryBuffer, plan: _Plan, manifest_bytes: int, sources: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         known = self._mapped.get(slot)
         if known is not None and known.plan is plan and not slot.needs_room(manifest_bytes, plan.data_bytes):

@@ -21,20 +21,21 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
 from runtime.service.buddy import brief_of
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
-from runtime.training import ddp, snapshot, transfer
-from runtime.training.base_state import State
 from runtime.training.checkpoint import copying
-from runtime.training.checkpoint.config import AUTO
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
-from runtime.training.context import Process
-from runtime.training.group import Group, is_communication_failure
+from runtime.training.group import ddp, transfer
+from runtime.training.group.group import Group, is_communication_failure
+from runtime.training.process.context import Worker
+from runtime.training.process.member_info import MemberInfo
 from runtime.training.sharding.whole import has_pieces, whole
-from runtime.training.snapshot import NamedTensors
-from runtime.training.words import Words
+from runtime.training.state import snapshot
+from runtime.training.state.base_state import State
+from runtime.training.state.checkpoint_config import AUTO
+from runtime.training.state.snapshot import NamedTensors
 
 __all__ = ["StatePoints"]
 
@@ -50,14 +51,14 @@ class StatePoints:
     """The points of one state in one process.
 
     Attributes:
-        place: in the present generation; None before the first.
+        generation: the present one, as this process was told of it; None before the first.
         commits: how many lie on the line this process is on.
         layouts: of the gradient buckets, at the last commit, by wrapper.
         due: when to save.
     """
 
-    def __init__(self, process: Process, state: State) -> None:
-        self.place: GenerationStarted | None = None
+    def __init__(self, process: Worker, state: State) -> None:
+        self.generation: GenerationStarted | None = None
         self.commits = 0
         self.layouts: Mapping[str, Any] = {}
         self.due = due_by(state.checkpoint_config, self._agree)
@@ -65,7 +66,7 @@ class StatePoints:
         self._state = state
         self._folder: RankCheckpoints | None = None
         self._left_out = 0  # commits, since the folder was opened
-        self._copies = KeptCopies(process.admitted.job, memory=store.SHARED_MEMORY)
+        self._copies = KeptCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
 
     # ---- the folder
 
@@ -84,9 +85,9 @@ class StatePoints:
             return
         with contextlib.suppress(StoreError):  # the first save says so too
             if listener is not None and config.buddy_copies is True:
-                store.start_ahead(listener.command, (listener.descriptor,))
+                checkpoints.start_ahead(listener.command, (listener.descriptor,))
             else:  # most likely
-                store.start_ahead()
+                checkpoints.start_ahead()
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for points in memory."""
@@ -95,7 +96,7 @@ class StatePoints:
 
     def release(self) -> None:
         """Nobody saves here any more."""
-        store.dismiss_waiting()
+        checkpoints.dismiss_waiting()
         self._copies.let_go()
         if self._folder is not None:
             self._folder.release()
@@ -123,29 +124,29 @@ class StatePoints:
 
     def exchange_copies(self, formed: Group) -> None:
         """The generation's group stands: from now on newest points go to this rank's buddy, and others' come here."""
-        place, process, config = self.present(), self._process, self._state.checkpoint_config
+        generation, process, config = self.present(), self._process, self._state.checkpoint_config
         brief = None
-        wanted = config.async_save and (place.is_apart if config.buddy_copies == AUTO else config.buddy_copies)
-        if wanted and place.buddy is not None and process.copy_listener is not None:
+        wanted = config.async_save and (generation.is_apart if config.buddy_copies == AUTO else config.buddy_copies)
+        if wanted and generation.buddy is not None and process.copy_listener is not None:
             brief = brief_of(
                 process.agent.keys,
-                str(store.SHARED_MEMORY),
+                str(checkpoints.SHARED_MEMORY),
                 process.admitted.job,
-                Words.unpack(formed.words_of(place.buddy)).copies,
-                f"rank {place.buddy}",
-                place.keeps,
+                MemberInfo.unpack(formed.info_of(generation.buddy)).copies,
+                f"rank {generation.buddy}",
+                generation.keeps,
             )
         self.folder.exchange_copies(brief)
-        self._copies.begin(place.generation, () if brief is None else place.keeps)
+        self._copies.begin(generation.generation, () if brief is None else generation.keeps)
 
     def local_folder(self) -> Path:
         """Where what cannot lie in an object store does."""
         return self._local_folder_for(self._root())
 
-    def _local_folder_for(self, root: store.Location) -> Path:
-        return store.local_folder(root, self._process.settings.recovery_path.resolve())
+    def _local_folder_for(self, root: checkpoints.Location) -> Path:
+        return checkpoints.local_folder(root, self._process.settings.recovery_path.resolve())
 
-    def _root(self) -> store.Location:
+    def _root(self) -> checkpoints.Location:
         return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
 
     def _open(self, slot: int) -> RankCheckpoints:
@@ -160,7 +161,7 @@ class StatePoints:
             node=agent.node,
             committed=lambda: agent.committed_point,
             report=agent.report_saved,
-            memory=store.SHARED_MEMORY,
+            memory=checkpoints.SHARED_MEMORY,
             listener=process.copy_listener,
         )
 
@@ -168,9 +169,9 @@ class StatePoints:
 
     def present(self) -> GenerationStarted:
         """This process's place."""
-        if self.place is None:
+        if self.generation is None:
             raise UsageError("no generation has begun in this process")
-        return self.place
+        return self.generation
 
     def save(self, step: int) -> None:
         """The state as it stands, on every rank at the same step."""
@@ -202,7 +203,7 @@ class StatePoints:
 
     def save_last_commit(self) -> None:
         """This process ends without the others: what it did last need not be done again by those who go on."""
-        if self.place is None or self._folder is None:
+        if self.generation is None or self._folder is None:
             return
         point = self._state.recall()
         if point is None or self._folder.has_on_disk(point):
@@ -217,20 +218,20 @@ class StatePoints:
         """The state as it stands, with the layouts of the last commit."""
         return self.folder.save(*self._in_tensors(point), durable=durable, wait_s=wait_s)
 
-    def _in_tensors(self, point: Point) -> tuple[PointHeader, NamedTensors, store.Tree, dict[str, Any]]:
-        place = self.present()
+    def _in_tensors(self, point: Point) -> tuple[PointHeader, NamedTensors, checkpoints.Tree, dict[str, Any]]:
+        generation = self.present()
         tree, tensors = snapshot.take_apart(self._contents(), "state")
-        return self.folder.header(point, place.rank, place.world_size), tensors, tree, dict(self.layouts)
+        return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for other ranks."""
-        return store.pack_state(*self._in_parts(point))
+        return checkpoints.pack_state(*self._in_parts(point))
 
     def _live(self, point: Point) -> Outgoing:
         """The live state, for other ranks: it must stand until they have it."""
         return Outgoing.of_state(*self._in_parts(point))
 
-    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], store.Tree, dict[str, Any]]:
+    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], checkpoints.Tree, dict[str, Any]]:
         header, tensors, tree, layouts = self._in_tensors(point)
         return header, snapshot.parts_of(tensors), tree, layouts
 
@@ -250,14 +251,14 @@ class StatePoints:
 
     def start_from_rank_0(self, formed: Group) -> None:
         """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
-        place, device = self.present(), self._process.device
+        generation, device = self.present(), self._process.device
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
-        if place.rank == 0:
+        if generation.rank == 0:
             self.save_or_fail(0)
-        packed = self.folder.pack(Point(0, place.generation)) if place.rank == 0 else None
+        packed = self.folder.pack(Point(0, generation.generation)) if generation.rank == 0 else None
         received = transfer.broadcast(packed, 0, device)
-        if place.rank != 0:
+        if generation.rank != 0:
             own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
             self._become(self.folder.unpack(received), own=own)
             self.save_or_fail(0)
@@ -265,10 +266,10 @@ class StatePoints:
 
     def take_from_rank_0(self) -> None:
         """The state as it stands on rank 0 becomes everybody's. A collective."""
-        place, device = self.present(), self._process.device
-        point = Point(self._state.completed_steps, place.generation)
-        received = transfer.broadcast(self._packed(point) if place.rank == 0 else None, 0, device)
-        if place.rank != 0:
+        generation, device = self.present(), self._process.device
+        point = Point(self._state.completed_steps, generation.generation)
+        received = transfer.broadcast(self._packed(point) if generation.rank == 0 else None, 0, device)
+        if generation.rank != 0:
             self._become(self.folder.unpack(received))
 
     def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
@@ -282,8 +283,8 @@ class StatePoints:
         Raises:
             GenerationEndedError: it is not whole where it was said to be.
         """
-        place = self.present()
-        holds = place.source == place.rank
+        generation = self.present()
+        holds = generation.source == generation.rank
         is_live = holds and live == point
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
         self._state.enter_group()
@@ -295,7 +296,7 @@ class StatePoints:
             self._state.forget()  # until it is whole again
         try:
             # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
-            received = None if holds or place.source > place.rank else self._receive(formed)
+            received = None if holds or generation.source > generation.rank else self._receive(formed)
             if is_live:
                 self._send(point, self._live, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
                 return
@@ -304,12 +305,12 @@ class StatePoints:
         except CheckpointError as error:
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own, filled)
-        if found.header.world_size != place.world_size:  # saved in a world of another size
+        if found.header.world_size != generation.world_size:  # saved in a world of another size
             self._state.on_reset()
         if holds:
             self._lay_out(formed, found.layout)
 
-    def _lay_out(self, formed: Group, layouts: store.Tree) -> None:
+    def _lay_out(self, formed: Group, layouts: checkpoints.Tree) -> None:
         assert isinstance(layouts, dict), "a point's layouts are by wrapper"
         self.layouts = layouts
         ddp.attach_all(formed, layouts)
@@ -333,13 +334,13 @@ class StatePoints:
             own: makes this rank's of it.
             meanwhile: called once, while this rank's own is on its way where anybody lacks it.
         """
-        place, device = self.present(), self._process.device
-        if place.serves:
-            transfer.send(own(point), place.serves, meanwhile, device)
+        generation, device = self.present(), self._process.device
+        if generation.serves:
+            transfer.send(own(point), generation.serves, meanwhile, device)
         else:
             meanwhile()
-        for loan in place.lends:
-            if loan.rank != place.rank:
+        for loan in generation.lends:
+            if loan.rank != generation.rank:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     packed = self._copies.pack(copy)
@@ -356,13 +357,15 @@ class StatePoints:
         if self._folder is not None:
             self._folder.discard_memory()
         self._copies.discard()
-        for slot in sorted(store.slots_in(root), key=lambda one: (one != own, one)):
-            place = store.open_place(root, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
-            for found in place.scan():
+        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != own, one)):
+            store = checkpoints.open_point_store(
+                root, slot, job=process.admitted.job, job_name=process.job_name, claims=False
+            )
+            for found in store.scan():
                 if found.point.step != point.step or not found.is_usable:
                     continue
                 try:
-                    final = place.read(found)
+                    final = store.read(found)
                     contents = self._together(snapshot.join(final.tree, final.tensors), final.header)
                 except CheckpointError as error:
                     voice.warn(f"passed over the final state in {found.where}: {error}")
@@ -381,11 +384,11 @@ class StatePoints:
             return contents
         root, job_name = self._root(), self._process.job_name
         owns = []
-        for slot in store.slots_in(root):
-            place = store.open_place(root, slot, job=header.job, job_name=job_name, claims=False)
-            for found in place.scan():
+        for slot in checkpoints.slots_in(root):
+            store = checkpoints.open_point_store(root, slot, job=header.job, job_name=job_name, claims=False)
+            for found in store.scan():
                 if found.point == header.point and found.is_usable:
-                    other = place.read(found)
+                    other = store.read(found)
                     owns.append(snapshot.join(other.tree, other.tensors)["own"].get("shards", {}))
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
@@ -419,15 +422,15 @@ class StatePoints:
 
         Where it fails, the state is no longer anything.
         """
-        place = self.present()
-        for loan in place.lends:
-            if loan.rank == place.rank:  # it has none of its own
+        generation = self.present()
+        for loan in generation.lends:
+            if loan.rank == generation.rank:  # it has none of its own
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     return self._copies.read(copy), {}
         targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
-            found = self.folder.load(point, targets, threads=copying.loading_threads(place.local_world_size))
+            found = self.folder.load(point, targets, threads=copying.loading_threads(generation.local_world_size))
         return found, _filled(found, targets, tensors)
 
     @staticmethod

@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from runtime.errors import CheckpointError, UsageError
-from runtime.store.checkpoint import tree as plain
-from runtime.store.checkpoint.tensor_part import TensorPart
-from runtime.training import context, snapshot, transfer
+from runtime.store.checkpoint.format import tree as plain
+from runtime.store.checkpoint.format.tensor_part import TensorPart
+from runtime.training.group import transfer
 from runtime.training.horovod import world
+from runtime.training.process import context
+from runtime.training.state import snapshot
 
 
 class ReduceOp(enum.Enum):

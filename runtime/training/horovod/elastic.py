@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.training.base_state import State
 from runtime.training.elastic import run
-from runtime.training.object_state import ObjectState
-from runtime.training.sampler import ElasticSampler
-from runtime.training.state import TorchState as _TorchState
+from runtime.training.state.base_state import State
+from runtime.training.state.object_state import ObjectState
+from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.torch_state import TorchState as _TorchState
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

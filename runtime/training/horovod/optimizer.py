@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from runtime.errors import UsageError
-from runtime.training.flat_buffers import FlatBuffers
 from runtime.training.horovod import world
 from runtime.training.horovod.collectives import Average, Compression, NoneCompressor, ReduceOp, Sum, allreduce_
+from runtime.training.state.flat_buffers import FlatBuffers
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from runtime.errors import UsageError
-from runtime.training import context, transfer
-from runtime.training.handlers import OptimizerHandler
+from runtime.training.group import transfer
 from runtime.training.horovod import collectives, world
+from runtime.training.process import context
+from runtime.training.state.handlers import OptimizerHandler
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:

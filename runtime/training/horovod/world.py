@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from runtime.errors import UsageError
-from runtime.training import context, device
-from runtime.training.base_state import source_of_sync
+from runtime.training.group import device
+from runtime.training.process import context
+from runtime.training.state.base_state import source_of_sync
 
 
 def init() -> None:
@@ -54,13 +55,13 @@ def local_rank() -> int:
 
 def local_size() -> int:
     """The number of workers on this host; before ``elastic.run`` as if one host had all."""
-    place = context.current("hvd.local_size()").place
-    return size() if place is None else place.local_world_size
+    generation = context.current("hvd.local_size()").generation
+    return size() if generation is None else generation.local_world_size
 
 
 def has_group() -> bool:
     """Whether this process has entered a generation, so that it has peers to talk to."""
-    return context.current("a collective").place is not None
+    return context.current("a collective").generation is not None
 
 
 def root(rank: int) -> int:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from runtime.errors import UsageError
-from runtime.training.group import discard
+from runtime.training.group.group import discard
 from runtime.training.sharding import pieces
 
 __all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset"]

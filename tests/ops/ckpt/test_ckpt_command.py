@@ -17,9 +17,9 @@ from runtime.__main__ import main
 from runtime.errors import CheckpointError
 from runtime.ops.ckpt import verifying
 from runtime.ops.ckpt.verifying import Progress
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import rank_directory, read, write_point
-from runtime.store.checkpoint.folder import move_damaged_aside, temporary_directory
+from runtime.store.checkpoint.local.folder import move_damaged_aside, temporary_directory
 from runtime.store.lock import DirectoryLock
 from runtime.store.owner import claim_folder
 from tests.store.points import JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
@@ -210,12 +210,12 @@ def test_a_point_that_its_writer_lets_go_meanwhile_is_not_damaged(
 ) -> None:
     oldest = find(root, 10, rank=0).path
 
-    def let_go_then_verify(found: store.FoundPoint, on_bytes: object = None) -> None:
+    def let_go_then_verify(found: checkpoints.FoundPoint, on_bytes: object = None) -> None:
         if found.path == oldest:
             shutil.rmtree(oldest)
         original(found)
 
-    original = store.verify
+    original = checkpoints.verify
     monkeypatch.setattr(verifying.store, "verify", let_go_then_verify)
     assert run(root, "verify") == 0
     assert "6 of 6 points whole" in (out := capsys.readouterr().out)

@@ -11,8 +11,8 @@ import fsspec
 import pytest
 import s3fs
 
-from runtime.store.checkpoint.remote import RemotePlace
-from tests.store.checkpoint.s3_server import BUCKET, S3Server
+from runtime.store.checkpoint.remote.remote_points import RemotePointStore
+from tests.store.checkpoint.remote.s3_server import BUCKET, S3Server
 from tests.store.points import JOB, JOB_NAME
 
 
@@ -22,8 +22,8 @@ class Folder:
 
     url: str
 
-    def place(self, slot: int = 0, *, job: str = JOB, patience_s: float = 5.0, **more: Any) -> RemotePlace:
-        return RemotePlace(self.url, slot, job=job, job_name=JOB_NAME, patience_s=patience_s, **more)
+    def place(self, slot: int = 0, *, job: str = JOB, patience_s: float = 5.0, **more: Any) -> RemotePointStore:
+        return RemotePointStore(self.url, slot, job=job, job_name=JOB_NAME, patience_s=patience_s, **more)
 
     def _files(self) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(self.url)

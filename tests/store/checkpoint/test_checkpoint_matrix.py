@@ -24,8 +24,8 @@ from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError
 from runtime.store.checkpoint import PointHeader, TensorPart, point_name, rank_directory, scan, write_point
 from runtime.store.owner import claim_folder
-from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.state.checkpoint_config import CheckpointConfig
 from tests.store.points import CHUNK_BYTES, JOB
 
 DATA, MANIFEST = "data.safetensors", "manifest.msgpack"

@@ -25,25 +25,24 @@ from runtime.store.checkpoint import (
     MemoryRoom,
     Outcome,
     Writer,
-    direct,
     dismiss_waiting,
     points_in_memory,
     rank_directory,
     read,
     scan,
-    sealed_slot,
     start_ahead,
     verify,
-    writing,
 )
-from runtime.store.checkpoint.place import open_place
-from runtime.store.checkpoint.pruning import Pruning, Retention
+from runtime.store.checkpoint.local import writing
+from runtime.store.checkpoint.local.pruning import Pruning, Retention
+from runtime.store.checkpoint.memory import sealed_buffer
+from runtime.store.checkpoint.point_store import open_point_store
 from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, message_of
 from runtime.store.checkpoint.writer_process import Task, WriterProcess
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
-from tests.store.checkpoint.remote_points import tensors_of
+from tests.store.checkpoint.remote.remote_points import tensors_of
 from tests.store.disk_faults import NO_SPACE, Disk, interposed, names_in
 from tests.store.points import JOB, JOB_NAME, LAYOUT, change_byte, find, header_of
 from tests.store.slots import content_of, fill_numbered
@@ -241,7 +240,7 @@ def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
 
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:
     """What the writer process does with a slot, in this one."""
-    with sealed_slot.hashed(room.path / name, room.descriptor) as point:
+    with sealed_buffer.hashed(room.path / name, room.descriptor) as point:
         writing.write_prepared(root, point.header, point.manifest_data, point.data)
 
 
@@ -250,7 +249,7 @@ def test_the_order_of_a_save_is_that_of_one_without_a_writer(
     base: Path, root: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if beside:
-        monkeypatch.setattr(sealed_slot, "BESIDE_BYTES", 0)
+        monkeypatch.setattr(sealed_buffer, "BESIDE_BYTES", 0)
     killed_writer.save(root, step=1)
     with interposed(Disk(), root) as disk:
         killed_writer.save(root, step=2)
@@ -407,16 +406,16 @@ def test_a_file_of_any_size_is_written_whole(tmp_path: Path, size: int, offset: 
     data = memoryview(mmap.mmap(-1, offset + size))[offset:]
     data[:] = os.urandom(size)
     try:
-        direct.write_new_file(path, data)
+        writing.write_new_file(path, data)
         assert path.read_bytes() == data
         with pytest.raises(FileExistsError):
-            direct.write_new_file(path, data)
+            writing.write_new_file(path, data)
     finally:
         path.unlink()
 
 
 def test_an_empty_file_is_written_too(tmp_path: Path) -> None:
-    direct.write_new_file(tmp_path / "file", memoryview(b""))
+    writing.write_new_file(tmp_path / "file", memoryview(b""))
     assert (tmp_path / "file").read_bytes() == b""
 
 
@@ -427,7 +426,7 @@ def test_nothing_goes_once_the_trainer_is_gone(
 ) -> None:
     """What its successor has found there may be the point that all go back to."""
     location = f"memory://{uuid.uuid4().hex}/job" if is_remote else root
-    place = open_place(location, 0, job=JOB, job_name=JOB_NAME)
+    place = open_point_store(location, 0, job=JOB, job_name=JOB_NAME)
     for step in (1, 2):
         place.write(header_of(step), tensors_of(step), {}, LAYOUT)
     trainer = ProcessIdentity.current()

@@ -19,10 +19,10 @@ from runtime.errors import CheckpointError
 from runtime.service.buddy import CopyListener, brief_of
 from runtime.service.voice import LOGGER
 from runtime.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
-from runtime.training import snapshot
-from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.state import snapshot
+from runtime.training.state.checkpoint_config import CheckpointConfig
 from tests.store.points import JOB, change_byte
 from tests.store.slots import fill_and_hash
 

@@ -14,10 +14,11 @@ import torch.distributed.checkpoint as dcp
 from runtime.__main__ import main
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import PointHeader
-from runtime.training import elastic, snapshot
+from runtime.training import elastic
 from runtime.training.checkpoint.dcp import read_dcp
+from runtime.training.state import snapshot
 from tests.training.commits import Commits, bits_of, small_state, train_one_step
 from tests.training.sharding import worlds
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(f"ignore:{MESSAGE}")
 def save(root: Path, contents: Any, rank: int = 0, world_size: int = 1) -> None:
     tree, parts = snapshot.split(contents, "state")
     header = PointHeader("job", Point(7, 2), world_size, rank, rank, str(rank))
-    store.write_point(root, header, parts, tree, {})
+    checkpoints.write_point(root, header, parts, tree, {})
 
 
 def export(tmp_path: Path, point: str = "0/7", name: str = "out") -> int:

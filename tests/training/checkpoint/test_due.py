@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.core.messages import GenerationStarted, RoundId
-from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.due import Due, FixedSteps, Timed, due_by
+from runtime.training.state.checkpoint_config import CheckpointConfig
 
 
 def place_of(rank: int, world_size: int, generation: int) -> GenerationStarted:

@@ -12,10 +12,10 @@ import torch
 from runtime.__main__ import main
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
-from runtime.store import checkpoint as store
+from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import PointHeader
-from runtime.training import snapshot
-from runtime.training.state import TorchState
+from runtime.training.state import snapshot
+from runtime.training.state.torch_state import TorchState
 from tests.training.commits import Net, bits_of, small_state, train_one_step
 
 LAYOUT = {"outside/0": [[["a", "b"]], True]}
@@ -24,7 +24,7 @@ LAYOUT = {"outside/0": [[["a", "b"]], True]}
 def save(root: Path, contents: Any) -> None:
     """The contents as the point 0/7."""
     tree, parts = snapshot.split(contents, "state")
-    store.write_point(root, PointHeader("job", Point(7, 2), 4, 0, 0, "0"), parts, tree, LAYOUT)
+    checkpoints.write_point(root, PointHeader("job", Point(7, 2), 4, 0, 0, "0"), parts, tree, LAYOUT)
 
 
 def exported(tmp_path: Path, contents: Any, *words: str) -> Any:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from runtime.core.point import Point
-from runtime.store.checkpoint import MemoryRoom, PointHeader, sealed_slot
+from runtime.store.checkpoint import MemoryRoom, PointHeader
+from runtime.store.checkpoint.memory import sealed_buffer
 from runtime.training.checkpoint import copying, pinning
 from runtime.training.checkpoint.pinning import PinnedMemory
 from runtime.training.checkpoint.staging import Staging
@@ -148,7 +149,7 @@ def test_a_slot_is_pinned_as_long_as_it_is_filled(
     def stage(step: int, count: int) -> None:
         tensors: Any = [("weight", OnDevice(torch.full((count,), float(step))))]
         name, _ = staging.stage(PointHeader(JOB, Point(step, 1), 1, 0, 0, "0"), tensors, {}, {})
-        with sealed_slot.hashed(room.path / name, room.descriptor):
+        with sealed_buffer.hashed(room.path / name, room.descriptor):
             pass  # what its writer does; the next point goes to the other slot
 
     for step in (1, 2, 3):

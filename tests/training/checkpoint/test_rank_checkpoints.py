@@ -17,13 +17,15 @@ import torch
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.service.voice import LOGGER
-from runtime.store.checkpoint import MemoryRoom, memory_slot, point_name, points_in_memory, pruning, verify
-from runtime.store.checkpoint.remote import RemotePlace
+from runtime.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
+from runtime.store.checkpoint.local import pruning
+from runtime.store.checkpoint.memory import memory_buffer
+from runtime.store.checkpoint.remote.remote_points import RemotePointStore
 from runtime.store.process_identity import ProcessIdentity
-from runtime.training import snapshot
 from runtime.training.checkpoint import rank_checkpoints
-from runtime.training.checkpoint.config import CheckpointConfig
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.state import snapshot
+from runtime.training.state.checkpoint_config import CheckpointConfig
 from tests.store.points import change_byte
 
 JOB = "a-job"
@@ -307,7 +309,7 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
     elif kind == "no memory left":
-        monkeypatch.setattr(memory_slot, "available_bytes", lambda: 100)
+        monkeypatch.setattr(memory_buffer, "available_bytes", lambda: 100)
     else:
         other = MemoryRoom(memory, JOB, 0)
     mine = rank(memory=memory)
@@ -369,7 +371,7 @@ def test_what_cannot_be_prepared_is_said_by_the_save_that_needs_it(
     mine = rank()
     mine.prepare(mine.header(Point(3, 1), 0, 1), [("twice", torch.ones(1))] * 2, {}, {})
     with monkeypatch.context() as patch:
-        patch.setattr(memory_slot, "available_bytes", lambda: 100)
+        patch.setattr(memory_buffer, "available_bytes", lambda: 100)
         mine.prepare(*point_of(mine, 3))
         until_prepared(mine)
         assert not caplog.records
@@ -575,13 +577,13 @@ def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by
 def afar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[[], RankCheckpoints], list[str]]]:
     """Makes a rank's checkpoints in an object store; and the data that was fetched from there, by the point's name."""
     url, fetched = f"memory://{tmp_path}", list[str]()
-    chunks = RemotePlace._chunks
+    chunks = RemotePointStore._chunks
 
-    def counted(place: RemotePlace, name: str, manifest: Any) -> Iterator[tuple[int, bytes]]:
+    def counted(place: RemotePointStore, name: str, manifest: Any) -> Iterator[tuple[int, bytes]]:
         fetched.append(name.split("/")[1].split(".")[0])
         return chunks(place, name, manifest)
 
-    monkeypatch.setattr(RemotePlace, "_chunks", counted)
+    monkeypatch.setattr(RemotePointStore, "_chunks", counted)
     made: list[RankCheckpoints] = []
 
     def make() -> RankCheckpoints:

@@ -12,11 +12,12 @@ from safetensors.torch import load
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
-from runtime.store.checkpoint import MemoryRoom, PointHeader, points_in_memory, sealed_slot
-from runtime.store.checkpoint.manifest import decode_manifest
+from runtime.store.checkpoint import MemoryRoom, PointHeader, points_in_memory
+from runtime.store.checkpoint.format.manifest import decode_manifest
+from runtime.store.checkpoint.memory import sealed_buffer
 from runtime.training.checkpoint import staging as staging_module
 from runtime.training.checkpoint.staging import Staging
-from runtime.training.snapshot import NamedTensors
+from runtime.training.state.snapshot import NamedTensors
 
 JOB = "a-job"
 
@@ -45,7 +46,7 @@ def stage(staging: Staging, room: MemoryRoom, step: int, tensors: NamedTensors) 
     """The data file that the slot holds then."""
     header = PointHeader(JOB, Point(step, 1), 1, 0, 0, "0")
     name, _ = staging.stage(header, tensors, {"step": step}, {})
-    with sealed_slot.hashed(room.path / name, room.descriptor) as point:
+    with sealed_buffer.hashed(room.path / name, room.descriptor) as point:
         assert decode_manifest(point.manifest_data()).tree == {"step": step}
         return bytes(point.data)
 

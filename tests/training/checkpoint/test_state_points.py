@@ -11,9 +11,9 @@ from torch import nn
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError
-from runtime.training import transfer
 from runtime.training.checkpoint.state_points import StatePoints
-from runtime.training.state import TorchState
+from runtime.training.group import transfer
+from runtime.training.state.torch_state import TorchState
 
 
 @pytest.mark.parametrize("error", [CheckpointError("a piece is not what was sent"), GenerationEndedError("lost")])
@@ -24,7 +24,7 @@ def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest
     assert state.recall() == Point(3, 1)
     process: Any = SimpleNamespace(admitted=SimpleNamespace(job="a-job"), device=torch.device("cpu"))
     points = StatePoints(process, state)
-    points.place = SimpleNamespace(source=0, rank=1)  # type: ignore[assignment]
+    points.generation = SimpleNamespace(source=0, rank=1)  # type: ignore[assignment]
 
     def broken_off(*_: object) -> None:
         model.weight.detach().numpy()[0] = float("nan")  # torch does not see it
@@ -42,7 +42,7 @@ def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monke
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     process: Any = SimpleNamespace(admitted=SimpleNamespace(job="a-job"), device=torch.device("cpu"))
     points = StatePoints(process, state)
-    points.place = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
+    points.generation = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
     prepared: list[Point] = []
 
     def folder(slot: int) -> Any:

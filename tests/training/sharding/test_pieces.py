@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from runtime.errors import CheckpointError
-from runtime.training import snapshot
 from runtime.training.sharding import pieces
 from runtime.training.sharding.pieces import Piece, Putting
 from runtime.training.sharding.whole import has_pieces, whole
+from runtime.training.state import snapshot
 from tests.training.sharding.worlds import RANKS, world
 
 WHOLE = torch.arange(35.0).reshape(7, 5)

@@ -11,9 +11,10 @@ import torch
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
-from runtime.training import context, snapshot
-from runtime.training.local_sgd import LocalSGD
-from runtime.training.state import TorchState
+from runtime.training.process import context
+from runtime.training.state import snapshot
+from runtime.training.state.local_sgd import LocalSGD
+from runtime.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 from tests.training.sharding.worlds import RANKS, locals_of, loss_of, sharded_state, train_one_step, wholes_of, world
 

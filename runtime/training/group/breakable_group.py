@@ -1,0 +1,362 @@
+"""A process group whose collectives can be left: what a blocked thread waits on is ours, whatever gloo is doing.
+
+Here live works that obey a :class:`~runtime.training.group.breaker.Breaker` and the two groups that give them out: one
+for everybody (the user's ``dist.*`` calls, DDP's broadcasts, subgroups), one for DDP's reducer. Never here: sockets,
+how a group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut
+off half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay
+there until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, free of cost as long as
+they succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is awaited
+by a helper thread that can be abandoned.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from runtime.errors import UsageError
+from runtime.training.group.breaker import Breaker, join_at_exit, run_aside, run_breakable
+
+__all__ = ["BreakableGroup", "ReducerGroup"]
+
+T = TypeVar("T")
+
+# How long a send or receive that gloo has forgotten can keep a thread once the breaker is thrown: at every sixth loss
+# some survivor waits for one. A slice that ends early costs 0.2 ms, so the first is as long as most collectives take.
+_FIRST_SLICE, _LONGEST_SLICE = timedelta(milliseconds=10), timedelta(milliseconds=100)
+_NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
+_MANY = 8  # works in flight; beyond, those that have ended are let go
+_MAIN_THREAD = threading.main_thread().ident
+
+# What torch's stubs do not have: the number of the backward pass that calls, and what is to happen before it ends.
+_NO_BACKWARD = -1
+_current_backward: Callable[[], int] = torch._C._current_graph_task_id
+_before_backward_ends: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+
+def _await_this_thread_at_exit() -> None:
+    if threading.get_ident() != _MAIN_THREAD:
+        join_at_exit()
+
+
+def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
+    _await_this_thread_at_exit()
+    deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+    part = min(_FIRST_SLICE, timeout) if timeout else _FIRST_SLICE
+    while True:
+        try:
+            work.wait(part)
+            launched.discard(work)
+            return
+        except RuntimeError:
+            breaker.check()
+            if work.is_completed():
+                launched.discard(work)
+                work.wait()
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            part = min(2 * part, _LONGEST_SLICE)
+
+
+class _DelegatingWork(dist.Work):
+    """What both kinds of works pass on to gloo's own."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker) -> None:
+        super().__init__()
+        self._inner = inner
+        self._breaker = breaker
+
+    def is_completed(self) -> bool:
+        return self._breaker.broken or self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return not self._breaker.broken and self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._inner.result()
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+
+    def source_rank(self) -> int:
+        return self._inner.source_rank()
+
+    def _source_rank(self) -> int:
+        return self._inner._source_rank()
+
+
+class _Collective(_DelegatingWork):
+    """A collective that one of gloo's own threads runs; it is in ``launched`` until it is known to have ended."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker, launched: set[dist.Work]) -> None:
+        super().__init__(inner, breaker)
+        self._launched = launched
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Until it is done, ``timeout`` passes or the group is broken: errors as torch's, or GenerationEndedError."""
+        _wait_in_slices(self._inner, self._breaker, self._launched, timeout)
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that is completed with the work, or failed by the breaker: for DDP, for ``then``.
+
+        A thread of ours waits for the work and completes it. gloo's own thread must not call back into Python: nobody
+        can wait for it at the process's end, and one that asks for an interpreter that is torn down aborts the process.
+        """
+        ours: torch.futures.Future[Any] = torch.futures.Future()
+        # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
+        chained = ours.then(_value_of)
+        self._breaker.watch(ours)
+        run_aside(functools.partial(self._complete, ours), "samebits-future")
+        return chained
+
+    def _complete(self, ours: torch.futures.Future[Any]) -> None:
+        try:
+            _wait_in_slices(self._inner, self._breaker, self._launched, _NO_TIMEOUT)
+            value = self._inner.result()
+        except Exception as error:
+            if self._breaker.release(ours):
+                ours.set_exception(error)
+        else:
+            if self._breaker.release(ours):
+                ours.set_result(value)
+
+
+class _Pairwise(_DelegatingWork):
+    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection."""
+
+    def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta) -> None:
+        super().__init__(inner, breaker)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._done = False
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """As torch's own; GenerationEndedError when the group is broken meanwhile."""
+        with self._lock:
+            if not self._done:
+                limit = timeout or self._timeout
+                run_breakable(self._breaker, lambda: self._inner.wait(limit), "samebits-pairwise")
+                self._done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done or super().is_completed()
+
+
+Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
+"""From ranks of the parent, timeout, torch's name and its description to the new group, or None for non-members."""
+
+
+class BreakableGroup(dist.ProcessGroup):
+    """A process group that hands everything to ``inner`` and gives out works that obey the breaker.
+
+    It is what ``dist.group.WORLD`` and ``ddp.process_group`` are. C++ callers (DDP's reducer, buffer broadcasts,
+    functional collectives) reach the methods below through torch's trampolines, so they are covered too.
+
+    Args:
+        inner: the plain group; its backend must be gloo.
+        breaker: the switch its works obey.
+        timeout: of a send or receive for which the caller gives none.
+        subgroup: makes a group of some of its ranks, for ``dist.new_group``.
+        refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+
+    Attributes:
+        breaker: as given.
+        launched: gloo's own works that may still run; whoever knows that one has ended takes it out.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        breaker: Breaker,
+        timeout: timedelta,
+        subgroup: Subgroup,
+        refusal: str | None = None,
+    ) -> None:
+        # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
+        initialize: Any = super().__init__
+        initialize(inner.rank(), inner.size())
+        self._inner: Any = inner
+        self.breaker = breaker
+        self._timeout = timeout
+        self._subgroup = subgroup
+        self._refusal = refusal
+        self.launched: set[dist.Work] = set()
+
+    def unfinished(self) -> list[dist.Work]:
+        """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
+        return [work for work in list(self.launched) if not work.is_completed()]
+
+    def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a collective of ``inner`` by its method name."""
+        work = self._launch(name, *args, **kwargs)
+        self._keep(work)
+        return _Collective(work, self.breaker, self.launched)
+
+    def _keep(self, work: dist.Work) -> None:
+        if len(self.launched) >= _MANY:  # works that nobody waits for
+            self.launched.intersection_update(self.unfinished())
+        self.launched.add(work)
+
+    def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a send or receive of ``inner`` by its method name."""
+        return _Pairwise(self._launch(name, *args, **kwargs), self.breaker, self._timeout)
+
+    def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        self.breaker.check()
+        _await_this_thread_at_exit()
+        if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
+            raise UsageError(self._refusal)
+        try:
+            work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
+        except RuntimeError:
+            self.breaker.check()
+            raise
+        return work
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's own, which blocks inside gloo."""
+        self.breaker.check()
+        run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
+
+    def new_group(
+        self, ranks: list[int], *, timeout: timedelta, group_name: str, group_desc: str | None, pg_options: object
+    ) -> dist.ProcessGroup | None:
+        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one."""
+        self.breaker.check()
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
+        return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
+
+    def mesh(self) -> dist.ProcessGroupGloo:
+        """The backend of ``inner``: one for every device type."""
+        backend: dist.ProcessGroupGloo = self._inner._get_backend(torch.device("cpu"))
+        return backend
+
+    def get_group_store(self) -> Store:
+        """The store of ``inner``: a Python subclass of ProcessGroup cannot have one itself."""
+        store: Store = self._inner.get_group_store()
+        return store
+
+    def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
+        return group
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
+        return group
+
+
+class ReducerGroup(dist.ProcessGroup):
+    """What DDP's reducer launches its buckets on, for the price of a few microseconds each.
+
+    The reducer waits for its buckets in C++, at the end of the backward pass, where nobody could free it from a bucket
+    that gloo has forgotten. So all of them are awaited in Python just before that; the reducer then finds them done.
+    Python runs once per bucket, which goes to gloo past torch's dispatcher, and once per backward pass, where it waits;
+    none runs when a bucket is done.
+    """
+
+    def __init__(self, group: BreakableGroup) -> None:
+        initialize: Any = super().__init__  # as in BreakableGroup
+        initialize(group.rank(), group.size())
+        self._group = group
+        self._breaker = group.breaker
+        self._launched = group.launched
+        mesh: Any = group.mesh()  # its methods are missing from torch's stubs
+        self._allreduce: Callable[..., dist.Work] = mesh.allreduce
+        self._backward = _NO_BACKWARD  # the last pass that launched something here
+        self._works: list[dist.Work] = []  # what it launched
+
+    def allreduce(self, *args: Any) -> dist.Work:
+        """Inside a backward pass as described, else (``Join``) as the group itself does it."""
+        backward = _current_backward()
+        if backward == _NO_BACKWARD:
+            return self._group.collective("allreduce", *args)
+        self._breaker.check()
+        if backward != self._backward:
+            self._backward, self._works = backward, []
+            # The reducer asks for its own turn with its last bucket, so it comes after this.
+            _before_backward_ends(functools.partial(self._wait_for_all, self._works))
+        try:
+            work = self._allreduce(*args)
+        except RuntimeError:
+            self._breaker.check()
+            raise
+        self._launched.add(work)
+        self._works.append(work)
+        return work
+
+    def _wait_for_all(self, works: list[dist.Work]) -> None:
+        for work in works:
+            _wait_in_slices(work, self._breaker, self._launched, _NO_TIMEOUT)
+        works.clear()
+
+    def broadcast(self, *args: Any) -> dist.Work:
+        """Of a new bucket layout, once."""
+        return self._group.collective("broadcast", *args)
+
+    def getBackendName(self) -> str:
+        """What torch's logs show."""
+        return dist.Backend.GLOO
+
+
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+_PAIRWISE = ("recv", "recv_anysource", "send")
+
+
+def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
+    def method(self: BreakableGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        return launch(self, name, *args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"{BreakableGroup.__name__}.{name}"
+    return method
+
+
+for _name in _COLLECTIVES:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
+for _name in _PAIRWISE:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))
+
+
+def _value_of(future: torch.futures.Future[T]) -> T:
+    return future.value()

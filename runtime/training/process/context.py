@@ -1,0 +1,370 @@
+"""This process's place in the job: the one global of the package, made by ``runtime.init()``.
+
+In the scheduler's role ``init()`` serves and ends the process. In a worker it waits for a seat, installs a process
+group of one, and hooks into the process's end: whatever ends it, the scheduler is told the reason, and an error of ours
+is one sentence and a distinct exit status instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+
+from runtime import config
+from runtime.config import Role, Settings
+from runtime.core.messages import Admitted, GenerationStarted, Place
+from runtime.errors import SameBitsError, UsageError
+from runtime.service import voice
+from runtime.service.agent import Agent
+from runtime.service.buddy import CopyListener
+from runtime.service.scheduler import SchedulerService, exit_code_of
+from runtime.store.lock import DirectoryLock
+from runtime.training.group import breaker, ddp, device, gloo, group
+from runtime.training.group.group import Group
+from runtime.training.process import numerics, plain_group
+from runtime.training.process.exit_status import ExitStatus
+from runtime.training.process.member_info import own_info
+from runtime.training.process.next_group import NextGroup, likely_place
+from runtime.training.process.plain_group import address_towards
+from runtime.training.process.sigterm import Departure
+
+COLLECTIVE_TOO_EARLY = (
+    "a collective of the script's own before runtime.elastic.run would run in this process alone: move it into the "
+    "function that elastic.run calls"
+)
+
+
+OWN_ERROR_GRACE_S = 0.3
+"""From an exception of the script's own until the others are told: if it is the program's fault, they meet it as well,
+and say so, instead of being torn out of the step before it and waiting for a process that will fail again.
+"""
+VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
+
+
+@dataclass(slots=True)
+class Worker:
+    """A seated worker."""
+
+    settings: Settings
+    job_name: str
+    device: torch.device
+    agent: Agent
+    admitted: Admitted
+    scheduler_addresses: frozenset[gloo.Address]  # a child may not look names up
+    generation: GenerationStarted | None = None  # in the present or last generation
+    group: Group | None = None
+    next_group: NextGroup | None = None  # begun already, for the first generation
+    copy_listener: CopyListener | None = None  # where its writer takes other ranks' points in
+    has_trained: bool = False  # elastic.run was entered
+    is_over: bool = False  # training is finished, and this process has the final state
+    ending: _Ending = field(default_factory=lambda: _Ending())
+    departure: Departure = field(default_factory=Departure)
+
+    @contextlib.contextmanager
+    def trains(self) -> Iterator[None]:
+        """Inside this runs the training function: where it ends the program its status is noted."""
+        try:
+            yield
+        except SystemExit as error:
+            self.ending.exit_status.note(error.code)
+            raise
+        self.ending.is_through = True
+
+    def let_go_in_child(self) -> None:
+        """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
+
+        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each.
+        """
+        endpoints = gloo.Endpoints()
+        endpoints.peers |= self.scheduler_addresses
+        if self.group is not None:
+            endpoints.own |= self.group.endpoints.own
+            endpoints.peers |= self.group.endpoints.peers
+        gloo.close_copies(endpoints)
+
+    def take_seat_again(self) -> None:
+        """Under a new session: another node has the slot of the old one. Waits as a process does that is started.
+
+        Raises:
+            SameBitsError: the one that says why there is no seat.
+        """
+        self.agent.leave(on_purpose=True, text="fenced")
+        self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
+        self.generation = None
+        self.admitted = self.agent.register()
+        _say_seated(self.agent, self.admitted)
+
+    def take_next_group(self, place: Place) -> NextGroup:
+        """The group in which this process will have this place, begun now if it is not yet."""
+        next_group, self.next_group = self.next_group, None
+        if next_group is not None and next_group.place == place:
+            return next_group
+        if next_group is not None:
+            next_group.group.drop()
+        return NextGroup(self.settings, self.device, place, own_info(self.agent, self.copy_listener))
+
+
+_process: Worker | None = None
+
+
+def init() -> None:
+    """Take this process's role, as the environment says.
+
+    ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
+    ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
+    until :func:`runtime.elastic.run` replaces it; with ``ENABLE_RECOVERY=0`` the variables that
+    ``torch.distributed.init_process_group()`` reads are set.
+
+    Raises:
+        SettingsError: the environment is wrong; all problems are in the message.
+        SameBitsError: there is no seat for this process, and why.
+    """
+    global _process
+    if _process is not None:
+        return
+    ending = _Ending()
+    ending.install()
+    settings, warnings = config.read()
+    voice.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
+    for warning in warnings:
+        voice.warn(warning)
+    job_name = settings.job_name or Path(sys.argv[0]).name
+    if settings.role is Role.SCHEDULER:
+        _serve(settings, ending)
+    _process = _take_seat(settings, job_name, ending)
+
+
+def _serve(settings: Settings, ending: _Ending) -> NoReturn:
+    service = SchedulerService(settings)
+    signal.signal(signal.SIGTERM, lambda *_: service.abandon())
+    ended = service.serve()
+    if exit_code_of(ended):
+        voice.warn(ended.text)
+    ending.quiet = True
+    sys.exit(exit_code_of(ended))
+
+
+def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
+    kind = device.choose(settings.device, 0).type
+    listener = None
+    if settings.enable_recovery:
+        listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
+    agent = Agent(settings, job_name, kind)
+    alone, next_group = _prepare(settings, kind, own_info(agent, listener))
+    ending.agent = agent
+    admitted = agent.register(meanwhile=_import_what_optimizers_need)
+    _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
+    chosen = device.choose(kind, _index(admitted.slot, agent.node))
+    _say_seated(agent, admitted)
+    found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
+    addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
+    process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
+    process.next_group, process.copy_listener = next_group, listener
+    ending.recovers = settings.enable_recovery
+    if settings.enable_recovery:
+        ending.departure = process.departure
+        process.departure.install()
+        process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
+    else:
+        process.generation = plain_group.join_plain_group(agent, settings)
+    os.register_at_fork(after_in_child=lambda: process.let_go_in_child())
+    return process
+
+
+def _say_seated(agent: Agent, admitted: Admitted) -> None:
+    voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
+    seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
+    voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+
+
+def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:
+    """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
+    if not settings.enable_recovery:
+        return None, None
+    ddp.install()
+    # Both are slow the first time only: filelock inspects its own signature, torch reads what the processor can.
+    DirectoryLock(settings.recovery_path, "worker")
+    if kind != "cpu":
+        return None, None
+    cpu = torch.device(kind)
+    numerics.describe(cpu)
+    place = likely_place(settings)
+    next_group = None if place is None else NextGroup(settings, cpu, place, info)
+    return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), next_group
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer imports torch._dynamo, which takes a second: time that a process waiting for its seat has.
+
+    A quarter of it is Python's looking for cycles in what has been imported so far, again and again: not here.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch._dynamo")
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def current(call: str) -> Worker:
+    """The process's place; :class:`UsageError` where ``runtime.init()`` was not called before ``call``."""
+    if _process is None:
+        raise UsageError(f"{call} needs runtime.init() before it")
+    return _process
+
+
+def get_rank() -> int:
+    """This process's rank: in its generation, or, before the first one, the rank its seat will have.
+
+    In a spare that was not needed, once training is finished: the first number that is nobody's rank.
+
+    Raises:
+        UsageError: in a spare, which has no rank before it takes a lost worker's place.
+    """
+    process = current("runtime.get_rank()")
+    if process.generation is not None:
+        return process.generation.rank
+    if process.admitted.slot is None and process.is_over:
+        return process.admitted.world_size
+    if process.admitted.slot is None:
+        raise UsageError(
+            "runtime.get_rank() in a spare, which has no rank yet: ask inside the function that elastic.run calls, or "
+            "ask runtime.is_spare() first"
+        )
+    return process.admitted.slot
+
+
+def get_world_size() -> int:
+    """The number of workers of the generation, or, before the first one, of the job."""
+    process = current("runtime.get_world_size()")
+    return process.generation.world_size if process.generation is not None else process.admitted.world_size
+
+
+def get_local_rank() -> int:
+    """This process's index among its host's workers.
+
+    Before the first generation, as if one host had all; modulo the number of its accelerators, where it has any.
+    """
+    process = current("runtime.get_local_rank()")
+    if process.generation is not None:
+        return process.generation.local_rank
+    index, devices = _index(process.admitted.slot, process.agent.node), torch.accelerator.device_count()
+    return index % devices if devices else index
+
+
+def is_spare() -> bool:
+    """Whether this process holds no slot and waits to replace a lost one."""
+    process = current("runtime.is_spare()")
+    return process.generation is None and process.admitted.slot is None
+
+
+def _index(slot: int | None, node: str) -> int:
+    """Which of its host's devices a process takes, if the host has as many processes as devices.
+
+    A spare's is the one its number names, so that spares of one host do not crowd on one device.
+    """
+    if slot is not None:
+        return slot
+    return int(node) if node.isdecimal() else 0
+
+
+class _Ending:
+    """How this process ends, and what the scheduler is told about it.
+
+    An end is on purpose where the program's status is 0. Where that cannot be known, after a ``raise SystemExit``, it
+    is taken for 0 once training is through, and with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
+    else the worker has failed.
+
+    Attributes:
+        agent: whom to tell; None before there is a seat to ask for.
+        recovers: whether recovery is on.
+        is_through: the training function has returned, or had no need to be called.
+    """
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self.quiet = False
+        self.departure = Departure()
+        self.exit_status = ExitStatus()
+        self.recovers = True
+        self.is_through = False
+        self._error: BaseException | None = None
+        self._status = 0
+
+    def install(self) -> None:
+        """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        self.exit_status.install()
+        atexit.register(self._at_end)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if self.agent is not None and group.is_communication_failure(error):
+            # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
+            error = self.agent.verdict(VERDICT_S) or error
+        if threading.current_thread() is threading.main_thread():
+            self._error = error
+        if isinstance(error, SameBitsError):
+            for line in str(error).splitlines():
+                print(f"samebits: {line}", file=sys.stderr, flush=True)
+            self._status = error.exit_code
+        else:
+            self._previous_hook(kind, error, traceback)
+            self._status = 1
+            if self.agent is not None:
+                if _process is not None and _process.has_trained:
+                    self.agent.verdict(OWN_ERROR_GRACE_S)
+                self.agent.speak_last(_last_words(kind, error, traceback))
+
+    def _at_end(self) -> None:
+        text = self._judge() if self._error is None else _named(self._error)
+        if self.agent is not None:
+            told_to = self._error is not None and self._error is self.agent.must_end
+            if self.departure.has_left:
+                text = "it was asked to (SIGTERM)"
+            on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)
+            self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+        if _process is not None and _process.next_group is not None:
+            _process.next_group.group.breaker.throw("the process ends")  # its thread waits for a generation
+        breaker.leave_with(self._status)
+        if isinstance(self._error, SameBitsError):
+            # Python itself leaves with 1 after any uncaught exception; the cause's own status says more.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._status)
+
+    def _judge(self) -> str:
+        """The program's end in words, where no error was it; with the status."""
+        found = self.exit_status.find()
+        if found is not None:
+            self._status = found
+            return f"its program ended with status {found}"
+        self._status = 1 if self.recovers and not self.is_through else 0
+        when = "after" if self.is_through else "before"
+        return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    place = f" at {Path(traceback.tb_frame.f_code.co_filename).name}:{traceback.tb_lineno}" if traceback else ""
+    return f"{kind.__name__}: {error}{place}"[:2000]

@@ -1,0 +1,45 @@
+"""What each member of a generation tells all others when they meet, besides the addresses that connections need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.core.schema import Schema
+from runtime.service.agent import Agent
+from runtime.service.buddy import CopyListener
+from runtime.service.life_sign import Whereabouts
+
+__all__ = ["MemberInfo", "own_info"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """Of one process.
+
+    Attributes:
+        copies: where its writer takes other ranks' points in, ``tcp://address:port``; empty where it does not.
+        life_sign: what its death is seen by.
+    """
+
+    copies: str
+    life_sign: Whereabouts | None
+
+    def pack(self) -> bytes:
+        """For the meeting."""
+        return _SCHEMA.pack(self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> MemberInfo:
+        """The reverse of :meth:`pack`."""
+        info = _SCHEMA.unpack(packed)
+        assert isinstance(info, cls)
+        return info
+
+
+_SCHEMA = Schema({1: MemberInfo})
+
+
+def own_info(agent: Agent, listener: CopyListener | None) -> bytes:
+    """This process's."""
+    sign = agent.life_sign
+    return MemberInfo("" if listener is None else listener.endpoint, None if sign is None else sign.whereabouts).pack()

@@ -1,0 +1,49 @@
+"""ENABLE_RECOVERY=0: the script makes its own process group; here it is told where.
+
+Rank 0 hosts the store and so holds the port already when the others are told it; every rank, rank 0 too, joins it
+through ``init_process_group("env://")`` as a client.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core.agent_events import Entered
+from runtime.core.messages import GenerationStarted
+from runtime.errors import UsageError
+from runtime.service.agent import Agent
+
+_hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
+
+
+def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
+    """Wait until all workers are here, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
+    generation = agent.enter(Entered((), own_parts=False, numerics=()))
+    if not isinstance(generation, GenerationStarted):
+        raise UsageError("this job's training is finished; with ENABLE_RECOVERY=0 there is nothing to go back to")
+    address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""
+    agent.publish(generation.generation, address.encode())
+    host, _, port = bytes(agent.address_map(generation.generation)[0]).decode().rpartition(":")
+    config.publish(generation.rank, generation.local_rank, generation.world_size, host, int(port))
+    agent.trains(generation.generation)
+    return generation
+
+
+def _host_store(settings: Settings, world_size: int) -> str:
+    host = address_towards(settings.sched_host, settings.sched_port)
+    store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False)
+    _hosted.append(store)
+    return f"{host}:{store.port}"
+
+
+def address_towards(host: str, port: int) -> str:
+    """The local address from which this machine reaches ``host``: where its peers reach this one."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])

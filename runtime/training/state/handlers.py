@@ -1,0 +1,351 @@
+"""How one value of a state is remembered, brought back and taken apart: a handler for each kind, and their registry.
+
+Here lives what is particular to modules, optimizers, samplers, objects with a ``state_dict`` and plain values. Never
+here: when something is remembered, where it goes, files. The one idea: what only an optimizer step changes (weights,
+moments) need not be copied at a commit, because until the next step it *is* the commit; ``remember`` keeps just the
+rest, what a forward pass or the user's loop changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.training.sharding.pieces import local
+from runtime.training.state.sampler import ElasticSampler
+
+__all__ = ["StateHandler", "handler_of", "register_handler"]
+
+_OPTIMIZER_KEYS = {"state", "param_groups"}
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+class StateHandler:
+    """One value of a state. Subclass it and :func:`register_handler` it for a type of your own.
+
+    The base class is right for whatever has ``state_dict()`` and ``load_state_dict()``, is small and is equal on every
+    rank: a learning-rate schedule, a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy, so a
+    stateful data loader, say, is right only where its position is the same number on every rank.
+
+    Args:
+        value: the object; handlers keep it, they never replace it.
+    """
+
+    loads_in_place: ClassVar[bool] = False
+    """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._remembered: Any = None
+
+    def contents(self) -> Any:
+        """Everything, as a tree of plain values with tensors in it, which are not copied."""
+        return self.value.state_dict()
+
+    def load(self, contents: Any) -> None:
+        """Become what ``contents()`` gave, here or on another rank."""
+        self.value.load_state_dict(contents)
+
+    def load_back(self, contents: Any) -> None:
+        """Become an earlier ``contents()`` of this very value, and keep nothing of it: it may be needed again."""
+        self.load(copied_tree(contents))
+
+    def remember(self) -> None:
+        """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
+
+        What is kept must be a copy: a loop may go on filling the list that was committed.
+        """
+        self._remembered = copy.deepcopy(self.value.state_dict())
+
+    def recall(self) -> None:
+        """Go back to what was last remembered; called only where no optimizer step has begun since."""
+        self.value.load_state_dict(copy.deepcopy(self._remembered))
+
+    def stepped(self) -> Sequence[torch.Tensor]:
+        """The tensors that ``remember`` leaves out, because only an optimizer step is to change them."""
+        return ()
+
+
+class ModuleHandler(StateHandler):
+    """A module: its parameters change in a step, its buffers (batch statistics) and extra state in a forward pass.
+
+    Buffers are looked up by their place in the module, because a forward pass may put another tensor there. Extra state
+    is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
+    """
+
+    loads_in_place = True
+
+    def __init__(self, value: nn.Module) -> None:
+        super().__init__(bare(value))
+        self._parameters = list(self.value.parameters())
+        self._places = [
+            (module, name)
+            for module in self.value.modules()
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+            if buffer is not None
+        ]
+        self._copies: list[torch.Tensor] = []
+        self._with_extra_state = [module for module in self.value.modules() if _has_extra_state(module)]
+        self._extra_states: list[Any] = []
+
+    def load_back(self, contents: Any) -> None:
+        """A module copies what it is given into its parameters, so a copy of them would be one too many."""
+        parameters = dict(self.value.named_parameters(remove_duplicate=False))
+        self.load({name: one if name in parameters else copied_tree(one) for name, one in contents.items()})
+        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that does not
+            self.load(copied_tree(contents))
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [module._buffers[name] for module, name in self._places]
+
+    def remember(self) -> None:
+        if self._with_extra_state:
+            told = [module.get_extra_state() for module in self._with_extra_state]
+            self._extra_states = copied_tree(told, self._extra_states)
+        if not self._places:
+            return
+        buffers = self._buffers()
+        if not _are_alike(self._copies, buffers):
+            self._copies = [torch.empty_like(buffer) for buffer in buffers]
+        with torch.no_grad():
+            torch._foreach_copy_(self._copies, buffers)
+
+    def recall(self) -> None:
+        for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
+            module.set_extra_state(extra_state)
+        if not self._copies:
+            return
+        if _are_alike(self._copies, buffers := self._buffers()):
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, self._copies)
+            return
+        for (module, name), copied_buffer in zip(self._places, self._copies, strict=True):
+            module._buffers[name] = copied_buffer.clone()
+
+    def stepped(self) -> Sequence[torch.Tensor]:
+        return self._parameters
+
+
+class OptimizerHandler(StateHandler):
+    """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+
+    loads_in_place = True
+
+    def load(self, contents: Any) -> None:
+        """As it was given: torch's own way back turns every moment into its parameter's dtype."""
+        self.value.load_state_dict(contents)
+        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        numbers = [number for group in contents["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, given in contents["state"].get(number, {}).items():
+                loaded = self.value.state[parameter].get(name)
+                if isinstance(given, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype:
+                    self.value.state[parameter][name] = given.detach().clone().to(loaded.device)
+
+    def load_back(self, contents: Any) -> None:
+        """Into the moments that are there, where they are still those that were taken: fresh pages cost more."""
+        pairs = self._moments_and(contents)
+        if pairs is None:
+            super().load_back(contents)
+            return
+        with torch.no_grad():
+            for moment, given in pairs:
+                moment.copy_(given)
+
+    def _moments_and(self, contents: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Every tensor of the optimizer's state with the one to be copied into it; None unless that is all there is.
+
+        Hyperparameters are left out: ``recall`` brings them back.
+        """
+        if type(self.value).state_dict is not torch.optim.Optimizer.state_dict or contents.keys() != _OPTIMIZER_KEYS:
+            return None  # one that keeps more than torch's own
+        numbers = [number for group in contents["param_groups"] for number in group["params"]]
+        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        if len(numbers) != len(parameters) or contents["state"].keys() - numbers:
+            return None
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, parameter in zip(numbers, parameters, strict=True):
+            given, live = contents["state"].get(number, {}), self.value.state.get(parameter, {})
+            if given.keys() != live.keys() or not all(_fits(live[name], one) for name, one in given.items()):
+                return None
+            pairs += [(live[name], one) for name, one in given.items()]
+        return pairs
+
+    def remember(self) -> None:
+        self._remembered = [
+            {
+                name: value if type(value) in _ATOMS else copied(value)  # a call each would be most of the cost
+                for name, value in group.items()
+                if name != "params"
+            }
+            for group in self.value.param_groups
+        ]
+
+    def recall(self) -> None:
+        for group, values in zip(self.value.param_groups, self._remembered, strict=True):
+            group.update({name: copied(value) for name, value in values.items()})
+
+
+class ScalerHandler(StateHandler):
+    """A gradient scaler: inside a step it notes, beside its state, whose gradients are unscaled already.
+
+    A step that a lost peer has cut off leaves that note behind, and the step that is done again would be taken with
+    scaled gradients, by the survivors alone.
+    """
+
+    def load(self, contents: Any) -> None:
+        super().load(contents)
+        self._forget_the_open_step()
+
+    def recall(self) -> None:
+        super().recall()
+        self._forget_the_open_step()
+
+    def _forget_the_open_step(self) -> None:
+        if self.value.is_enabled():  # else it keeps no notes at all
+            self.value._per_optimizer_states.clear()
+
+
+class SamplerHandler(StateHandler):
+    """An :class:`ElasticSampler`, whose state is three numbers."""
+
+    def remember(self) -> None:
+        self._remembered = self.value.state_dict()
+
+    def recall(self) -> None:
+        self.value.load_state_dict(self._remembered)
+
+
+class PlainHandler(StateHandler):
+    """An attribute of the state itself that is data: a number, a text, a list, a tensor, …
+
+    Args:
+        owner: the state.
+        name: of the attribute.
+    """
+
+    def __init__(self, owner: object, name: str) -> None:
+        super().__init__(None)
+        self._owner = owner
+        self._name = name
+
+    def contents(self) -> Any:
+        return getattr(self._owner, self._name)
+
+    def load(self, contents: Any) -> None:
+        setattr(self._owner, self._name, contents)
+
+    def remember(self) -> None:
+        self._remembered = copied(getattr(self._owner, self._name))
+
+    def recall(self) -> None:
+        setattr(self._owner, self._name, copied(self._remembered))
+
+
+_registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
+    (nn.Module, ModuleHandler),
+    (torch.optim.Optimizer, OptimizerHandler),
+    (torch.amp.GradScaler, ScalerHandler),
+    (ElasticSampler, SamplerHandler),
+]
+
+
+def register_handler(kind: type, handler: Callable[[Any], StateHandler]) -> None:
+    """From now on states handle values of ``kind``, and of its subclasses, with ``handler(value)``.
+
+    The last registered fits first. Call it before the state is made, on every rank.
+    """
+    _registry.append((kind, handler))
+
+
+def handler_of(value: Any) -> StateHandler | None:
+    """The handler for this value; None where it is plain data."""
+    for kind, make in reversed(_registry):
+        if isinstance(value, kind):
+            handler: StateHandler = make(value)
+            return handler
+    return StateHandler(value) if is_stateful(value) else None
+
+
+def is_stateful(value: object) -> bool:
+    """Whether the value keeps a state that can be taken out and put back."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The script's own module inside DistributedDataParallel and torch.compile, whose names depend on no wrapper."""
+    while True:
+        compiled = module._modules.get("_orig_mod")
+        if compiled is not None:
+            module = compiled
+        elif isinstance(module, DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    """Whether its class keeps, beside parameters and buffers, what torch's ``load_state_dict`` can give back."""
+    kind = type(module)
+    return (
+        kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state
+    )
+
+
+def _fits(live: object, given: object) -> bool:
+    """Whether one tensor can be copied into the other, place by place."""
+    return (
+        isinstance(live, torch.Tensor)
+        and isinstance(given, torch.Tensor)
+        and live.layout is given.layout is torch.strided
+        and (live.shape, live.dtype, live.device) == (given.shape, given.dtype, given.device)
+        and live.stride() == given.stride()  # else it may be an expanded one, whose places overlap
+    )
+
+
+def _share_memory(one: torch.Tensor, other: object) -> bool:
+    if not isinstance(other, torch.Tensor):
+        return False
+    one, other = local(one), local(other)
+    return one.numel() > 0 and one.data_ptr() == other.data_ptr()
+
+
+def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def copied(value: Any) -> Any:
+    """A copy that no later change reaches; tensors are detached."""
+    if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+def copied_tree(tree: Any, old: Any = None) -> Any:
+    """A copy of a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
+    if isinstance(tree, torch.Tensor):
+        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
+            tree.shape,
+            tree.dtype,
+            tree.device,
+        ):
+            with torch.no_grad():
+                return old.copy_(tree)
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        by_key = old if isinstance(old, dict) else {}
+        return {key: copied_tree(item, by_key.get(key)) for key, item in tree.items()}
+    if type(tree) in (list, tuple):
+        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
+        return type(tree)(copied_tree(item, one) for one, item in zip(in_order, tree, strict=True))
+    return copied(tree)

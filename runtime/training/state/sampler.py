@@ -1,0 +1,122 @@
+"""Which samples this rank sees next: a function of (seed, epoch, consumed), and of nothing else.
+
+``consumed`` counts the samples that all ranks together have gone through in this epoch. All ranks hold the same three
+numbers, so the position goes back and forward with the state, a replacement goes on exactly where the group is, and
+where the world size changes what is left is split anew: no sample is repeated and none is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from runtime.service import voice
+from runtime.training.process import context
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler(Sampler[int]):
+    """Splits an epoch's samples among the ranks and knows how far the group has come.
+
+    The order is a permutation drawn from (seed, epoch); rank r of n takes every n-th of what is not consumed yet. So
+    that all ranks take equally many steps, the last round is filled up from the beginning of the order.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: permute anew every epoch; else in order.
+        seed: the same on every rank.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.consumed = 0
+        self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
+        self.on_record: Callable[[Sequence[int]], None] | None = None  # told what this rank has gone through
+        self._empty_epoch: int | None = None  # the last one that was iterated at its end
+        self._began_at = 0
+        self._taken = 0  # by this rank since the iteration began
+        self._batch_size = 0  # the largest recorded since then
+        self._share: Sequence[int] = ()  # this rank's samples of the iteration
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch. Where it is the present one already, as after a recovery, the position stays."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._go_to(0)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began.
+
+        ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
+        """
+        self._batch_size = max(self._batch_size, batch_size)
+        taken = batch_idx * self._batch_size + batch_size
+        self._record(taken, self._share[self._taken : taken])
+
+    def record_indices(self, indices: Collection[int]) -> None:
+        """This rank has gone through these samples as well, and every other rank through as many of its own."""
+        self._record(self._taken + len(indices), [int(index) for index in indices])
+
+    def _record(self, taken: int, indices: Sequence[int]) -> None:
+        if self.on_record is not None:
+            self.on_record(indices)
+        self._taken = taken
+        self.consumed = min(self._began_at + taken * context.get_world_size(), len(self.dataset))
+
+    def __iter__(self) -> Iterator[int]:
+        rank, world_size = context.get_rank(), context.get_world_size()
+        self._go_to(self.consumed)
+        if self.on_iterate is not None:
+            self.on_iterate(self.consumed > 0)
+        order = self._order()
+        rest = order[self.consumed :]
+        if order and not rest:
+            self._warn_of_a_second_time()
+        missing = -len(rest) % world_size
+        while rest and missing:  # more than once only where fewer samples than ranks exist
+            rest += order[:missing]
+            missing = -len(rest) % world_size
+        self._share = rest[rank::world_size]
+        return iter(self._share)
+
+    def __len__(self) -> int:
+        """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
+        return -(-(len(self.dataset) - self._began_at) // context.get_world_size())
+
+    def _go_to(self, consumed: int) -> None:
+        self.consumed = self._began_at = consumed
+        self._taken = self._batch_size = 0
+        self._share = ()
+
+    def _warn_of_a_second_time(self) -> None:
+        """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
+        if self._empty_epoch == self.epoch:
+            voice.warn(
+                f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
+                "epoch after each"
+            )
+        self._empty_epoch = self.epoch
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(len(self.dataset)))
+        generator = torch.Generator()
+        generator.manual_seed(((self.seed << 20) + self.epoch) % 2**63)
+        order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
+        return order
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, epoch and position."""
+        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the position that ``state_dict`` gave; a loader follows when it is iterated the next time."""
+        self.seed, self.epoch = state["seed"], state["epoch"]
+        self._go_to(state["consumed"])

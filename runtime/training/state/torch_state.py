@@ -1,0 +1,257 @@
+"""``TorchState``: model, optimizer and data position in a state, with the names and the meaning of Horovod's.
+
+Here lives what only optimizers bring with them: steps that are counted by hooks, so that the user has no counter to
+keep, and commits that fall into a window of gradient accumulation. Never here: other values (``object_state``), when a
+commit is made durable (``session``). The one idea: gradients are no part of a commit, so a commit waits until no
+gradient does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.core.point import Point
+from runtime.errors import UsageError
+from runtime.training.process import context
+from runtime.training.sharding.pieces import is_distributed
+from runtime.training.state.base_state import CommitSink
+from runtime.training.state.checkpoint_config import CheckpointConfig
+from runtime.training.state.handlers import ModuleHandler
+from runtime.training.state.object_state import ObjectState
+from runtime.training.state.open_steps import Marks, OpenSteps, same_marks
+from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.sharded_values import ShardedValues
+
+__all__ = ["TorchState"]
+
+
+class TorchState(ObjectState):
+    """Everything a step depends on.
+
+    Args:
+        model: the module to train: as it is, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, which
+            makes a rank's own point the only one that holds its part.
+        optimizer: its steps are what ``save_checkpoint_steps`` counts. Of several (the others among the attributes) a
+            step is one of each, or of the busiest.
+        sampler: an :class:`ElasticSampler`: the data position is part of the state.
+        checkpoint, rng: as in :class:`ObjectState`.
+        copy_commits: copy all tensors at every commit. Without it that begins by itself as soon as the weights are seen
+            to change while a collective may still fail: more than one optimizer step between two commits, a backward
+            pass between the steps of two optimizers, an optimizer that is given a closure. It is needed by who calls
+            :meth:`restore` by hand after a step, or changes a parameter through ``.data``, which leaves no trace.
+        attributes: everything else, reachable as attributes: plain values, and objects that a
+            :class:`~runtime.training.state.handlers.StateHandler`
+            knows: modules, optimizers, and what has ``state_dict()``
+            and ``load_state_dict()``, such as learning-rate schedules.
+    """
+
+    _follows_optimizers = True
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        sampler: ElasticSampler | None = None,
+        checkpoint: CheckpointConfig | None = None,
+        rng: str = "saved",
+        copy_commits: bool = False,
+        **attributes: Any,
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        values = {name: value for name, value in given.items() if value is not None}
+        super().__init__(checkpoint=checkpoint, rng=rng, **values, **attributes)
+        for name in given.keys() - values.keys():
+            object.__setattr__(self, name, None)
+        self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
+        self._open = OpenSteps(
+            self._optimizers,
+            about_to_step=self._before_step,
+            stepped=self._stepped,
+            needs_copies=self._last_commit.copy_from_now_on,
+        )
+        has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
+        if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
+            self._last_commit.copy_from_now_on()
+        self._sharded = ShardedValues.of(self.handlers)
+        self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
+
+    @property
+    def completed_steps(self) -> int:
+        """Optimizer steps since the job began, over all recoveries (commits, where there is no optimizer)."""
+        return self._committed_steps + self._open.count
+
+    # ---- the session's
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether a rank's own points hold something no other rank's hold."""
+        return self._sharded is not None or super().has_own_parts
+
+    def bind(self, session: CommitSink | None, rank: int) -> None:
+        """As :meth:`State.bind`.
+
+        Raises:
+            UsageError: something is sharded over the ranks that cannot be, or while their number may change.
+        """
+        if session is not None and self._sharded is not None:
+            settings = context.current("runtime.elastic.run").settings
+            if settings.enable_recovery:
+                self._sharded.require_supported()
+            if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
+                raise UsageError(
+                    f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
+                    "is sharded (fully_shard), which needs a world of fixed size: set both to WORKER_NUM, or leave "
+                    "them out. For another size write a point with `samebits ckpt export --format dcp` and begin anew "
+                    "with runtime.elastic.load_dcp"
+                )
+        super().bind(session, rank)
+
+    def enter_group(self) -> None:
+        """As :meth:`State.enter_group`: FSDP2 modules are sharded over the group, or get it instead of the last one.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        if self._sharded is not None:
+            self._sharded.enter_group()
+
+    def recall(self) -> Point | None:
+        """As :meth:`State.recall`."""
+        if self._sharded is not None:
+            self._sharded.reset()
+        return super().recall()
+
+    def contents(self) -> dict[str, Any]:
+        """As :meth:`ObjectState.contents`; what no rank holds whole is in ``own``."""
+        contents = super().contents()
+        if self._sharded is not None:
+            contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
+                contents["shared"]["values"]
+            )
+        return contents
+
+    def live_contents(self) -> dict[str, Any]:
+        """As :meth:`State.live_contents`."""
+        contents = super().live_contents()
+        if self._sharded is not None:
+            values, shards = self._sharded.take_out(contents["shared"]["values"])
+            contents = {"shared": {"values": values}, "own": {"shards": shards}}
+        return contents
+
+    def begin(self, point: Point) -> None:
+        """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
+        self.drop_gradients()
+        super().begin(point)
+
+    def remember(self, point: Point) -> None:
+        """The state as it stands is the commit ``point``."""
+        if self._open.count > 1:
+            self._last_commit.copy_from_now_on()
+        super().remember(point)
+        self._close()
+
+    def load(self, contents: dict[str, Any], *, own: bool) -> None:
+        """As :meth:`ObjectState.load`."""
+        super().load(contents, own=own)
+        self._close()
+
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """As :meth:`ObjectState.load_values`; pieces of sharded tensors are put back where they were."""
+        if self._sharded is not None:
+            values = self._sharded.put_back(values, own.get("shards", {}))
+        super().load_values(values, own)
+
+    def weights(self) -> list[torch.Tensor]:
+        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks; and
+        so is what is sharded.
+        """
+        return [
+            parameter
+            for _, handler in sorted(self.handlers.items())
+            if isinstance(handler, ModuleHandler)
+            for _, parameter in sorted(handler.value.named_parameters())
+            if not is_distributed(parameter)
+        ]
+
+    def shards(self) -> list[torch.Tensor]:
+        """As :meth:`State.shards`."""
+        return [] if self._sharded is None else self._sharded.shards()
+
+    @property
+    def counts_optimizer_steps(self) -> bool:
+        """Whether there is an optimizer; else a commit is a step."""
+        return bool(self._optimizers)
+
+    @property
+    def beginning_step(self) -> int:
+        """The number of the step that an optimizer is about to take."""
+        return self._committed_steps + self._open.beginning
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Of every parameter group of every optimizer, in their order."""
+        return tuple(float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group)
+
+    @property
+    def step_seed(self) -> int:
+        """The seed that ``rng="per_step"`` derives a step's from."""
+        return self._seed()
+
+    def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
+        """From now on tell ``took`` the samples that this rank's loop records with its samplers."""
+        for sampler in self._samplers:
+            sampler.on_record = took
+
+    def drop_gradients(self) -> None:
+        """No gradient is left."""
+        self._open.drop_gradients()
+        for handler in self.handlers.values():
+            for parameter in handler.stepped():
+                parameter.grad = None
+
+    def copy_every_commit(self) -> None:
+        """From now on copy all tensors at every commit."""
+        self._last_commit.copy_from_now_on()
+
+    @property
+    def last_copy(self) -> Mapping[str, Any] | None:
+        """The last commit's contents by name, where they were copied; not to be changed."""
+        return self._last_commit.copy
+
+    # ---- steps and gradients
+
+    def _before_step(self) -> None:
+        if self._session is not None:
+            self._session.before_step()
+        self._last_commit.stepping()
+
+    def _went_back(self) -> None:
+        self.drop_gradients()
+        self._close()
+
+    def _count(self) -> None:
+        if not self._optimizers:
+            super()._count()
+
+    def _defers(self) -> bool:
+        """Whether this is inside a window of gradient accumulation: the commit takes effect where that ends."""
+        accumulates = self._sharded is not None and self._sharded.accumulates()
+        if not (accumulates or self._open.gradients_wait()):
+            return False
+        self._deferred = self._open.marks()
+        return True
+
+    def _stepped(self) -> None:
+        self._restored_rng = None  # the step it was for is done
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None and self._session is not None and same_marks(deferred, self._open.marks()):
+            self.save()  # nothing was accumulated since: the commit meant the end of this window
+
+    def _close(self) -> None:
+        self._open.close()
+        self._deferred = None

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, StoreError
+from runtime.store.checkpoint import FoundPoint, pack, rank_directory, read, scan, unpack, verify, write_point
+from runtime.store.checkpoint.format.manifest import decode_manifest
+from tests.store.disk_faults import names_in
+from tests.store.points import (
+    CHUNK_BYTES,
+    JOB,
+    LAYOUT,
+    TREE,
+    change_byte,
+    copy_point,
+    each_change,
+    find,
+    header_of,
+    one_of_each_dtype,
+    save,
+)
+
+DATA, MANIFEST = "data.safetensors", "manifest.msgpack"
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> FoundPoint:
+    return save(tmp_path, 7)
+
+
+def again(found: FoundPoint) -> FoundPoint:
+    return find(found.path.parent.parent, found.point.step, found.point.generation)
+
+
+def refused(found: FoundPoint) -> str:
+    """The one reason that reading, verifying and packing all give."""
+    reasons = set()
+    for attempt in (read, verify, pack):
+        with pytest.raises(CheckpointError) as caught:
+            attempt(found)
+        reasons.add(str(caught.value))
+    (reason,) = reasons
+    assert str(found.path) in reason
+    return reason
+
+
+def test_a_point_that_ends_early_is_seen_by_scanning(found: FoundPoint) -> None:
+    size_bytes = (found.path / DATA).stat().st_size
+    cut = each_change(found, DATA, lambda data, end: data[:end])
+    for end in range(size_bytes):
+        cut(end)
+        damaged = again(found)
+        assert not damaged.is_usable
+        assert f"{DATA} has {end} bytes, {size_bytes} were saved" in refused(damaged)
+        refused(found)  # a point that was found whole before it was cut
+
+
+def test_a_file_that_grew_is_seen_by_scanning(found: FoundPoint) -> None:
+    each_change(found, DATA, lambda data, number: data + bytes(number))(1)
+    assert not again(found).is_usable
+    assert "were saved" in refused(found), "also where it grew after it was found"
+
+
+def test_a_changed_byte_anywhere_in_the_data_names_its_chunk(found: FoundPoint) -> None:
+    manifest = found.require_manifest()
+    assert len(manifest.chunks) >= 3
+    flip = each_change(found, DATA, lambda data, at: data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :])
+    for position in range(manifest.data_bytes):
+        flip(position)
+        damaged = again(found)
+        assert damaged.is_usable, "scanning does not read the data"
+        reason = refused(damaged)
+        assert f"chunk {position // CHUNK_BYTES} of {len(manifest.chunks)}" in reason
+        assert DATA in reason
+    flip_back = each_change(found, DATA, lambda data, at: data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :])
+    flip_back(manifest.data_bytes - 1)
+    verify(again(found))
+
+
+def test_a_changed_byte_anywhere_in_the_manifest_is_seen(found: FoundPoint) -> None:
+    original = (found.path / MANIFEST).read_bytes()
+    for mask in (0x01, 0x80):
+        for position in range(len(original)):
+            data = bytearray(original)
+            data[position] ^= mask
+            with pytest.raises(CheckpointError, match="hash differs"):
+                decode_manifest(bytes(data))
+    change_byte(found.path / MANIFEST, len(original) // 2)
+    assert "hash differs" in refused(again(found))
+
+
+def test_a_manifest_that_ends_early_is_seen(found: FoundPoint) -> None:
+    size_bytes = (found.path / MANIFEST).stat().st_size
+    cut = each_change(found, MANIFEST, lambda data, end: data[:end])
+    for end in range(size_bytes):
+        cut(end)
+        refused(again(found))
+
+
+@pytest.mark.parametrize("name", [DATA, MANIFEST])
+def test_a_missing_file_is_named(found: FoundPoint, name: str) -> None:
+    (found.path / name).unlink()
+    assert f"{name}: " in refused(again(found))
+    assert "ENOENT" in refused(again(found))
+
+
+def test_a_point_that_vanished_after_it_was_found(found: FoundPoint) -> None:
+    shutil.rmtree(found.path)
+    assert "ENOENT" in refused(found)
+
+
+def test_a_file_with_a_points_name_is_listed_as_unusable(found: FoundPoint) -> None:
+    shutil.rmtree(found.path)
+    found.path.write_bytes(b"")
+    assert "ENOTDIR" in refused(again(found))
+
+
+def test_an_oversized_manifest_is_not_read(found: FoundPoint) -> None:
+    with (found.path / MANIFEST).open("r+b") as file:
+        file.truncate(2**40)
+    assert "a manifest has at most" in refused(again(found))
+
+
+def test_another_ranks_point_is_not_this_ranks(tmp_path: Path) -> None:
+    copy_point(save(tmp_path, 7, rank=1), rank_directory(tmp_path, 0) / "step_0000000007_gen_000001")
+    assert "is that of slot 1, it lies in the folder 0" in refused(find(tmp_path, 7, rank=0))
+
+
+@pytest.mark.parametrize("name", ["step_0000000008_gen_000001", "step_0000000007_gen_000002"])
+def test_another_steps_point_is_not_this_steps(found: FoundPoint, name: str) -> None:
+    found.path.rename(found.path.with_name(name))
+    (renamed,) = scan(found.path.parent, JOB)
+    assert "its manifest is that of step 7 of generation 1" in refused(renamed)
+
+
+def test_another_jobs_point_is_not_this_jobs(tmp_path: Path) -> None:
+    save(tmp_path, 7, job="another job")
+    assert f"was saved by job another job, this is job {JOB}" in refused(find(tmp_path, 7))
+
+
+def test_another_points_data_of_the_same_size_is_not_this_points(tmp_path: Path) -> None:
+    first, second = save(tmp_path, 7), save(tmp_path, 8)
+    shutil.copy(second.path / DATA, first.path / DATA)
+    assert again(first).is_usable
+    assert "is not what was saved" in refused(again(first))
+
+
+def test_a_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(found.path)
+    with monkeypatch.context() as patched:
+        patched.setattr("runtime.store.checkpoint.format.manifest.VERSION", 2)
+        save(found.path.parent.parent, 7)
+    assert "format version 2, this program reads 1" in refused(again(found))
+
+
+# ---- scanning -----------------------------------------------------------------------------------------------------
+
+
+def test_points_are_listed_newest_first_and_other_names_are_ignored(tmp_path: Path) -> None:
+    directory = rank_directory(tmp_path, 0)
+    assert scan(directory, JOB) == []
+    for step, generation in ((5, 1), (20, 1), (10, 3), (10, 2)):
+        save(tmp_path, step, generation)
+    for name in ("step_7_gen_1", "step_00000000007_gen_000001", "step_0000000007_gen_000000", ".tmp-1-1-1-x", "notes"):
+        (directory / name).mkdir()
+    (directory / "lock").touch()
+    change_byte(directory / "step_0000000010_gen_000003" / MANIFEST, 5)
+    listed = scan(directory, JOB)
+    assert [found.point for found in listed] == [Point(20, 1), Point(10, 3), Point(10, 2), Point(5, 1)]
+    assert [found.is_usable for found in listed] == [True, False, True, True]
+    assert listed[1].problem is not None
+    assert "step_0000000010_gen_000003" in listed[1].problem
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0").touch()
+    with pytest.raises(StoreError, match="ENOTDIR"):
+        scan(tmp_path / "0", JOB)
+
+
+def test_a_very_large_step_has_a_name(tmp_path: Path) -> None:
+    save(tmp_path, 2**63 - 1, 10**7)
+    assert names_in(tmp_path / "0") == ["step_9223372036854775807_gen_10000000"]
+
+
+# ---- sending ------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_sent_whole(tmp_path: Path) -> None:
+    parts = {part.name: part for part in one_of_each_dtype()}
+    write_point(tmp_path, header_of(7), parts.values(), TREE, LAYOUT, chunk_bytes=CHUNK_BYTES)
+    packed = pack(find(tmp_path, 7))
+    for form in (packed, bytes(packed), bytearray(packed)):
+        checkpoint = unpack(form, JOB)
+        assert checkpoint.header == header_of(7)
+        assert (checkpoint.tree, checkpoint.layout) == (TREE, LAYOUT)
+        assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in checkpoint.tensors.items()} == {
+            name: (part.dtype, part.shape, part.data) for name, part in parts.items()
+        }
+        assert not memoryview(checkpoint.tensors["a scalar"].data).readonly
+
+
+def test_what_was_received_can_be_saved_as_ones_own(tmp_path: Path) -> None:
+    checkpoint = unpack(pack(save(tmp_path, 7)), JOB)
+    write_point(tmp_path, header_of(7, rank=2), checkpoint.tensors.values(), checkpoint.tree, checkpoint.layout)
+    own = read(find(tmp_path, 7, rank=2))
+    assert {name: bytes(part.data) for name, part in own.tensors.items()} == {
+        name: bytes(part.data) for name, part in checkpoint.tensors.items()
+    }
+
+
+def test_a_packed_point_with_any_changed_byte_is_refused(found: FoundPoint) -> None:
+    packed = bytes(pack(found))
+    for position in range(len(packed)):
+        with pytest.raises(CheckpointError, match="received from another rank"):
+            unpack(packed[:position] + bytes([packed[position] ^ 0x40]) + packed[position + 1 :], JOB)
+
+
+def test_a_packed_point_that_ends_early_or_late_is_refused(found: FoundPoint) -> None:
+    packed = bytes(pack(found))
+    for end in range(len(packed)):
+        with pytest.raises(CheckpointError):
+            unpack(packed[:end], JOB)
+    with pytest.raises(CheckpointError):
+        unpack(packed + b"\x00", JOB)
+
+
+def test_a_packed_point_with_more_data_than_its_manifest_says_is_refused(found: FoundPoint) -> None:
+    packed = bytearray(pack(found)) + b"\x00"
+    struct.pack_into("<Q", packed, 16, found.require_manifest().data_bytes + 1)
+    with pytest.raises(CheckpointError, match="its manifest says"):
+        unpack(packed, JOB)
+
+
+def test_a_packed_point_of_another_job_is_refused(found: FoundPoint) -> None:
+    with pytest.raises(CheckpointError, match=f"of job {JOB}, this is job other"):
+        unpack(pack(found), "other")

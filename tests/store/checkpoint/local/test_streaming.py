@@ -1,0 +1,115 @@
+"""A point in pieces: it arrives whole, in the tensors that wait for it, or it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, pack, sizes_of, write_point
+from runtime.store.checkpoint.local import streaming
+from tests.store.points import JOB, LAYOUT, find, header_of, one_of_each_dtype
+
+TREE = {"lr": 0.5, "betas": (0.9, 0.999), "names": ["weight", "bias"]}
+Change = Callable[[bytes], bytes]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 100)
+
+
+def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
+    """The preface, and every piece."""
+    yield outgoing.preface
+    for size_bytes in sizes_of(outgoing.data_bytes):
+        piece = memoryview(bytearray(size_bytes))
+        outgoing.fill(piece)
+        yield bytes(piece)
+
+
+def arrived(messages: Iterator[bytes], job: str = JOB, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+    incoming = Incoming(memoryview(next(messages)), job, targets or {})
+    for _ in sizes_of(incoming.data_bytes):
+        incoming.take(memoryview(next(messages)))
+    return incoming.point()
+
+
+def live(parts: list[TensorPart] | None = None) -> Outgoing:
+    return Outgoing.of_state(header_of(7), one_of_each_dtype() if parts is None else parts, TREE, LAYOUT)
+
+
+def assert_whole(found: Checkpoint, parts: list[TensorPart]) -> None:
+    assert found.header == header_of(7)
+    assert (found.tree, found.layout) == (TREE, LAYOUT)
+    assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in found.tensors.items()} == {
+        part.name: (part.dtype, part.shape, bytes(part.data)) for part in parts
+    }
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_it_arrives_whole(tmp_path: Path, from_disk: bool) -> None:
+    parts = one_of_each_dtype()
+    outgoing = live(parts)
+    if from_disk:
+        write_point(tmp_path, header_of(7), parts, TREE, LAYOUT)
+        outgoing = Outgoing.of_packed(pack(find(tmp_path, 7)))
+    assert outgoing.data_bytes > 2 * streaming.PIECE_BYTES
+    assert_whole(arrived(messages_of(outgoing)), parts)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 99, 100, 101, 200])
+def test_the_last_piece_may_be_of_any_size(size_bytes: int) -> None:
+    parts = [TensorPart("weight", "U8", (size_bytes,), bytes(range(size_bytes)))]
+    assert_whole(arrived(messages_of(live(parts))), parts)
+
+
+def test_a_state_without_tensors_is_a_preface() -> None:
+    messages = list(messages_of(live([])))
+    assert len(messages) == 1
+    assert_whole(arrived(iter(messages)), [])
+
+
+def test_what_fits_is_filled_where_it_is() -> None:
+    parts = one_of_each_dtype()
+    fitting = parts[0]
+    targets = {
+        fitting.name: TensorPart(fitting.name, fitting.dtype, fitting.shape, bytearray(len(fitting.data))),
+        parts[1].name: TensorPart(parts[1].name, "U8", (3,), bytearray(3)),
+    }
+    found = arrived(messages_of(live(parts)), targets=targets)
+    assert_whole(found, parts)
+    assert found.tensors[fitting.name] is targets[fitting.name]
+    assert bytes(targets[parts[1].name].data) == bytes(3)
+
+
+def test_any_changed_byte_is_found() -> None:
+    messages = list(messages_of(live()))
+    for number, message in enumerate(messages):
+        for position in range(len(message)):
+            changed = message[:position] + bytes([message[position] ^ 0x40]) + message[position + 1 :]
+            with pytest.raises(CheckpointError, match="received from another rank"):
+                arrived(iter([*messages[:number], changed, *messages[number + 1 :]]))
+
+
+def test_a_preface_that_ends_early_or_late_is_refused() -> None:
+    preface = live().preface
+    for end in range(len(preface)):
+        with pytest.raises(CheckpointError, match="received from another rank"):
+            arrived(iter([preface[:end]]))
+    with pytest.raises(CheckpointError, match="begin no point"):
+        arrived(iter([preface + b"\x00"]))
+
+
+def test_pieces_in_another_order_are_found() -> None:
+    preface, first, second, *rest = messages_of(live())
+    assert len(first) == len(second)
+    with pytest.raises(CheckpointError, match="piece 0 is not what was sent"):
+        arrived(iter([preface, second, first, *rest]))
+
+
+def test_another_jobs_point_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=f"it is of job {JOB}, this is job other"):
+        arrived(messages_of(live()), job="other")

@@ -1,0 +1,253 @@
+"""A slot on its way to another host: what arrives is the same point, or none, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError, LockedError, StoreError
+from runtime.store.checkpoint import (
+    MemoryRoom,
+    copied_slots,
+    open_point_store,
+    points_in_memory,
+    read,
+    remove_room,
+    sweep,
+    verify,
+)
+from runtime.store.checkpoint.memory import memory_buffer, sealed_buffer
+from runtime.store.checkpoint.memory.copied_buffer import CopyOffer, IncomingCopy, OutgoingCopy, has_copy, outgoing_copy
+from runtime.store.checkpoint.memory.memory_room import SWEPT_AFTER_S
+from tests.store.points import JOB
+from tests.store.slots import content_of, fill, fill_and_hash
+
+COUNT = 5_000
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> Iterator[tuple[MemoryRoom, MemoryRoom]]:
+    """A rank's slots on one host, and its buddy's copies on another one."""
+    for host in ("here", "there"):
+        (tmp_path / host).mkdir()
+    ours, theirs = MemoryRoom(tmp_path / "here", JOB, 0), MemoryRoom(tmp_path / "there", JOB, 0, is_copy=True)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def opened(room: MemoryRoom, name: str) -> OutgoingCopy:
+    outgoing = outgoing_copy(room.descriptor, room.path / name)
+    assert outgoing is not None
+    return outgoing
+
+
+def send(stream: bytes, offer: CopyOffer, room: MemoryRoom, piece_bytes: int) -> bool:
+    incoming = IncomingCopy(room, offer)
+    starts = range(0, len(stream), piece_bytes)
+    return [incoming.take(stream[start : start + piece_bytes]) for start in starts][-1]
+
+
+def in_order(outgoing: OutgoingCopy, piece_bytes: int) -> bytes:
+    """The whole stream, read as a sender reads it."""
+    stream = b""
+    while len(stream) < outgoing.offer.stream_bytes:
+        piece = outgoing.piece(len(stream), piece_bytes)
+        assert piece
+        stream += piece
+    return stream
+
+
+def copy(ours: MemoryRoom, name: str, theirs: MemoryRoom, piece_bytes: int = 1000) -> None:
+    outgoing = opened(ours, name)
+    assert send(in_order(outgoing, piece_bytes), outgoing.offer, theirs, piece_bytes)
+    outgoing.close()
+
+
+def steps_there(tmp_path: Path) -> list[int]:
+    found, problems = points_in_memory(tmp_path / "there", JOB, 0, is_copy=True)
+    assert problems == []
+    for one in found:
+        verify(one)
+    return [one.point.step for one in found]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 64, 1000, 1 << 20])
+def test_the_copy_is_the_point(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, piece_bytes: int) -> None:
+    ours, theirs = rooms
+    copy(ours, fill_and_hash(ours, 3, count=200), theirs, piece_bytes)
+    (found,), _ = points_in_memory(tmp_path / "there", JOB, 0, is_copy=True)
+    assert found.point == Point(3, 1)
+    assert bytes(read(found).tensors["weight"].data) == content_of(3, 200)
+    assert points_in_memory(tmp_path / "there", JOB, 0) == ([], []), "it is nobody's own point there"
+    assert copied_slots(tmp_path / "there", JOB) == [0]
+    assert copied_slots(tmp_path / "here", JOB) == []
+
+
+def test_the_two_newest_stay(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        copy(rooms[0], fill_and_hash(rooms[0], step), rooms[1])
+    assert steps_there(tmp_path) == [3, 2]
+
+
+def test_a_point_that_is_there_is_known(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+    ours, theirs = rooms
+    outgoing = opened(ours, fill_and_hash(ours, 1))
+    assert not has_copy(theirs, outgoing.offer)
+    copy(ours, outgoing_name(ours, 1), theirs)
+    assert has_copy(theirs, outgoing.offer)
+    again = opened(ours, fill_and_hash(ours, 1, count=200))
+    assert not has_copy(theirs, again.offer), "the same step, and another state"
+
+
+def outgoing_name(room: MemoryRoom, step: int) -> str:
+    return next(found.path.name for found in room.points() if found.point.step == step)
+
+
+def test_no_byte_may_change_on_the_way(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    ours, theirs = rooms
+    copy(ours, fill_and_hash(ours, 1), theirs)
+    outgoing = opened(ours, fill_and_hash(ours, 2))
+    stream = in_order(outgoing, 1 << 20)
+    for position in range(0, len(stream), 7):
+        changed = bytearray(stream)
+        changed[position] ^= 1
+        with pytest.raises(CheckpointError):
+            send(bytes(changed), outgoing.offer, theirs, 64)
+        assert steps_there(tmp_path) == [1]
+    assert send(stream, outgoing.offer, theirs, 64)
+    assert steps_there(tmp_path) == [2, 1]
+
+
+def test_what_breaks_off_is_no_copy(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    ours, theirs = rooms
+    copy(ours, fill_and_hash(ours, 1), theirs)
+    outgoing = opened(ours, fill_and_hash(ours, 2, count=COUNT))
+    assert not send(in_order(outgoing, 1000)[:-1], outgoing.offer, theirs, 1000)
+    assert steps_there(tmp_path) == [1]
+
+
+def test_more_than_was_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+    ours, theirs = rooms
+    outgoing = opened(ours, fill_and_hash(ours, 1))
+    with pytest.raises(CheckpointError, match="more than"):
+        send(in_order(outgoing, 1000) + b"x", outgoing.offer, theirs, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"slot": 1}, "is that of slot 0"),
+        ({"job": "another"}, "is that of slot 0 of job"),
+        ({"point": Point(9, 1)}, "step 1 of generation 1"),
+        ({"manifest_bytes": 0}, "a manifest of 0 bytes"),
+        ({"manifest_bytes": 1 << 40}, "a manifest of"),
+        ({"data_bytes": -1}, "-1 of data"),
+    ],
+)
+def test_an_offer_must_be_true(rooms: tuple[MemoryRoom, MemoryRoom], changes: dict[str, object], problem: str) -> None:
+    ours, theirs = rooms
+    outgoing = opened(ours, fill_and_hash(ours, 1))
+    true = outgoing.offer
+    values = {name: getattr(true, name) for name in ("job", "slot", "point", "digest", "manifest_bytes", "data_bytes")}
+    with pytest.raises(CheckpointError, match=problem):
+        send(in_order(outgoing, 1000), CopyOffer(**(values | changes)), theirs, 1 << 20)
+
+
+def test_a_slot_that_is_filled_anew_gives_no_more_pieces(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+    ours, _ = rooms
+    outgoing = opened(ours, fill_and_hash(ours, 1, count=COUNT))
+    data = outgoing.offer.manifest_bytes
+    assert outgoing.piece(data, 100) is not None
+    fill_and_hash(ours, 2, count=COUNT)
+    assert outgoing.piece(data, 100) is not None, "that was the other slot"
+    fill_and_hash(ours, 3, count=COUNT)
+    assert outgoing.piece(data, 100) is None
+
+
+def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
+    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path
+) -> None:
+    ours, theirs = rooms
+    root = tmp_path / "disk"
+    name = fill(ours, 1, count=COUNT)
+    with sealed_buffer.hashed(ours.path / name, ours.descriptor) as point:
+        place = open_point_store(root, 0, job=JOB, job_name="j")
+        place.claim()
+        place.write_prepared(point.header, point.manifest_data, [point.data])
+    outgoing = outgoing_copy(ours.descriptor, ours.path / name, root)
+    assert outgoing is not None
+    incoming = IncomingCopy(theirs, outgoing.offer)
+    is_whole = False
+    while not is_whole:
+        piece = outgoing.piece(incoming.received_bytes, 1000)
+        assert piece is not None
+        is_whole = incoming.take(piece)
+        if incoming.received_bytes == 3000:
+            fill_and_hash(ours, 2, count=COUNT)
+            fill_and_hash(ours, 3, count=COUNT)
+    assert steps_there(tmp_path) == [1]
+    outgoing.close()
+
+
+def test_what_is_not_hashed_is_not_offered(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+    ours, _ = rooms
+    name = fill(ours, 1)
+    assert outgoing_copy(ours.descriptor, ours.path / name) is None
+    assert outgoing_copy(ours.descriptor, ours.path / "b") is None
+
+
+def test_an_abandoned_point_goes_before_an_older_one(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    """Generation 2 went back to step 10: its step 15 replaces the step 20 that was left behind, not the step 10."""
+    ours, theirs = rooms
+    for step, generation in ((10, 1), (20, 1), (15, 2)):
+        copy(ours, fill_and_hash(ours, step, generation), theirs)
+    assert steps_there(tmp_path) == [15, 10]
+
+
+def test_where_memory_is_short_the_newest_copy_stays(
+    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = rooms
+    for step in (1, 2):
+        copy(ours, fill_and_hash(ours, step), theirs)
+    outgoing = opened(ours, fill_and_hash(ours, 3, count=COUNT * 100))
+    monkeypatch.setattr(memory_buffer, "available_bytes", lambda: 1000)
+    with pytest.raises(StoreError, match="are needed and 1000 are available"):
+        IncomingCopy(theirs, outgoing.offer)
+    assert steps_there(tmp_path) == [2]
+
+
+def test_copies_are_one_keepers_and_go_with_the_job(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    ours, theirs = rooms
+    copy(ours, fill_and_hash(ours, 1), theirs)
+    there = tmp_path / "there"
+    with pytest.raises(LockedError):
+        MemoryRoom(there, JOB, 0, is_copy=True)
+    assert not remove_room(there, JOB, 0, is_copy=True)
+    theirs.close()
+    newest_s = max(path.stat().st_mtime for path in theirs.path.iterdir())
+    assert sweep(there, "another-job", newest_s + SWEPT_AFTER_S - 1) == []
+    assert sweep(there, "another-job", newest_s + SWEPT_AFTER_S + 1) == [theirs.path]
+    assert copied_slots(there, JOB) == []
+
+
+def test_a_disk_that_fails_ends_one_copy_and_no_more(
+    rooms: tuple[MemoryRoom, MemoryRoom], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outgoing = opened(rooms[0], fill_and_hash(rooms[0], 1, count=COUNT))
+    begin = outgoing.offer.manifest_bytes
+
+    def fail(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", fail)
+        assert outgoing.piece(begin, 100) is None
+    assert outgoing.piece(begin, 100)
+    outgoing.close()

@@ -1,0 +1,166 @@
+"""What a user is told when an object store refuses or is away: one sentence with URL, trial and mend."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from runtime.errors import StoreError
+from runtime.store.checkpoint.remote import object_store
+from runtime.store.checkpoint.remote.object_store import ObjectStore
+from runtime.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from tests.store.checkpoint.conftest import Folder
+from tests.store.checkpoint.remote.remote_points import assert_is, find, points, prune, save
+from tests.store.checkpoint.remote.s3_server import CREDENTIALS, S3Server
+
+
+def test_wrong_credentials(bucket: Folder, s3: S3Server) -> None:
+    save(bucket.place(), 1)
+    s3.check_credentials(True)
+    for attempt in (lambda: save(bucket.place(), 2), bucket.place().scan, lambda: prune(bucket.place(), 2)):
+        with pytest.raises(StoreError, match=r"s3://points/job/0\S*: \w+ was refused: .*AWS_ACCESS_KEY_ID") as refused:
+            attempt()
+        assert CREDENTIALS["AWS_ACCESS_KEY_ID"] + ":" not in str(refused.value)
+        assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in str(refused.value)
+    s3.check_credentials(False)
+    assert points(bucket.place()) == [(1, 1)]
+
+
+def test_no_credentials(bucket: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(StoreError, match=r"listing was refused: NoCredentialsError.*AWS_PROFILE"):
+        bucket.place().scan()
+
+
+def test_a_missing_bucket_is_no_empty_folder(s3: S3Server) -> None:
+    place = Folder("s3://no-such-bucket/job").place()
+    for attempt in (place.scan, lambda: save(place, 1), lambda: slots_at("s3://no-such-bucket/job")):
+        with pytest.raises(StoreError, match=r"there is no bucket 'no-such-bucket': make it .*aws s3 mb"):
+            attempt()
+
+
+def test_a_server_that_is_not_there(bucket: Folder, s3: S3Server) -> None:
+    place = bucket.place(patience_s=0.0)
+    s3.stop()
+    with pytest.raises(StoreError, match=r"s3://points/job/0: listing failed, tried 1 time in .*server answers"):
+        place.scan()
+
+
+@pytest.mark.parametrize("moment", ["owner.json", ".data.safetensors", ".manifest.msgpack"])
+def test_a_server_that_goes_in_the_middle_and_comes_back(bucket: Folder, s3: S3Server, moment: str) -> None:
+    gone: list[threading.Thread] = []
+
+    def go_away(request: str) -> None:
+        if request.startswith("PUT") and request.endswith(moment) and not gone:
+            gone.append(threading.Thread(target=lambda: (s3.stop(), s3.start())))
+            gone[0].start()
+            raise ConnectionAbortedError("the server dies with this request")
+
+    s3.before = go_away
+    save(bucket.place(patience_s=60.0), 1)
+    gone[0].join()
+    assert_is(bucket.place().read(find(bucket.place(), 1)), 1)
+    assert len(bucket.names()) == 3
+
+
+def test_a_server_that_stays_away_costs_this_point_only(bucket: Folder, s3: S3Server) -> None:
+    save(bucket.place(), 1)
+    place = bucket.place(patience_s=0.0)
+    dying: list[threading.Thread] = []
+
+    def go_away(request: str) -> None:
+        if request.startswith("PUT") and not dying:
+            dying.append(threading.Thread(target=s3.stop))
+            dying[0].start()
+            raise ConnectionAbortedError("the server dies with this request")
+
+    s3.before = go_away
+    with pytest.raises(StoreError, match=r"writing \d+ bytes failed, tried 1 time"):
+        save(place, 2)
+    dying[0].join()
+    s3.start()
+    assert points(place) == [(1, 1)]
+    save(place, 3)
+    assert points(place) == [(3, 1), (1, 1)]
+
+
+def test_a_server_that_is_overloaded_is_asked_again(bucket: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, calls = ObjectStore(bucket.url, patience_s=30.0), []
+    original = store._files.ls
+
+    def busy(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) < 3:
+            raise OSError(16, "Please reduce your request rate")
+        return original(*args, **options)
+
+    monkeypatch.setattr(store._files, "ls", busy)
+    monkeypatch.setattr(object_store, "_FIRST_PAUSE_S", 0.001)
+    assert store.sizes("0") == {}
+    assert len(calls) == 3
+
+
+def test_a_broken_upload_is_never_finished(monkeypatch: pytest.MonkeyPatch, bucket: Folder, s3: S3Server) -> None:
+    """A file object of fsspec completes the object when it is closed, also by ``with`` and an exception."""
+    monkeypatch.setattr(object_store, "_PART_BYTES", 5 * 1024 * 1024)
+    store = ObjectStore(bucket.url, patience_s=0.0)
+    data = memoryview(bytes(12 * 1024 * 1024))
+    pieces = [data, None]  # the second cannot be written
+    with pytest.raises((StoreError, TypeError)):
+        store._upload("0/big", pieces, len(data))  # type: ignore[arg-type]
+    assert s3.names() == []
+    assert s3.client.list_multipart_uploads(Bucket="points").get("Uploads", []) == []
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(StoreError, match=r"s3://bucket/job: what reads s3:// is not installed .*samebits\[remote\]"):
+        RemotePointStore("s3://bucket/job", 0, job="j", job_name="n")
+
+
+def test_without_what_reads_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(StoreError, match=r"gs://bucket/job: what reads gs:// is not installed .*gcsfs"):
+        RemotePointStore("gs://bucket/job", 0, job="j", job_name="n").scan()
+
+
+def test_a_scheme_that_nobody_knows() -> None:
+    with pytest.raises(StoreError, match="nonsense://here: ValueError: Protocol not known"):
+        ObjectStore("nonsense://here").folders()
+
+
+def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    assert ObjectStore("hdfs://me:ver@y/secret@host/x").url == "hdfs://(hidden)@host/x"
+    with socket.socket() as nobody, caplog.at_level(logging.DEBUG, "runtime"):
+        nobody.bind(("127.0.0.1", 0))
+        url = f"ftp://me:verysecret@127.0.0.1:{nobody.getsockname()[1]}/x"
+        with pytest.raises(StoreError) as failure:
+            ObjectStore(url, patience_s=0.0).sizes("0")
+    assert "verysecret" not in str(failure.value) + caplog.text
+    assert "127.0.0.1" in str(failure.value)
+
+
+def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise ValueError("s3://AKIA:se/cret@bucket\ncannot be reached through http://cret@proxy:3128")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(
+        StoreError, match=r"ValueError: s3://\(hidden\)@bucket .* http://\(hidden\)@proxy:3128; "
+    ) as told:
+        ObjectStore("s3://bucket").folders()
+    assert "cret" not in str(told.value)
+
+
+def test_a_local_job_never_imports_fsspec() -> None:
+    program = "import sys, runtime.store.checkpoint; sys.exit('fsspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

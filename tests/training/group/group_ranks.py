@@ -1,0 +1,304 @@
+"""What the rank processes of test_group_processes.py run: ``group_ranks.py <port> <node> <scenario> <arguments>``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.training.group import ddp
+from runtime.training.group.group import Group, form_alone, is_communication_failure
+from tests.training.hub import Member
+
+CPU = torch.device("cpu")
+ROUNDS = 3  # of a loop, until it counts as running
+
+
+def planned(member: Member, after: int, **options: Any) -> tuple[Group, int]:
+    """The next generation's group, not formed yet, and its number."""
+    generation, rank, world_size = member.next_plan(after)
+    group = Group(CPU, rank, world_size, member.exchange(generation), name=f"generation {generation}", **options)
+    member.on_break = group.break_
+    return group, generation
+
+
+def enter(member: Member, after: int = -1, **options: Any) -> tuple[Group, int]:
+    group, generation = planned(member, after, **options)
+    return group.form(), generation
+
+
+def until_it_fails(member: Member, act: Callable[[], object], generation: int = 0) -> None:
+    """Repeat ``act`` until the group ends; say when the loop runs and how it ended."""
+    rounds = 0
+    try:
+        while True:
+            act()
+            rounds += 1
+            if rounds == ROUNDS:
+                member.say("looping", generation=generation)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        member.say("left", generation=generation, lost=is_communication_failure(error), error=text)
+
+
+def loop(
+    member: Member,
+    kinds: list[str],
+    elements: int = 250_000,
+    forgotten: bool = False,
+    kept: bool = False,
+    rests: bool = False,
+) -> None:
+    """The script's own collective, again and again until the group ends; the next kind in the next generation.
+
+    With ``forgotten`` no connection is cut: gloo never wakes anybody, as it does when a message is cut off half-way.
+    With ``kept`` the group is not dropped after its end. With ``rests`` rank 0 joins the first rounds only, and nothing
+    is under way to it when it leaves.
+    """
+    generation = -1
+    for kind in kinds:
+        group, generation = enter(member, generation, connect_timeout_s=3600.0)
+        if forgotten:
+            group._link.cut = lambda: None
+        act = act_of(kind, group, torch.ones(elements))
+        until_it_fails(member, _resting(act, group) if rests and group.rank == 0 else act, generation)
+        if not kept:
+            group.drop()
+    member.wait_for_word("end")
+
+
+def _resting(act: Callable[[], object], group: Group) -> Callable[[], object]:
+    """Act as often as the others need to count as looping, then wait for the group's end."""
+    rounds = iter(range(ROUNDS))
+
+    def rest() -> None:
+        while not group.broken:
+            time.sleep(0.001)
+        group.breaker.check()
+
+    return lambda: act() if next(rounds, None) is not None else rest()
+
+
+def act_of(kind: str, group: Group, tensor: torch.Tensor) -> Callable[[], object]:
+    match kind:
+        case "all_reduce":
+            return lambda: dist.all_reduce(tensor.fill_(1.0))
+        case "broadcast":
+            return lambda: dist.broadcast(tensor, 0)
+        case "barrier":
+            return dist.barrier
+        case "monitored_barrier":
+            return dist.monitored_barrier
+        case "pairwise":
+            return lambda: _to_the_right(group, tensor)
+        case "future":
+            return lambda: _as_future(tensor)
+        case "subgroup":
+            subgroup = dist.new_group(list(range(group.world_size)))
+            return lambda: dist.all_reduce(tensor.fill_(1.0), group=subgroup)
+        case "objects":
+            return lambda: dist.all_gather_object([None] * group.world_size, {"rank": group.rank})
+        case "backward" | "plain backward":
+            model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), bucket_cap_mb=0.1)
+            if kind == "backward":
+                ddp.attach(model, group, None)
+            return lambda: model(torch.ones(2, 300)).sum().backward()
+        case "buffers":
+            model = DistributedDataParallel(nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9)))
+            return lambda: model(torch.ones(2, 9)).sum().backward()
+    raise ValueError(kind)
+
+
+def _to_the_right(group: Group, tensor: torch.Tensor) -> None:
+    request = dist.isend(tensor, (group.rank + 1) % group.world_size)
+    dist.recv(torch.empty_like(tensor), (group.rank - 1) % group.world_size)
+    assert request is not None
+    request.wait()
+
+
+def _as_future(tensor: torch.Tensor) -> None:
+    work = dist.all_reduce(tensor.fill_(1.0), async_op=True)
+    assert work is not None
+    work.get_future().then(lambda done: done.value()[0].sum()).wait()
+
+
+def forming(member: Member) -> None:
+    """Form and use a group; where it ends meanwhile, the next one."""
+    generation, total = -1, 0.0
+    while not total:
+        group, generation = planned(member, generation, connect_timeout_s=3600.0)
+        one = torch.ones(1)
+        try:
+            group.form()
+            dist.all_reduce(one)
+        except Exception as error:
+            if not is_communication_failure(error):
+                raise
+            member.say("left", generation=generation, error=str(error))
+            group.drop()
+        else:
+            total = one.item()
+    member.say("done", total=total)
+    member.wait_for_word("end")
+
+
+def subgroup_forming(member: Member, absent: int) -> None:
+    """All but one rank make a subgroup with it."""
+    group, _ = enter(member)
+    if group.rank == absent:
+        member.say("looping", generation=0)
+        member.wait_for_word("end")
+        return
+    member.say("looping", generation=0)
+    until_it_fails(member, lambda: dist.new_group(list(range(group.world_size))))
+
+
+def ending(member: Member, pending: str) -> None:
+    """The process ends, with a status of its own, while a collective is under way that nobody else joins."""
+    group, _ = enter(member)
+    if group.rank == 0:
+        match pending:
+            case "future" | "unending":
+                if pending == "unending":  # as when gloo has lost the receiver of a message that was cut off half-way
+                    group._link.cut = lambda: None
+                work = dist.all_reduce(torch.ones(4), async_op=True)
+                assert work is not None
+                work.get_future().then(lambda done: done.value())
+            case "backward":
+                model = DistributedDataParallel(nn.Linear(4, 4), init_sync=False)
+                ddp.attach(model, group, None)
+                threading.Thread(target=lambda: model(torch.ones(2, 4)).sum().backward(), daemon=True).start()
+            case "pairwise":
+                threading.Thread(target=dist.recv, args=(torch.ones(4), 1), daemon=True).start()
+        while pending == "backward" and not group.pg.unfinished():
+            pass
+        while pending == "pairwise" and not any(one.name == "samebits-pairwise" for one in threading.enumerate()):
+            pass  # a thread that only begins to receive while the interpreter ends is nobody's to wait for
+        member.say("pending")
+        sys.exit(7)
+    member.wait_for_word("end")
+
+
+def many_calls(member: Member) -> None:
+    """One of each kind of collective, checked."""
+    group, _ = enter(member)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.get_backend() == "gloo"
+    one = torch.full((4,), float(rank))
+    total = float(sum(range(size)))
+    dist.all_reduce(one)
+    assert one.tolist() == [total] * 4
+    work = dist.all_reduce(one, async_op=True)
+    assert work is not None
+    assert work.get_future().then(lambda done: done.value()[0].sum().item()).wait() == total * size * 4
+    dist.broadcast(one, 1)
+    parts = [torch.zeros(2) for _ in range(size)]
+    dist.all_gather(parts, torch.full((2,), float(rank)))
+    assert [part[0].item() for part in parts] == list(range(size))
+    flat = torch.zeros(size)
+    dist.all_gather_into_tensor(flat, torch.tensor([float(rank)]))
+    assert flat.tolist() == list(range(size))
+    dist.reduce(one, 0)
+    dist.gather(torch.tensor([rank]), [torch.zeros(1, dtype=torch.int64) for _ in range(size)] if rank == 0 else None)
+    mine = torch.zeros(1)
+    dist.scatter(mine, [torch.tensor([float(peer)]) for peer in range(size)] if rank == 0 else None)
+    assert mine.item() == rank
+    out = torch.zeros(1)
+    dist.reduce_scatter_tensor(out, torch.arange(size, dtype=torch.float32))
+    assert out.item() == rank * size
+    exchanged = torch.zeros(size)
+    dist.all_to_all_single(exchanged, torch.full((size,), float(rank)))
+    assert exchanged.tolist() == list(range(size))
+    if rank == 0:
+        dist.send(torch.tensor([7.0]), 1)
+        dist.isend(torch.tensor([8.0]), 1).wait()
+    elif rank == 1:
+        got = torch.zeros(1)
+        assert dist.recv(got) == 0
+        assert got.item() == 7.0
+        request = dist.irecv(got, 0)
+        assert request is not None
+        request.wait()
+        assert got.item() == 8.0
+    dist.barrier()
+    dist.monitored_barrier()
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert [one["rank"] for one in objects] == list(range(size))
+    local = dist.new_group([size - 2, size - 1], use_local_synchronization=True) if rank >= size - 2 else None
+    pair = dist.new_group([0, 1])
+    assert (pair == dist.GroupMember.NON_GROUP_MEMBER) == (rank > 1)
+    if rank < 2:
+        both = torch.ones(1)
+        dist.all_reduce(both, group=pair)
+        assert both.item() == 2
+    if local is not None:
+        dist.barrier(group=local)
+    store = dist.distributed_c10d._get_default_store()
+    assert store.add("counted", 1) >= 1
+    mesh = dist.init_device_mesh("cpu", (size,))
+    assert mesh.get_group().size() == size
+    gathered = torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD.group_name)
+    assert torch.ops._c10d_functional.wait_tensor(gathered).tolist() == [size, size]
+    dist.barrier()
+    member.say("done", broken=group.broken)
+    member.wait_for_word("end")
+    group.drop()
+    assert not dist.is_initialized()
+
+
+def cycles(member: Member, count: int) -> None:
+    """Form, use, drop, again and again; then say what is left open."""
+    form_alone(CPU).drop()
+    group, generation = enter(member)
+    before = _open()
+    for _ in range(count):
+        subgroup = dist.new_group(list(range(dist.get_world_size())))
+        dist.all_reduce(torch.ones(10))
+        dist.all_reduce(torch.ones(10), group=subgroup)
+        del subgroup
+        member.say("ready", generation=generation)
+        following, number = planned(member, generation)
+        group.drop()
+        group, generation = following.form(), number
+    dist.barrier()
+    member.say("left open", before=before, after=_open())
+    member.wait_for_word("end")
+
+
+def _open() -> tuple[int, int]:
+    """Descriptors and threads, once all that was dropped is freed and every helper thread has ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("samebits-"):
+            thread.join()
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+SCENARIOS = {one.__name__: one for one in (loop, forming, subgroup_forming, ending, many_calls, cycles)}
+
+
+def main() -> None:
+    port, node, scenario, arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    member = Member(int(port), int(node))
+    try:
+        SCENARIOS[scenario](member, **json.loads(arguments))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        member.say("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    member.say("end")
+
+
+if __name__ == "__main__":
+    main()

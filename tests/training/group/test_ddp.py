@@ -1,0 +1,320 @@
+"""Bucket layouts in one process: read, given to another wrapper, refused; and the wrappers a script builds, found."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime.errors import GenerationEndedError, LayoutError, UsageError
+from runtime.training.group import ddp
+from runtime.training.group.ddp import Layout, attach, capture, fingerprint
+from runtime.training.group.group import Group, form_alone
+from tests.training.group.ddp_ranks import BUCKET_CAP_MB, Shuffled, Sometimes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    one = form_alone(CPU)
+    yield one
+    one.drop()
+
+
+def wrapper(model: nn.Module | None = None, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model or Shuffled(), **{"bucket_cap_mb": BUCKET_CAP_MB, **options})
+
+
+def iterate(one: DistributedDataParallel, times: int = 1) -> None:
+    for _ in range(times):
+        one(torch.ones(4, 24)).sum().backward()
+
+
+def test_a_layout_survives_msgpack_and_its_fingerprint_tells_it_from_others() -> None:
+    layout = Layout((("a.weight", "b"), ("c",)), rebuilt=True)
+    assert Layout.from_plain(msgpack.unpackb(msgpack.packb(layout.to_plain()))) == layout
+    others = [
+        Layout(layout.buckets, False),
+        Layout((("b", "a.weight"), ("c",)), True),
+        Layout((("a.weight", "b", "c"),), True),
+    ]
+    assert len({fingerprint(one) for one in [layout, *others]}) == 4
+
+
+def test_the_layout_changes_after_the_first_iteration_and_is_read_before_it_is_used(group: Group) -> None:
+    one, stock = wrapper(), wrapper()
+    first = capture(one)
+    assert not first.rebuilt
+    assert capture(one) == first
+    iterate(one)
+    final = capture(one)
+    assert final.rebuilt
+    assert len(final.buckets) > 3
+    assert final.buckets != first.buckets
+    iterate(stock, 2)  # the second forward pass builds what the first backward pass has shown
+    assert capture(stock) == final
+    iterate(one, 2)
+    assert capture(one) == final
+
+
+class MadeOf(TorchDispatchMode):
+    """Notes on which devices tensors are made like others, by whom it may be."""
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__
+        initialize()
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(
+        self, make: Callable[..., Any], types: object, args: Any = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        made = make(*args, **(options or {}))
+        if make is torch.ops.aten.zeros_like.default:
+            self.devices.add(made.device.type)
+        return made
+
+
+def test_a_layout_is_read_without_memory_for_all_gradients(group: Group) -> None:
+    one = wrapper()
+    with MadeOf() as made:
+        capture(one)
+    assert made.devices == {"meta"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"batched_grad_copy": True}],
+    ids=lambda options: "".join(options) or "plain",
+)
+def test_a_final_layout_is_taken_over_and_kept(group: Group, options: dict[str, Any]) -> None:
+    source = wrapper(**options)
+    iterate(source, 3)
+    layout = capture(source)
+    for target in (wrapper(**options), source):
+        attach(target, group, layout)
+        assert capture(target) == layout
+        assert all(parameter.grad is None for parameter in target.parameters())
+        target.module.forward = lambda x, model=target.module: backwards(model, x)
+        iterate(target, 3)  # gradients now arrive in another order, which must not matter any more
+        assert capture(target) == layout
+        assert all(parameter.grad is not None for parameter in target.parameters())
+
+
+def backwards(model: Shuffled, x: torch.Tensor) -> torch.Tensor:
+    x = model.first(x)
+    for layer in (model.sixth, model.fifth, model.fourth, model.third, model.second):
+        x = layer(x)
+    return model.last(x)
+
+
+def test_without_a_final_layout_a_wrapper_is_as_new(group: Group) -> None:
+    one = wrapper()
+    first = capture(one)
+    iterate(one, 3)
+    final = capture(one)
+    for layout in (None, first):
+        attach(one, group, layout)
+        assert capture(one) == first
+        iterate(one)
+        assert capture(one) == final
+
+
+def test_an_unfinished_backward_pass_leaves_nothing_behind(group: Group) -> None:
+    one = wrapper()
+    iterate(one, 2)
+    layout = capture(one)
+    one(torch.ones(4, 24))  # a forward pass without its backward pass
+    group.break_("a member was lost")
+    with pytest.raises(GenerationEndedError, match="a member was lost"):
+        one.module(torch.ones(4, 24)).sum().backward()
+    group.drop()
+    other = form_alone(CPU)
+    attach(one, other, layout)
+    iterate(one, 2)
+    assert capture(one) == layout
+    other.drop()
+
+
+def test_a_reducer_that_was_replaced_in_the_middle_of_a_step_no_longer_takes_part(group: Group) -> None:
+    one = wrapper()
+    iterate(one, 2)
+    layout = capture(one)
+    one(torch.ones(4, 24))  # the reducer now expects a backward pass
+    replaced = one.reducer
+    before = replaced.get_backward_stats()
+    attach(one, group, layout)
+    iterate(one)
+    assert replaced.get_backward_stats() == before
+
+
+# --- what cannot be
+
+
+def test_another_bucket_size_is_named(group: Group) -> None:
+    source, target = wrapper(), wrapper(bucket_cap_mb=1)
+    iterate(source, 2)
+    with pytest.raises(LayoutError, match=r"6 buckets there, 1 here.*bucket_cap_mb"):
+        attach(target, group, capture(source))
+
+
+def test_another_model_is_named(group: Group) -> None:
+    source, target = wrapper(), wrapper(Shuffled(unused=True))
+    iterate(source, 2)
+    target.module.last.bias.requires_grad_(False)
+    with pytest.raises(LayoutError, match=r"missing here \['last.bias'\], new here \['idle.bias', 'idle.weight'\]"):
+        attach(target, group, capture(source))
+
+
+def test_a_wrapper_that_never_rebuilds_cannot_take_a_final_layout(group: Group) -> None:
+    source, target = wrapper(), wrapper(find_unused_parameters=True)
+    iterate(source, 2)
+    with pytest.raises(LayoutError, match="find_unused_parameters"):
+        attach(target, group, capture(source))
+
+
+def test_find_unused_parameters_keeps_its_first_layout(group: Group) -> None:
+    one = wrapper(Sometimes(), find_unused_parameters=True)
+    layout = capture(one)
+    iterate(one, 3)
+    assert capture(one) == layout
+    attach(one, group, layout)
+    assert capture(one) == layout
+
+
+def test_a_static_graph_has_no_point_after_its_first_iteration(group: Group) -> None:
+    one = wrapper(static_graph=True)
+    capture(one)
+    iterate(one)
+    with pytest.raises(UsageError, match="save_checkpoint_steps to 2 or more"):
+        capture(one)
+    iterate(one)
+    assert capture(one).rebuilt
+
+
+def with_hook() -> DistributedDataParallel:
+    one = wrapper()
+    one.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
+    return one
+
+
+def with_delayed_parameters() -> DistributedDataParallel:
+    model = Shuffled()
+    delayed = [("last.bias", model.last.bias)]
+    return wrapper(model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=model.first.weight)
+
+
+def with_buffer_hook() -> DistributedDataParallel:
+    one = wrapper(Shuffled(norm=True))
+    one._register_buffer_comm_hook(None, lambda state, buffers: None)
+    return one
+
+
+def with_sparse_gradients() -> DistributedDataParallel:
+    return wrapper(nn.Embedding(4, 4, sparse=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        (with_hook, "communication hook"),
+        (with_buffer_hook, "buffer hook"),
+        (with_delayed_parameters, "delay_all_reduce_named_params"),
+        (with_sparse_gradients, "sparse gradients"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused(
+    group: Group, build: Callable[[], DistributedDataParallel], word: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"{word}.*ENABLE_RECOVERY=0"):
+        attach(build(), group, None)
+
+
+def test_a_wrapper_on_a_group_of_its_own_keeps_it_and_ends_with_it(group: Group) -> None:
+    subgroup = dist.new_group([0])
+    one = wrapper(process_group=subgroup)
+    attach(one, group, None)
+    assert one.process_group is subgroup
+    group.drop()
+    other = form_alone(CPU)
+    with pytest.raises(UsageError, match=r"inside the function that elastic\.run runs"):
+        attach(one, other, None)
+    other.drop()
+
+
+# --- finding
+
+
+@pytest.fixture
+def riders() -> Iterator[ddp._Riders]:
+    one = ddp._Riders()
+    one.install()
+    one.install()
+    yield one
+    assert one._hook is not None
+    one._hook.remove()
+
+
+def plain(riders: ddp._Riders) -> dict[str, bool]:
+    return {key: layout.rebuilt for key, layout in riders.capture_all().items()}
+
+
+def test_wrappers_built_before_a_generation_ride_through_all(riders: ddp._Riders) -> None:
+    alone = form_alone(CPU)
+    one, other = wrapper(), wrapper()
+    alone.drop()
+    first = form_alone(CPU)
+    riders.attach_all(first, {})
+    assert one.process_group is first.pg
+    assert plain(riders) == {"outside/0": False, "outside/1": False}
+    iterate(one)
+    layouts = riders.capture_all()
+    assert plain(riders) == {"outside/0": True, "outside/1": False}
+    first.drop()
+    second = form_alone(CPU)
+    riders.attach_all(second, layouts)
+    assert riders.capture_all() == layouts
+    assert (one.process_group, other.process_group) == (second.pg, second.pg)
+    del other
+    gc.collect()
+    assert plain(riders) == {"outside/0": True, "outside/1": False}, "a gone wrapper's layout is still the point's"
+    second.drop()
+
+
+def test_a_wrapper_built_inside_gets_its_layout_at_its_first_forward(riders: ddp._Riders) -> None:
+    first = form_alone(CPU)
+    riders.attach_all(first, {})
+    early = wrapper()
+    iterate(early)
+    layouts = riders.capture_all()
+    assert plain(riders) == {"inside/0": True}
+    first.drop()
+    second = form_alone(CPU)
+    riders.attach_all(second, layouts)
+    late = wrapper()
+    assert riders.capture_all() == layouts, "not used yet: the point's layout stands"
+    assert not late._has_rebuilt_buckets
+    iterate(late)
+    assert late._has_rebuilt_buckets
+    assert riders.capture_all() == layouts
+    assert not late._forward_pre_hooks, "the steady state pays nothing"
+    with pytest.raises(UsageError, match="anew in each call"):
+        iterate(early)
+    second.drop()
+
+
+def test_a_wrapper_built_after_a_break_belongs_to_no_generation(riders: ddp._Riders) -> None:
+    group = form_alone(CPU)
+    riders.attach_all(group, {})
+    group.break_("a member was lost")
+    with pytest.raises((GenerationEndedError, RuntimeError)):
+        wrapper()
+    group.drop()

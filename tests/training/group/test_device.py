@@ -1,0 +1,131 @@
+"""Which device a process gets, with the accelerators torch would report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.errors import GenerationEndedError, SettingsError
+from runtime.training.group import device
+from runtime.training.group.breaker import Breaker
+from runtime.training.run.elastic_run import ElasticRun
+
+
+def found(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 0) -> None:
+    """Let torch report ``count`` accelerators of a kind."""
+    answer = torch.device(kind) if kind else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: answer)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
+    """Let a package ``torch_npu`` be installed that runs ``source`` when it is imported."""
+    (folder / "torch_npu.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+
+
+def test_without_accelerators_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, None)
+    assert device.choose(None, 3) == torch.device("cpu")
+    assert device.choose("cpu", 3) == torch.device("cpu")
+
+
+def test_an_accelerator_is_taken_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, "cuda", 2)
+    assert device.choose(None, 3) == torch.device("cuda", 1)
+    assert device.choose("cuda", 0) == torch.device("cuda", 0)
+    assert device.choose("cpu", 0) == torch.device("cpu")
+
+
+def test_an_accelerator_we_have_no_backend_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, "mps", 1)
+    assert device.choose() == torch.device("cpu")
+
+
+def test_a_missing_accelerator_that_was_asked_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, None)
+    with pytest.raises(SettingsError, match=r"DEVICE='cuda'.*finds none.*export DEVICE=cpu"):
+        device.choose("cuda", 0)
+
+
+def test_an_unknown_device_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"DEVICE='gpu'.*cpu, cuda, npu"):
+        device.choose("gpu", 0)
+
+
+def test_a_missing_npu_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(SettingsError, match=r"DEVICE='npu' needs.*samebits\[npu\]"):
+        device.choose("npu", 0)
+
+
+@pytest.mark.parametrize("requested", ["npu", None])
+def test_a_missing_cann_is_one_clear_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requested: str | None
+) -> None:
+    installed(monkeypatch, tmp_path, "raise ImportError('libhccl.so: cannot open shared object file')")
+    with pytest.raises(SettingsError, match=r"CANN \(libhccl\.so.*set_env\.sh.*TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
+        device.choose(requested, 0)
+    assert device.choose("cpu", 0) == torch.device("cpu")
+
+
+def test_a_working_npu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed(monkeypatch, tmp_path, "")
+    found(monkeypatch, "cuda", 8)
+    assert device.choose(None, 9) == torch.device("cuda", 1)
+
+
+def test_each_device_has_its_backend() -> None:
+    assert device.backend_of(torch.device("cpu")) == "gloo"
+    assert device.backend_of(torch.device("cuda", 1)) == "nccl"
+    with pytest.raises(SettingsError, match="'mps'"):
+        device.backend_of(torch.device("mps"))
+
+
+# ---- before a step
+
+
+class Collectives:
+    """A group and an accelerator on which what was queued has happened once it is waited for."""
+
+    def __init__(self, *, is_broken: bool) -> None:
+        self.breaker = Breaker("generation 3")
+        self.calls: list[str] = []
+        self._is_broken = is_broken
+
+    def synchronize(self) -> None:
+        self.calls.append("waited for")
+        if self._is_broken:
+            self.breaker.throw("worker 2 is lost")
+
+
+def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: collectives)
+    process = SimpleNamespace(device=torch.device(kind), group=collectives)
+    replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
+    ElasticRun.before_step(
+        SimpleNamespace(_process=process, _replay=replay, _require_equal=lambda: None)  # type: ignore[arg-type]
+    )
+
+
+def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Collectives(is_broken=False)
+    before_step(whole, "cuda", monkeypatch)
+    assert whole.calls == ["waited for", "logged"]
+    broken = Collectives(is_broken=True)
+    with pytest.raises(GenerationEndedError, match="worker 2 is lost"):
+        before_step(broken, "cuda", monkeypatch)
+    assert broken.calls == ["waited for"], "the step is not even logged"
+
+
+def test_on_a_cpu_what_a_collective_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectives = Collectives(is_broken=False)
+    before_step(collectives, "cpu", monkeypatch)
+    assert collectives.calls == ["logged"]

@@ -1,0 +1,101 @@
+"""torch's own sampler between ``runtime.init()`` and ``elastic.run``: refused where it would ask the group of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from runtime.errors import UsageError
+from runtime.training.group.group import Group, form_alone
+
+CPU = torch.device("cpu")
+DATA: Any = range(10)
+TORCHS_OWN: Any = DistributedSampler.__init__
+
+
+class Own(DistributedSampler[int]):
+    def __init__(self, data: Any, word: str) -> None:
+        super().__init__(data, shuffle=False)
+        self.word = word
+
+
+@pytest.fixture
+def early() -> Iterator[Group]:
+    """The group of one, in the phase in which a script's collectives are refused."""
+    group = form_alone(CPU, refusal="too early")
+    yield group
+    group.drop()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: DistributedSampler(DATA),
+        lambda: DistributedSampler(DATA, shuffle=False),
+        lambda: DistributedSampler(DATA, 2),
+        lambda: DistributedSampler(DATA, rank=0),
+        lambda: DistributedSampler(dataset=DATA),
+        lambda: Own(DATA, "word"),
+    ],
+)
+def test_a_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"inside the function that elastic\.run calls, or use runtime\.ElasticSampler"
+    ):
+        build()
+
+
+def test_one_that_is_told_both_is_torchs_own(early: Group) -> None:
+    sampler = DistributedSampler(DATA, 2, 1, False, seed=3, drop_last=True)
+    assert (list(sampler), sampler.seed, sampler.drop_last) == ([1, 3, 5, 7, 9], 3, True)
+    named: DistributedSampler[int] = DistributedSampler(dataset=DATA, rank=0, num_replicas=5, shuffle=False)
+    assert list(named) == [0, 5]
+    assert list(inspect.signature(DistributedSampler).parameters)[:3] == ["dataset", "num_replicas", "rank"]
+
+
+@pytest.mark.parametrize("end", [Group.step_aside, Group.drop])
+def test_with_the_group_the_refusal_is_gone_from_torch(early: Group, end: Any) -> None:
+    assert DistributedSampler.__init__ is not TORCHS_OWN
+    end(early)
+    assert DistributedSampler.__init__ is TORCHS_OWN
+    following = form_alone(CPU)
+    try:
+        assert Own(DATA, "word").num_replicas == 1
+    finally:
+        following.drop()
+
+
+def test_a_constructor_that_somebody_has_wrapped_meanwhile_stays_theirs(
+    early: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing: Any = DistributedSampler.__init__
+    seen = []
+
+    def theirs(sampler: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append(args)
+        refusing(sampler, *args, **kwargs)
+
+    monkeypatch.setattr(DistributedSampler, "__init__", theirs)
+    early.drop()
+    following = form_alone(CPU)
+    try:
+        assert DistributedSampler(DATA).num_replicas == 1
+    finally:
+        following.drop()
+        monkeypatch.undo()
+        DistributedSampler.__init__ = TORCHS_OWN  # type: ignore[method-assign]
+    assert seen == [(DATA,)]
+
+
+def test_a_group_of_one_that_refuses_nothing_leaves_torch_alone() -> None:
+    group = form_alone(CPU)
+    try:
+        assert DistributedSampler.__init__ is TORCHS_OWN
+        assert DistributedSampler(DATA).num_replicas == 1
+    finally:
+        group.drop()

@@ -1,0 +1,81 @@
+"""One rank of a plain gloo group: rank 0 sends a point to all others, in many pieces. ``<rank> <world> <port> <way>``.
+
+The ways: ``whole``; ``damaged``, where a byte of a late piece is changed on its way. Each receiver prints what it got.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from runtime.core.point import Point
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import Incoming, Outgoing, PointHeader
+from runtime.store.checkpoint.local import streaming
+from runtime.training.group import transfer
+from runtime.training.state import snapshot
+
+streaming.PIECE_BYTES = 1000
+HEADER = PointHeader("job", Point(7, 1), 3, 0, 0, "0")
+LAYOUT = {"wrapper": [1, 2]}
+CPU = torch.device("cpu")
+
+
+def state_of(rank: int) -> dict[str, torch.Tensor]:
+    """So many tensors that their description does not fit into the opening message."""
+    generator = torch.Generator().manual_seed(rank)
+    return {f"{'a long name ' * 8}{number}": torch.randn(number % 23, generator=generator) for number in range(600)}
+
+
+class _Damaged(Outgoing):
+    """Of piece 20 one byte changes after it was hashed."""
+
+    def fill(self, piece: memoryview) -> None:
+        number = self._number
+        super().fill(piece)
+        if number == 20:
+            piece[5] ^= 1
+
+
+def main() -> None:
+    rank, world_size, port, way = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    dist.init_process_group("gloo")
+    mine, expected = state_of(rank), state_of(0)
+    seen: list[object] = []
+    if rank == 0:
+        tree, parts = snapshot.split(mine, "state")
+        kind = _Damaged if way == "damaged" else Outgoing
+        outgoing = kind.of_state(HEADER, parts, tree, LAYOUT)
+        assert len(outgoing.preface) > transfer._OPENING_BYTES
+        try:
+            transfer.send(outgoing, tuple(range(1, world_size)), lambda: seen.append(LAYOUT), CPU)
+            assert seen == [LAYOUT]
+            dist.barrier()
+        except RuntimeError:
+            assert way == "damaged", "who found the damage has left"
+        return
+    _, tensors = snapshot.take_apart(mine, "state")
+    targets = snapshot.in_place(tensors)
+    try:
+        found = transfer.receive(
+            0,
+            lambda preface: Incoming(preface, "job", targets),
+            lambda incoming: seen.append(incoming.layout),
+            CPU,
+        )
+    except CheckpointError as error:
+        print("refused:", error, flush=True)
+        return
+    assert seen == [LAYOUT]
+    assert found.header == HEADER
+    assert all(torch.equal(mine[name], value) for name, value in expected.items())
+    print("whole", flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What decides the bits of a result is described, and differs where the bits would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from runtime.training.process.numerics import describe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    mkldnn, precision = torch.backends.mkldnn.enabled, torch.backends.mkldnn.matmul.fp32_precision
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_flush_denormal(False)
+    torch.set_default_dtype(torch.float32)
+    torch.backends.mkldnn.enabled = mkldnn
+    torch.backends.mkldnn.matmul.fp32_precision = precision
+
+
+def test_it_is_text_in_a_fixed_order() -> None:
+    described = describe(CPU)
+    assert described == describe(CPU)
+    assert all(isinstance(name, str) and isinstance(value, str) for name, value in described)
+    assert len(dict(described)) == len(described)
+    assert dict(described)["torch"] == torch.__version__
+    assert dict(described)["device"] == "cpu"
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "denormals flushed to zero": lambda: torch.set_flush_denormal(True),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "mkldnn.matmul.fp32_precision": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_described_under_its_name(name: str) -> None:
+    before = describe(CPU)
+    CHANGES[name]()
+    assert [one[0] for one, other in zip(before, describe(CPU), strict=True) if one != other] == [name]
+
+
+def test_mixing_old_and_new_precision_switches_can_still_be_described() -> None:
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    assert dict(describe(CPU))["mkldnn.matmul.fp32_precision"] == "tf32"
+
+
+def test_two_processes_are_compared_by_it() -> None:
+    code = "import torch; from runtime.training.process.numerics import describe; print(describe(torch.device('cpu')))"
+
+    def printed(threads: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], env={"OMP_NUM_THREADS": threads}, capture_output=True, text=True, check=True
+        ).stdout
+
+    one, same, other = (printed(threads) for threads in ("1", "1", "3"))
+    assert one == same
+    assert one != other

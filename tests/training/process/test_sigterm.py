@@ -1,0 +1,127 @@
+"""SIGTERM by stage: obeyed at the next commit, at once, or as if nobody had asked; and the script's own handler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from runtime.training.process.sigterm import STATUS, Departure, Stage
+
+TERM = signal.SIGTERM
+
+
+@pytest.fixture
+def own() -> Iterator[list[int]]:
+    """A handler that the script has set: the signals it has got."""
+    caught: list[int] = []
+
+    def catch(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = signal.signal(TERM, catch)
+    yield caught
+    signal.signal(TERM, before)
+
+
+def installed(stage: Stage) -> Departure:
+    departure = Departure()
+    departure.install()
+    departure.stage = stage
+    return departure
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    with pytest.raises(SystemExit) as ended:
+        yield
+    assert ended.value.code == STATUS == 143
+
+
+def test_in_a_step_it_is_remembered_and_obeyed_at_the_commit(own: list[int]) -> None:
+    departure = installed(Stage.TRAINING)
+    departure.obey()
+    signal.raise_signal(TERM)
+    signal.raise_signal(TERM)
+    assert (own, departure.has_left) == ([], False)
+    with leaving():
+        departure.obey()
+    assert (own, departure.has_left) == ([TERM], True)
+
+
+def test_where_it_waits_it_leaves_at_once(own: list[int]) -> None:
+    departure = installed(Stage.TRAINING)
+    with leaving(), departure.waits():
+        signal.raise_signal(TERM)
+    assert (own, departure.has_left) == ([TERM], True)
+
+
+def test_what_came_between_the_step_and_the_wait_is_not_slept_over(own: list[int]) -> None:
+    departure = installed(Stage.TRAINING)
+    signal.raise_signal(TERM)
+    entered = False
+    with leaving(), departure.waits():
+        entered = True
+    assert not entered
+
+
+def test_after_a_wait_there_is_a_step_again(own: list[int]) -> None:
+    departure = installed(Stage.TRAINING)
+    with departure.waits():
+        pass
+    signal.raise_signal(TERM)
+    assert not departure.has_left
+
+
+def test_outside_the_scripts_own_handler_is_called_as_ever(own: list[int]) -> None:
+    departure = installed(Stage.OUTSIDE)
+    signal.raise_signal(TERM)
+    assert (own, departure.has_left) == ([TERM], False)
+
+
+def test_who_ignored_it_ignores_it(own: list[int]) -> None:
+    signal.signal(TERM, signal.SIG_IGN)
+    installed(Stage.WAITING)
+    assert signal.getsignal(TERM) is signal.SIG_IGN
+
+
+def test_beside_the_main_thread_nothing_is_installed(own: list[int]) -> None:
+    before = signal.getsignal(TERM)
+    thread = threading.Thread(target=installed, args=(Stage.WAITING,))
+    thread.start()
+    thread.join()
+    assert signal.getsignal(TERM) is before
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_forked_child_dies_of_it(stage: Stage) -> None:
+    """A DataLoader's worker has no step to finish; nor has, outside of elastic.run, the process itself."""
+    before = signal.getsignal(TERM)
+    try:
+        signal.signal(TERM, signal.SIG_DFL)
+        installed(stage)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.raise_signal(TERM)
+            finally:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -TERM
+    finally:
+        signal.signal(TERM, before)
+
+
+def test_the_handlers_own_way_to_leave_wins(own: list[int]) -> None:
+    signal.signal(TERM, lambda *_: sys.exit(5))
+    departure = installed(Stage.TRAINING)
+    signal.raise_signal(TERM)
+    with pytest.raises(SystemExit) as ended:
+        departure.obey()
+    assert ended.value.code == 5
+    assert departure.has_left  # on purpose all the same

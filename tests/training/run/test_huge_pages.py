@@ -1,0 +1,100 @@
+"""Huge pages: what is moved into them, what is left as it is, and that nothing in it changes.
+
+Each test maps memory of its own and asks the kernel (``/proc/self/smaps``) what became of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.training.run import huge_pages
+from runtime.training.run.huge_pages import HUGE_BYTES
+
+PIECES = 4
+MADV_NOHUGEPAGE = 15
+
+
+def knows_collapse() -> bool:
+    """Whether this machine's kernel knows the advice; where it does not, nothing may be moved."""
+    return bool(ctypes.CDLL(None).madvise(None, 0, 25) == 0)
+
+
+def small_pages() -> mmap.mmap:
+    """Some huge pages' worth of private memory that the kernel puts into small ones as it is touched."""
+    memory = mmap.mmap(-1, (PIECES + 1) * HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(MADV_NOHUGEPAGE)
+    return memory
+
+
+def touch(memory: mmap.mmap, every: int = mmap.PAGESIZE) -> None:
+    for start in range(0, len(memory), every):
+        memory[start] = 1 + start // every % 250
+    memory.madvise(mmap.MADV_HUGEPAGE)  # takes back what is said above
+
+
+def address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def huge_kib_at(address: int) -> int:
+    """How much of the mapping around that address is in huge pages."""
+    is_in = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_in = int(found[1], 16) <= address < int(found[2], 16)
+        elif is_in and line.startswith("AnonHugePages:"):
+            return int(line.split()[1])
+    raise AssertionError("the memory is not mapped")
+
+
+@pytest.fixture
+def memory() -> Iterator[mmap.mmap]:
+    yield small_pages()
+
+
+def test_what_is_in_use_is_moved_and_stays_what_it_is(memory: mmap.mmap) -> None:
+    touch(memory)
+    before = bytes(memory)
+    moved = huge_pages.gather()
+    assert bytes(memory) == before
+    if knows_collapse():
+        assert moved >= PIECES
+        assert huge_kib_at(address_of(memory)) >= PIECES * HUGE_BYTES // 1024
+    else:
+        assert moved == 0
+
+
+def test_memory_that_is_mostly_reserved_takes_no_more_than_before(memory: mmap.mmap) -> None:
+    touch(memory, every=2 * mmap.PAGESIZE)
+    huge_pages.gather()
+    assert huge_kib_at(address_of(memory)) == 0
+
+
+def test_what_a_forked_child_shares_is_not_doubled(memory: mmap.mmap) -> None:
+    touch(memory)
+    waiting, let_go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(let_go)
+        os.read(waiting, 1)
+        os._exit(0)
+    os.close(waiting)
+    huge_pages.gather()
+    shared = huge_kib_at(address_of(memory))
+    os.close(let_go)
+    os.waitpid(child, 0)
+    assert shared == 0
+
+
+def test_a_machine_that_shows_no_pages_is_left_alone(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(memory)
+    monkeypatch.setattr(huge_pages, "_PAGEMAP", Path("/proc/self/there is no such file"))
+    assert huge_pages.gather() == 0
+    assert huge_kib_at(address_of(memory)) == 0

@@ -1,0 +1,333 @@
+"""One value of each kind: taken apart, remembered, brought back; and types of the user's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.core.point import Point
+from runtime.training.process import context
+from runtime.training.state import handlers, snapshot
+from runtime.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
+from runtime.training.state.torch_state import TorchState
+from tests.training.commits import Commits
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "get_rank", lambda: 0)
+    monkeypatch.setattr(context, "get_world_size", lambda: 1)
+    monkeypatch.setattr(handlers, "_registry", list(handlers._registry))
+
+
+def sent(contents: Any) -> Any:
+    """What another rank gets."""
+    tree, parts = snapshot.split(contents, "state")
+    return snapshot.join(tree, {part.name: part for part in parts})
+
+
+class Loader:
+    """What torchdata's StatefulDataLoader is to a state: an iterable with a position that can be taken and given."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < self.length:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "workers": [{"seen": self.position}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def test_a_stateful_loader_goes_on_where_the_commit_was() -> None:
+    loader = Loader(10)
+    state = TorchState(loader=loader, rng="per_step")
+    Commits(state)
+    batches = iter(loader)
+    assert [next(batches) for _ in range(4)] == [0, 1, 2, 3]
+    state.commit()
+    assert next(batches) == 4
+    assert state.recall() == Point(1, 1)
+    assert list(loader) == [4, 5, 6, 7, 8, 9]
+
+    newcomer = Loader(10)
+    other = TorchState(loader=newcomer, rng="per_step")
+    state.restore()
+    other.load(sent(state.contents()), own=False)
+    assert list(newcomer) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one: torch.optim.lr_scheduler.CosineAnnealingLR(one, T_max=10),
+        lambda one: torch.optim.lr_scheduler.OneCycleLR(one, max_lr=1.0, total_steps=20),
+        lambda one: torch.optim.lr_scheduler.SequentialLR(
+            one,
+            [torch.optim.lr_scheduler.ConstantLR(one), torch.optim.lr_scheduler.ExponentialLR(one, 0.9)],
+            milestones=[2],
+        ),
+    ],
+    ids=["cosine", "one cycle", "sequential"],
+)
+def test_a_schedule_goes_back_and_over_to_a_newcomer(make: Any) -> None:
+    def new() -> tuple[TorchState, torch.optim.Optimizer]:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return TorchState(model, optimizer, schedule=make(optimizer), rng="per_step"), optimizer
+
+    def train(state: TorchState, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+        rates = []
+        for _ in range(steps):
+            optimizer.step()
+            state.schedule.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    state, optimizer = new()
+    Commits(state)
+    train(state, optimizer, 3)
+    state.commit()
+    contents = sent(state.contents())
+    wanted = train(state, optimizer, 4)
+    state.commit()
+    newcomer, others = new()
+    newcomer.load(contents, own=False)
+    assert train(newcomer, others, 4) == wanted
+    assert state.recall() == Point(7, 1)
+    assert train(state, optimizer, 2) == train(newcomer, others, 2)
+
+
+def test_a_gradient_scaler_goes_over_to_a_newcomer() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(1))
+    newcomer = torch.amp.GradScaler("cpu", init_scale=64.0)
+    other = TorchState(scaler=newcomer, rng="per_step")
+    other.load(sent(TorchState(scaler=scaler, rng="per_step").contents()), own=False)
+    assert newcomer.get_scale() == 2.0
+
+
+@pytest.mark.parametrize("unscaled_by", ["the script", "the scaler's own step"])
+def test_a_step_that_was_cut_off_is_done_again_with_unscaled_gradients(unscaled_by: str) -> None:
+    """Else the survivors would step with gradients 256 times as large, and a newcomer would not."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    handler = handler_of(scaler)
+    assert handler is not None
+    handler.remember()
+    scaler.scale(weight.sum()).backward()
+    if unscaled_by == "the script":
+        scaler.unscale_(optimizer)
+    else:
+        hook = optimizer.register_step_pre_hook(_peer_is_lost)
+        with pytest.raises(ConnectionError):
+            scaler.step(optimizer)
+        hook.remove()
+    handler.recall()
+    optimizer.zero_grad()
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    assert weight.item() == 0.0
+
+
+def test_a_scaler_that_is_switched_off_goes_back_as_well() -> None:
+    handler = handler_of(torch.amp.GradScaler("cpu", enabled=False))
+    assert handler is not None
+    handler.remember()
+    handler.recall()
+    handler.load(handler.contents())
+
+
+def _peer_is_lost(*_: object) -> None:
+    raise ConnectionError
+
+
+class Tally:
+    """A class of the user's own."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+
+class TallyHandler(StateHandler):
+    def contents(self) -> Any:
+        return self.value.counts
+
+    def load(self, contents: Any) -> None:
+        self.value.counts = dict(contents)
+
+    def remember(self) -> None:
+        self._remembered = dict(self.value.counts)
+
+    def recall(self) -> None:
+        self.value.counts = dict(self._remembered)
+
+
+class Finer(Tally):
+    pass
+
+
+def test_a_registered_handler_is_used_for_its_type_and_subclasses_and_the_last_one_fits_first() -> None:
+    register_handler(Tally, TallyHandler)
+    assert isinstance(handler_of(Finer()), TallyHandler)
+    tally = Tally()
+    state = TorchState(tally=tally, rng="per_step")
+    Commits(state)
+    tally.counts["seen"] = 3
+    state.commit()
+    tally.counts["seen"] = 4
+    state.restore()
+    assert state.tally is tally
+    assert tally.counts == {"seen": 3}
+
+    class Other(TallyHandler):
+        pass
+
+    register_handler(Finer, Other)
+    assert type(handler_of(Finer())) is Other
+    assert type(handler_of(Tally())) is TallyHandler
+
+
+def test_plain_values_have_no_handler_of_their_own() -> None:
+    assert [handler_of(one) for one in (1, "a", [1], {"a": 1}, None, torch.ones(1))] == [None] * 6
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps its moments more precisely than the parameters, as optimizers for bfloat16 do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                moment = self.state[parameter].setdefault("moment", torch.zeros_like(parameter, dtype=torch.float32))
+                moment.add_(1 / 3)
+
+
+def test_moments_keep_the_dtype_they_were_given_in() -> None:
+    """torch's own load_state_dict turns them into the parameters' dtype."""
+    given, got = (nn.Linear(2, 2, dtype=torch.bfloat16) for _ in range(2))
+    source, target = Wide(given.parameters()), Wide(got.parameters())
+    source.step()
+    OptimizerHandler(target).load(sent(OptimizerHandler(source).contents()))
+    assert [one["moment"].dtype for one in target.state.values()] == [torch.float32] * 2
+    assert all(
+        torch.equal(target.state[one]["moment"], torch.full_like(one, 1 / 3, dtype=torch.float32))
+        for one in got.parameters()
+    )
+    target.step()
+    assert source.state[given.weight]["moment"][0, 0].item() == pytest.approx(1 / 3), "the copy is its own"
+
+
+def test_names_depend_on_no_wrapper() -> None:
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model)
+    assert isinstance(compiled, nn.Module)
+    assert handlers.bare(compiled) is model
+    wrapped = TorchState(compiled, rng="per_step").contents()
+    assert list(wrapped["shared"]["values"]["model"]) == ["weight", "bias"]
+
+
+# ---- a module's extra state
+
+
+class Scaled(nn.Module):
+    """Keeps what FP8 layers keep: a history of its inputs and a count, which no forward pass leaves as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.scaling: dict[str, Any] = {"history": torch.zeros(3), "seen": []}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scaling["history"][0] += x.detach().abs().max()
+        self.scaling["seen"].append(float(x.detach().max()))
+        scale: torch.Tensor = 1 + self.scaling["history"][0]
+        return x * self.weight / scale
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.scaling
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.scaling = state
+
+
+class Scales(nn.Module):
+    """Has such a layer, and batch statistics beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Scaled()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.layer(self.norm(x))
+        return scaled
+
+    @property
+    def told(self) -> tuple[list[float], list[float], int]:
+        """Its extra state, and how often the statistics were taken."""
+        scaling = self.layer.scaling
+        return scaling["history"].tolist(), list(scaling["seen"]), int(self.norm.num_batches_tracked or 0)
+
+
+def scaling_state(*, copies: bool = False) -> tuple[TorchState, Scales]:
+    model = Scales()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TorchState(model, optimizer, rng="per_step", copy_commits=copies), model
+
+
+X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_survivors_extra_state_goes_back_to_what_a_newcomer_is_given(copies: bool) -> None:
+    state, model = scaling_state(copies=copies)
+    Commits(state)
+    for number in range(3):  # the memory of an earlier commit is used again
+        model(X + number)
+        state.commit()
+    committed = model.told
+    for _ in range(2):  # what is remembered must be there a second time
+        model(2 * X).sum().backward()  # a peer is lost in here
+        assert model.told != committed
+        assert state.recall() == Point(0, 1)
+        assert model.told == committed
+    newcomer, others = scaling_state()
+    newcomer.load(copy.deepcopy(sent(state.contents())), own=False)
+    assert others.told == model.told
+    assert torch.equal(others(X), model(X))
+
+
+class TellsOnly(nn.Linear):
+    """Tells what nothing can give back; torch itself refuses to load it."""
+
+    def get_extra_state(self) -> str:
+        return "version 2"
+
+
+def test_modules_that_keep_no_extra_state_are_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), TellsOnly(2, 2), nn.BatchNorm1d(2))
+    handler = handler_of(model)
+    assert handler is not None
+    monkeypatch.setattr(TellsOnly, "get_extra_state", lambda _: pytest.fail("asked"))
+    with monkeypatch.context() as during_a_commit:
+        during_a_commit.setattr(handlers, "copied_tree", lambda *_: pytest.fail("copied"))
+        handler.remember()
+    model(torch.rand(4, 2))
+    handler.recall()
+    assert model[2].num_batches_tracked == 0
