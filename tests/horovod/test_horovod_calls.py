@@ -270,7 +270,8 @@ def test_every_name_is_there_and_no_other() -> None:
 
 def test_a_collective_of_the_scripts_own_before_elastic_run_is_refused_in_a_sentence() -> None:
     program = (
-        "import torch; from runtime.training.group import group; from runtime.training.process import context; import runtime.horovod as hvd\n"
+        "import torch; import runtime.horovod as hvd\n"
+        "from runtime.training.group import group; from runtime.training.process import context\n"
         "group.form_alone(torch.device('cpu'), refusal=context.COLLECTIVE_TOO_EARLY)\n"
         "try: hvd.allreduce(torch.ones(1))\n"
         "except Exception as error: print(type(error).__name__, error)"
