@@ -63,11 +63,11 @@ class Ours:
 
     def load(self) -> None:
         """As a generation that begins with this rank's own point on disk; nothing of it is called by a user."""
-        points, haste = self._session._points, self._session._haste
-        haste.begin()
+        points, tuning = self._session._points, self._session._tuning
+        tuning.begin()
         found, filled = points._load(Point(self._state.completed_steps, generation=1))
         points._become(found, filled=filled)
-        haste.end()
+        tuning.end()
 
     def _step_and_commit(self) -> None:
         self._state.optimizer.step()

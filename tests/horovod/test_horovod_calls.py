@@ -33,7 +33,9 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         told.reduced.append((tensor.dtype, tensor.numel(), op))
         tensor.mul_(6)
 
-    process = SimpleNamespace(place=None, settings=None, admitted=SimpleNamespace(slot=0, world_size=3), device="cpu")
+    process = SimpleNamespace(
+        generation=None, settings=None, admitted=SimpleNamespace(slot=0, world_size=3), device="cpu"
+    )
     monkeypatch.setattr(context, "_process", process)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     return told

@@ -29,33 +29,33 @@ def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def test_haste_ends_as_it_began(collects: bool) -> None:
-    haste = InterpreterTuning()
+    tuning = InterpreterTuning()
     for _ in range(2):
-        haste.begin()
+        tuning.begin()
         assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(HAND_OVER_S), False)
-        haste.end()
+        tuning.end()
         assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
 
 
 def test_haste_that_begins_or_ends_twice_is_the_same(collects: bool) -> None:
-    haste = InterpreterTuning()
-    haste.end()
+    tuning = InterpreterTuning()
+    tuning.end()
     assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
-    haste.begin()
-    haste.begin()
-    haste.end()
-    haste.end()
+    tuning.begin()
+    tuning.begin()
+    tuning.end()
+    tuning.end()
     assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
 
 
 def test_garbage_is_collected_while_others_are_waited_for(collects: bool) -> None:
-    haste = InterpreterTuning()
-    haste.begin()
-    with haste.waits():
+    tuning = InterpreterTuning()
+    tuning.begin()
+    with tuning.waits():
         assert gc.isenabled() is collects
     assert not gc.isenabled()
-    with pytest.raises(KeyboardInterrupt), haste.waits():
+    with pytest.raises(KeyboardInterrupt), tuning.waits():
         raise KeyboardInterrupt
     assert not gc.isenabled()
-    haste.end()
+    tuning.end()
     assert gc.isenabled() is collects
