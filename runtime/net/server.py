@@ -38,7 +38,7 @@ from runtime.errors import ProtocolError
 from runtime.net.address import cannot_listen, endpoint
 from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
 from runtime.net.curve import ClusterKeys
-from runtime.net.gate import Gate, Rejected, Rejection
+from runtime.net.gate import UNKNOWN, Gate, Rejected, Rejection
 from runtime.net.waker import Waker
 
 __all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
@@ -60,6 +60,7 @@ TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _SRCFD = int(zmq.SRCFD)
+OLD_ZMTP = "its sender speaks no ZMTP 3 (a browser, a scrape, a port scanner), so it is no worker's"
 _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
 
 
@@ -194,11 +195,12 @@ class Server:
         # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event. Who closed
         # may never have said a word, and who speaks first over the number be the next one.
         owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
-        for descriptor in owners:
-            if (owner := self._peer_of.pop(descriptor, None)) is not None:
-                owners[descriptor].append(owner.session)
+        for number, sessions in owners.items():
+            if (owner := self._peer_of.pop(number, None)) is not None:
+                sessions.append(owner.session)
         known = {descriptor for descriptor, sessions in owners.items() if sessions}
         turns: dict[int, int] = {}
+        turns_of_old: dict[bytes, int] = {}  # of those who speak a ZMTP that knows no descriptors, by name
         receive = self._socket.recv
         for _ in range(self._drain_limit):
             try:
@@ -208,11 +210,15 @@ class Server:
             body, more = receive(_NOW, copy=False, track=False), 0
             while body.more:  # a message comes whole: its other parts are here
                 body, more = receive(_NOW, copy=False, track=False), more + 1
-            descriptor = body.get(_SRCFD)
-            incoming = self._read(name, body, more, descriptor, owners)
-            if incoming is not None:
-                yield incoming
-            turn = turns[descriptor] = turns.get(descriptor, 0) + 1
+            descriptor = _source_of(body)
+            if descriptor is None:
+                yield Garbled("", OLD_ZMTP, UNKNOWN)
+                turn = turns_of_old[name] = turns_of_old.get(name, 0) + 1
+            else:
+                incoming = self._read(name, body, more, descriptor, owners)
+                if incoming is not None:
+                    yield incoming
+                turn = turns[descriptor] = turns.get(descriptor, 0) + 1
             if turn == PEER_TURNS:
                 break  # the others have had theirs; what is left is here at the next drain
         self._gate.heard(turns)
@@ -322,6 +328,20 @@ class Server:
         self._socket.close()
         self._context.term()
         self._waker.close()
+
+
+def _source_of(body: zmq.Frame) -> int | None:
+    """The descriptor of the connection that a message came over; None where ZeroMQ keeps none.
+
+    That is so for a peer of ZMTP 1.0 or 2.0, and ZeroMQ takes whatever does not begin with a signature for one: a
+    browser, a scrape, a TLS hello, five bytes.
+    """
+    try:
+        return int(body.get(_SRCFD))
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EINVAL:
+            raise
+        return None
 
 
 def _was_renamed(body: zmq.Frame) -> bool:

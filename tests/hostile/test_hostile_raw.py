@@ -1,0 +1,73 @@
+"""A scheduler whose port is found by whatever speaks something else: its job is left alone, and one line says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.core import messages
+from runtime.core.messages import StatusQuery
+from runtime.net.server import PEER_TURNS, Arrived, Garbled
+from runtime.service.strangers import Offence
+from tests.hostile.attackers import dealers
+from tests.hostile.raw import OPENINGS, drawn, say
+from tests.hostile.test_hostile_service import SECRET, Attacked
+from tests.net.ends import Ends, until
+
+ASKED = messages.SCHEMA.pack(StatusQuery(follow=False))
+SEEDS = 150
+TIMES = 3  # a browser's request once ended the scheduler within three tries
+
+
+@pytest.fixture(params=[{}, {"CLUSTER_SECRET": SECRET}], ids=["open", "secret"])
+def attacked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Attacked]:
+    attacked = Attacked(tmp_path, **request.param)
+    yield attacked
+    attacked.house.close()
+
+
+def test_what_is_no_zmtp_3_is_dropped_and_the_job_goes_on(attacked: Attacked) -> None:
+    for words in OPENINGS.values():
+        for _ in range(TIMES):
+            say(attacked.port, words)
+        say(attacked.port, words, half=True)
+        assert not attacked.served.done(), attacked.served.result()
+    for seed in range(SEEDS):
+        say(attacked.port, drawn(seed))
+        assert not attacked.served.done(), (seed, attacked.served.result())
+    attacked.finish()
+
+
+def test_five_bytes_are_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attacked = Attacked(tmp_path)
+    try:
+        for _ in range(20):
+            say(attacked.port, OPENINGS["five bytes"])
+        attacked.wait(lambda: attacked.count(Offence.GARBLED) >= 20)
+        attacked.wait(lambda: any("speaks no ZMTP 3" in record.message for record in caplog.records))
+        assert sum("refused" in record.message for record in caplog.records) == 1
+        attacked.finish()
+    finally:
+        attacked.house.close()
+
+
+def test_many_that_speak_an_old_zmtp_do_not_end_a_drain_before_others_are_heard() -> None:
+    """Their messages name no connection: were they all one peer's, a drain would end after PEER_TURNS of them."""
+    ends = Ends()
+    try:
+        with dealers(ends.port, [b"honest"]) as (honest,):
+            honest.send(ASKED)
+            until(ends.heard, lambda item: isinstance(item, Arrived))
+            for _ in range(2 * PEER_TURNS):
+                say(ends.port, b"\x01\x00" + b"\x02\x00B" * 3)
+            (first, *_) = drains = [list(ends.server.drain())]
+            assert sum(isinstance(item, Garbled) for item in first) == 3 * 2 * PEER_TURNS
+            honest.send(ASKED)
+            while Arrived("honest", StatusQuery(follow=False)) not in drains[-1]:
+                assert len(drains) < 100, "never heard"
+                drains.append(ends.heard())
+        assert ends.server._descriptor_of.keys() <= {"honest"}
+    finally:
+        ends.close()
