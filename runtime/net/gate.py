@@ -4,6 +4,13 @@ Here live ZeroMQ's connection events (``zmq_socket_monitor(3)``), the answer to 
 (ZAP, RFC 27), and the bound on connections; never a message. The one idea: whatever ends before it has become a peer
 is counted here with its address and leaves nothing behind.
 
+A connection is a guest until it is settled: with a secret by its first message, which only who knows the secret can
+say; without one by being told that it has, or will have, a seat. Beyond the bound guests leave before the settled, of
+those the ones from where most come, and of those the oldest: so a flood from elsewhere costs an honest process nothing,
+a flood from its own host a few tries, and nobody can keep a place by sitting in it. A guest has as long to say its
+first word as a connection may be silent. ``net.client`` relies on the order: while an older connection from the same
+host stands, no younger one was closed for want of room.
+
 A descriptor's events come in order from the one I/O thread, and a failed handshake is followed at once by the
 DISCONNECTED event of its descriptor; so the address that was looked up when it was accepted names the failure.
 """
@@ -11,11 +18,15 @@ DISCONNECTED event of its descriptor; so the address that was looked up when it 
 from __future__ import annotations
 
 import enum
+import heapq
+import ipaddress
+import itertools
 import math
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import zmq
@@ -76,18 +87,27 @@ class _Unheard:
     silent_checks: int = 0  # in a row, without a byte
 
 
+@dataclass(slots=True)
+class _Guest:
+    """A connection that is not settled."""
+
+    home: str  # where it comes from; all of loopback is one place, whoever chose which of its addresses
+    has_spoken: bool = False
+    checks: int = 0  # without a word so far
+
+
 class Gate:
     """Watches one listening socket; not thread-safe.
 
     Args:
         listening: the socket, before it is bound.
         keys: the cluster's keys; None lets everybody in who can connect.
-        max_connections: how many may stand at a time, finished handshake or not; the next is closed at once.
+        max_connections: how many may stand at a time, finished handshake or not; beyond that guests are closed.
         max_unheard_bytes: how much may arrive over a connection while no message of it is complete: ZeroMQ bounds
             the frame and the queue, but not the frames of one message.
         silence_s: after about a third longer without a byte a connection is closed: every process of ours says
             something more often, and where it has nothing to say ZeroMQ's own heartbeat does. A check that comes late
-            counts once, so that whoever stands still loses nobody.
+            counts once, so that whoever stands still loses nobody. Nor has a guest more time for its first word.
     """
 
     def __init__(
@@ -108,6 +128,8 @@ class Gate:
         self._slice = 0  # the next to be looked at
         self._looked_at = time.monotonic()
         self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
+        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._words_settle = keys is not None
         self._turned_away: set[int] = set()
         self._ended: list[Ended] = []
         self._rejected: list[Rejected] = []
@@ -169,7 +191,8 @@ class Gate:
     def _take_events(self) -> None:
         for event, value in self._events():
             if event == zmq.EVENT_ACCEPTED:
-                self._address_of[value] = _peer_address(value)
+                address = self._address_of[value] = _peer_address(value)
+                self._guests[value] = _Guest(_home_of(address))
                 self._slices[value % SLICES].add(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 address = self._address_of.pop(value, UNKNOWN)
@@ -179,14 +202,26 @@ class Gate:
                 if failure is not None and not was_turned_away:
                     self._rejected.append(Rejected(address, failure))
                 self._unheard.pop(value, None)
+                self._guests.pop(value, None)
                 self._slices[value % SLICES].discard(value)
                 self._ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
 
-    def heard(self, descriptors: Iterable[int]) -> None:
+    def heard(self, descriptors: Collection[int]) -> None:
         """Whole messages have come over these connections."""
         self._heard.update(descriptors)
+        if not self._guests:
+            return
+        for descriptor in descriptors:
+            if (guest := self._guests.get(descriptor)) is not None:
+                guest.has_spoken = True
+                if self._words_settle:
+                    del self._guests[descriptor]
+
+    def settle(self, descriptor: int) -> None:
+        """Whoever speaks over this connection has, or will have, a seat."""
+        self._guests.pop(descriptor, None)
 
     def close(self) -> None:
         """Stop watching. Events are read first: with its queue full the I/O thread waits, and holds what this needs."""
@@ -225,15 +260,31 @@ class Gate:
         self._zap.send_multipart([b"1.0", question[1], *status, b"", b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
-        """Close the newest connections beyond the bound; they vanish from the books when ZeroMQ has noticed."""
+        """Close connections beyond the bound; they vanish from the books when ZeroMQ has noticed."""
         surplus = len(self._address_of) - len(self._turned_away) - self._max_connections
         if surplus <= 0:
             return
-        newest = [descriptor for descriptor in reversed(self._address_of) if descriptor not in self._turned_away]
-        for descriptor in newest[:surplus]:
+        for descriptor in list(itertools.islice(self._first_to_leave(), surplus)):
             self._turned_away.add(descriptor)
             _shut_down(descriptor)
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
+
+    def _first_to_leave(self) -> Iterator[int]:
+        """Guests, the oldest of the largest crowd first; then the newest of the settled."""
+        crowds: dict[str, deque[int]] = {}
+        for descriptor, guest in self._guests.items():
+            if descriptor not in self._turned_away:
+                crowds.setdefault(guest.home, deque()).append(descriptor)
+        largest_first = [(-len(crowd), home) for home, crowd in crowds.items()]
+        heapq.heapify(largest_first)
+        while largest_first:
+            size, home = heapq.heappop(largest_first)
+            yield crowds[home].popleft()
+            if crowds[home]:
+                heapq.heappush(largest_first, (size + 1, home))
+        for descriptor in reversed(self._address_of):
+            if descriptor not in self._guests and descriptor not in self._turned_away:
+                yield descriptor
 
     def _look_at_due(self) -> Iterator[Rejected]:
         """Look at as many slices as time has passed for, at each of them at most once."""
@@ -263,8 +314,16 @@ class Gate:
                 self._turned_away.add(descriptor)
                 _shut_down(descriptor)
                 yield Rejected(self._address_of[descriptor], Rejection.ENDLESS)
-            elif known.silent_checks >= self._max_silent_checks:
+            elif known.silent_checks >= self._max_silent_checks or self._has_no_word(descriptor):
                 _shut_down(descriptor)
+
+    def _has_no_word(self, descriptor: int) -> bool:
+        """Whether the time is over for a guest's first message, whatever else it sends."""
+        guest = self._guests.get(descriptor)
+        if guest is None or guest.has_spoken:
+            return False
+        guest.checks += 1
+        return guest.checks > self._max_silent_checks
 
 
 def _why(event: int, value: int) -> Rejection:
@@ -290,6 +349,13 @@ def _peer_address(descriptor: int) -> str:
         return UNKNOWN
     finally:
         connection.detach()
+
+
+def _home_of(address: str) -> str:
+    try:
+        return "loopback" if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+    except ValueError:
+        return address  # unknown
 
 
 def _bytes_received(descriptor: int) -> int | None:

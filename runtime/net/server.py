@@ -33,7 +33,17 @@ from typing import Any
 import zmq
 
 from runtime.core import messages
-from runtime.core.messages import AddressMap, CommittedPoint, EndJob, Finished, Heartbeat, RoundOpened, Status
+from runtime.core.messages import (
+    AddressMap,
+    Admitted,
+    CommittedPoint,
+    EndJob,
+    Finished,
+    Heartbeat,
+    Pending,
+    RoundOpened,
+    Status,
+)
 from runtime.errors import ProtocolError
 from runtime.net.address import cannot_listen, endpoint
 from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
@@ -55,6 +65,9 @@ SHARED_BYTES = 1 << 12
 """From this size on, what is said to many is one piece of memory with as many readers."""
 TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
 """What differs from one receiver to the next by little or by nothing: it is packed when it differs."""
+
+WELCOMES = (Admitted, Pending)
+"""Whoever is told so is no stranger: its connection is not closed to make room for another."""
 
 # Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.
 _NOW = int(zmq.NOBLOCK)
@@ -299,6 +312,8 @@ class Server:
     def send(self, peer: str, message: object) -> bool:
         """Send, or drop where the peer is gone: it is told again when it comes back. Returns whether it is there."""
         packed = self._pack(message)
+        if type(message) in WELCOMES:
+            self._gate.settle(self._descriptor_of.get(peer, -1))
         try:
             self._send_frame(peer.encode("ascii"), _MORE)
             self._send_frame(packed, _NOW)

@@ -69,7 +69,7 @@ from runtime.errors import (
     SchedulerUnreachableError,
     SecretError,
 )
-from runtime.net.client import Client, Down, Got, ShutOut, Up
+from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
 from runtime.service import clock, voice
 from runtime.service.host import this_process
@@ -348,6 +348,8 @@ class Agent:
                     events.append(Disconnected())
                 case ShutOut(text):
                     self._shut_out(text)
+                case TurnedAway(text):
+                    voice.warn(f"{text}; this worker waits and tries again")
                 case Got(message):
                     events.append(Heard(message))
         while self._events:

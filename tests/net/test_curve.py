@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,12 @@ from zmq.utils import z85
 from runtime.core.messages import StatusQuery, StopJob
 from runtime.errors import SettingsError
 from runtime.net.address import endpoint
-from runtime.net.client import Client, Down, ShutOut, Up
+from runtime.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, TurnedAway, Up
 from runtime.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
-from runtime.net.greeting import mechanism_at
+from runtime.net.greeting import greet
 from runtime.net.server import Arrived, Rejected, Rejection, Server
 from tests.net.ends import Ends, free_port, until
-from tests.net.wires import Closer, Tap
+from tests.net.wires import Closer, Tap, Turnstile
 
 SECRET = "correct-horse-battery-staple"
 KEYS = derive_keys(SECRET.encode())
@@ -198,7 +198,43 @@ def test_a_port_behind_which_nobody_speaks_is_not_taken_for_a_secret() -> None:
             while closer.closed < 8:
                 client.wait(0.2)
                 seen += client.drain()
-            assert not [item for item in seen if isinstance(item, ShutOut)]
+            assert [type(item) for item in seen if item != Down()] == [TurnedAway]
+        finally:
+            client.close()
+
+
+def drained(client: Client, until: Callable[[list[object]], bool]) -> list[object]:
+    """What the client says before ``until`` is true of it, but for connections that are gone."""
+    seen: list[object] = []
+    deadline = time.monotonic() + 30.0
+    while not until(seen):
+        assert time.monotonic() < deadline, seen
+        client.wait(0.05)
+        seen += [item for item in client.drain() if item != Down()]
+    return seen
+
+
+@pytest.mark.parametrize("keys", [KEYS, None], ids=["secret", "no secret"])
+def test_who_is_closed_with_everybody_else_has_no_verdict(keys: ClusterKeys | None) -> None:
+    """A flooded scheduler greets and closes, whoever comes: once that was taken for a wrong secret."""
+    with Turnstile(KEYS if keys else None, closes_silent=True) as turnstile:
+        client = Client("127.0.0.1", turnstile.port, "session-a", silence_s=5.0, keys=keys)
+        try:
+            most = 6 * (ASK_AFTER + REFUSED_AFTER)
+            seen = drained(client, lambda _: turnstile.closed >= most)
+            assert [type(item) for item in seen] == [TurnedAway]
+        finally:
+            client.close()
+
+
+def test_who_is_closed_beside_one_that_says_nothing_is_refused() -> None:
+    with Turnstile(KEYS, closes_silent=False) as turnstile:
+        client = Client("127.0.0.1", turnstile.port, "session-a", silence_s=5.0, keys=KEYS)
+        try:
+            (told,) = drained(client, bool)
+            assert isinstance(told, ShutOut)
+            assert "refuses this process's secret" in told.text
+            assert turnstile.closed >= ASK_AFTER + REFUSED_AFTER
         finally:
             client.close()
 
@@ -207,9 +243,25 @@ def test_a_port_behind_which_nobody_speaks_is_not_taken_for_a_secret() -> None:
 
 
 def test_the_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> None:
-    assert mechanism_at("127.0.0.1", guarded.port, "NULL", 5.0) == "CURVE"
-    assert mechanism_at("127.0.0.1", open_to_all.port, "CURVE", 5.0) == "NULL"
-    assert mechanism_at("127.0.0.1", free_port(), "NULL", 5.0) is None
+    for ends, ours, theirs in ((guarded, "NULL", "CURVE"), (open_to_all, "CURVE", "NULL")):
+        greeted = greet("127.0.0.1", ends.port, ours, 5.0)
+        assert greeted is not None
+        assert greeted.mechanism == theirs
+        greeted.close()
+    assert greet("127.0.0.1", free_port(), "NULL", 5.0) is None
+
+
+def test_a_witness_stands_until_the_other_end_closes(guarded: Ends) -> None:
+    greeted = greet("127.0.0.1", guarded.port, "CURVE", 5.0)
+    assert greeted is not None
+    assert greeted.stands()
+    guarded.server.close()
+    deadline = time.monotonic() + 30.0
+    while greeted.stands():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    guarded.server = Server(["127.0.0.1"], guarded.port, 5.0, keys=KEYS)
+    greeted.close()
 
 
 def test_no_zap_no_entry() -> None:
@@ -251,6 +303,6 @@ def test_who_greets_a_byte_at_a_time_is_not_waited_for() -> None:
 
         trickling = threading.Thread(target=trickle)
         trickling.start()
-        assert mechanism_at("127.0.0.1", listening.getsockname()[1], "NULL", 0.5) is None
+        assert greet("127.0.0.1", listening.getsockname()[1], "NULL", 0.5) is None
         trickling.join()
         assert sent < len(greeting), "it would have had to wait for all of it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import math
@@ -18,14 +19,16 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.core import messages
-from runtime.core.messages import StatusQuery, StopJob
+from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.net import gate, server
+from runtime.net.curve import derive_keys
 from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
 ASKED = messages.SCHEMA.pack(StatusQuery(follow=False))
 ATTEMPTS = 10
+KEYS = derive_keys(b"correct-horse-battery-staple")
 
 
 @pytest.fixture
@@ -111,17 +114,79 @@ def test_the_tables_hold_who_is_there_and_nobody_else(ends: Ends) -> None:
     assert ends.server.connections == 0
 
 
-def test_connections_beyond_the_bound_are_closed_and_those_that_stand_stay() -> None:
+def test_who_has_a_seat_stays_and_the_oldest_of_the_others_leave() -> None:
+    """Nobody keeps a place by sitting in it: who comes while the door is crowded has the time of a handshake."""
     ends = Ends(most_connections=10)
     try:
         client = ends.connected("first")
+        client.send(StatusQuery(follow=False))
+        until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=False)))
+        ends.server.send("first", Pending("first", 1, 1, 4))
         with half_open(ends.port, 30) as connections:
             seen: list[object] = []
             while sum(item == Rejected("127.0.0.1", Rejection.TOO_MANY) for item in seen) < 21:
                 seen += until(ends.heard, lambda item: isinstance(item, Rejected))
-            assert sum(hangs_up(connection, 1) for connection in connections[-5:]) == 5
+            assert sum(hangs_up(connection, 1) for connection in connections[:21]) == 21
             client.send(StatusQuery(follow=False))
             until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=False)))
+            client.send(StatusQuery(follow=True))
+            until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=True)))
+    finally:
+        ends.close()
+
+
+def test_with_a_secret_one_word_is_enough_to_stay() -> None:
+    ends = Ends(KEYS, most_connections=10)
+    try:
+        client = ends.connected("first", KEYS)
+        client.send(StatusQuery(follow=False))
+        until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=False)))
+        with half_open(ends.port, 30):
+            seen: list[object] = []
+            while sum(item == Rejected("127.0.0.1", Rejection.TOO_MANY) for item in seen) < 21:
+                seen += until(ends.heard, lambda item: isinstance(item, Rejected))
+            client.send(StatusQuery(follow=True))
+            seen += until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=True)))
+        assert Lost("first") not in seen
+    finally:
+        ends.close()
+
+
+def test_a_crowd_from_one_address_does_not_close_whoever_comes_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = iter([*["198.51.100.7"] * 9, *["192.0.2.1"] * 3, *["198.51.100.7"] * 18])
+    monkeypatch.setattr(gate, "_peer_address", lambda _: next(homes))
+    ends = Ends(most_connections=10)
+    try:
+        with half_open(ends.port, 9), half_open(ends.port, 3) as few, half_open(ends.port, 18):
+            seen: list[object] = []
+            while sum(isinstance(item, Rejected) for item in seen) < 20:
+                seen += until(ends.heard, lambda item: isinstance(item, Rejected))
+            assert {*seen} == {Rejected("198.51.100.7", Rejection.TOO_MANY)}
+            assert not any(hangs_up(connection, 0.05) for connection in few)
+    finally:
+        ends.close()
+
+
+def test_all_of_loopback_is_one_home() -> None:
+    assert {gate._home_of(address) for address in ("127.0.0.1", "127.3.4.5", "::1")} == {"loopback"}
+    assert gate._home_of("192.0.2.1") == "192.0.2.1"
+    assert gate._home_of("fe80::1%eth0") == "fe80::1%eth0"
+    assert gate._home_of(gate.UNKNOWN) == gate.UNKNOWN
+
+
+def test_who_has_no_word_leaves_however_busy_its_connection_is() -> None:
+    """ZeroMQ's own heartbeats are no word: a handshake and a ping now and then once kept a place for ever."""
+    ends = Ends(silence_s=1.0)
+    try:
+        with bare_dealer(ends.port, b"x") as connection:
+            connection.settimeout(0.01)
+            seen: list[object] = []
+            deadline = time.monotonic() + PATIENCE_S
+            while Rejected("127.0.0.1", Rejection.SILENT) not in seen:
+                assert time.monotonic() < deadline, "never ended"
+                with contextlib.suppress(OSError):  # it is closed, and the server tells of it a moment later
+                    connection.sendall(b"\x04\x07\x04PING\x00\x0a")  # RFC 37
+                seen += ends.heard()
     finally:
         ends.close()
 

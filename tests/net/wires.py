@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+
+from runtime.net.curve import ClusterKeys
 
 
 class Tap:
@@ -81,3 +84,60 @@ class Closer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+
+
+class Turnstile:
+    """Greets whoever comes as a scheduler does, and closes.
+
+    Args:
+        keys: its own: it greets with CURVE where there are any.
+        closes_silent: also who says nothing after its greeting; else only who says more.
+    """
+
+    def __init__(self, keys: ClusterKeys | None, *, closes_silent: bool) -> None:
+        self.closed = 0
+        mechanism = b"NULL" if keys is None else b"CURVE"
+        self._greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+        self._closes_silent = closes_silent
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self._open.append(connection)
+            self._threads.append(threading.Thread(target=self._greet, args=(connection,)))
+            self._threads[-1].start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.sendall(self._greeting)
+            wanted = len(self._greeting) + (0 if self._closes_silent else 1)
+            heard = b""
+            while len(heard) < wanted and (more := connection.recv(wanted - len(heard))):
+                heard += more
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # closed by its peer
+        self.closed += 1
+
+    def __enter__(self) -> Turnstile:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        for connection in self._open:
+            with contextlib.suppress(OSError):  # closed by its peer
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+        for connection in self._open:
+            connection.close()

@@ -148,6 +148,7 @@ def test_a_worker_with_another_secret_leaves_with_its_own_code(job: ShellJob) ->
     shell.send(signal.SIGINT)
     assert shell.end() == 78
     log = job.log("scheduler")
-    assert len(re.findall(r"refused \d+ connections with another secret: .*compare CLUSTER_SECRET", log)) == 1
+    refusals = re.findall(r"refused \d+ connections with another secret: .*compare CLUSTER_SECRET", log)
+    assert 1 <= len(refusals) <= 2, "one when it happens, and at the end what was counted since"
     assert "generation 2" not in log
     assert_shown_nowhere(job)
