@@ -8,6 +8,7 @@ value appears in none of them.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -49,6 +50,10 @@ __all__ = [
 
 PREFIX = "MS_"
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
+_NEAR = 0.88
+"""How alike two names are (difflib) where one is the other misspelt: NODEID and NODE_ID are, NODE_IP is not."""
+_SHORTEST_UNCLEAR = 6
+"""Letters of a name that has too many honest neighbours to ask: ROLE and DEVICE."""
 
 KEPT_NAMES: tuple[str, ...] = (
     *(
@@ -63,6 +68,12 @@ KEPT_NAMES: tuple[str, ...] = (
 )
 """Patterns of the names a restart keeps: the job's own, and what else libraries compute by. Not ROLE and NODE_ID:
 whoever starts a process tells it those."""
+
+
+_NOTHING_SAID = (
+    "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
+    "`bash scripts/run.sh train.py`, which sets both in every process of the job"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,7 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     reading.check_relations()
     if reading.problems:
         raise SettingsError(reading.problems)
-    return Settings(**reading.values), reading.warnings
+    return Settings(**reading.values), [*reading.warnings, *_misspelt(environ)]
 
 
 class _Reading:
@@ -147,8 +158,8 @@ class _Reading:
             value = variable.kind.parse(text)
         except WrongValueError as wrong:
             why = f"{wrong.why}; " if wrong.why else ""
-            mend = wrong.mend.format(name=name) or _mend(variable, name)
-            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Fix: {mend}")
+            fix = wrong.fix.format(name=name) or _fix(variable, name)
+            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Fix: {fix}")
             return
         if plain and prefixed and not _reads_as(variable, prefixed, value):
             other = _shown(variable, PREFIX + variable.name, prefixed)
@@ -163,9 +174,11 @@ class _Reading:
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:
-            if self.role_required:
-                mend = _mend(variable, variable.name)
-                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Fix: {mend}")
+            if self.role_required and self._says_nothing():
+                self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
+            elif self.role_required:
+                fix = _fix(variable, variable.name)
+                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Fix: {fix}")
             else:
                 self.values[variable.field] = None if variable.name == "ROLE" else 0
         elif variable.default is None:
@@ -178,8 +191,13 @@ class _Reading:
             self.values[variable.field] = variable.kind.parse(variable.default)
             self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
 
+    def _says_nothing(self) -> bool:
+        """Whether no required variable is set: then a script was started by hand that the scripts start."""
+        names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
+        return not any(self.environ.get(name) for name in names)
+
     def check_relations(self) -> None:
-        """What no variable can get wrong alone; a relation with an unreadable value is left until that is mended."""
+        """What no variable can get wrong alone; a relation with an unreadable value is left until that is fixed."""
         self._check_times()
         self._check_bounds()
         self._check_listening()
@@ -231,6 +249,22 @@ class _Reading:
             self.problems.append(_listening_problem(self.shown[name]))
 
 
+def _misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each name that is nearly one of ours, and for no other."""
+    warnings = []
+    for name, text in environ.items():
+        prefix = PREFIX if name.startswith(PREFIX) else ""
+        bare = name.removeprefix(prefix)
+        if bare in _BY_NAME:
+            continue
+        ours = [one for one in _BY_NAME if len(one) > _SHORTEST_UNCLEAR and one[0] == bare[:1]]
+        near = difflib.get_close_matches(bare, ours, n=1, cutoff=_NEAR)
+        if near:
+            found, meant = _shown(_BY_NAME[near[0]], name, text), prefix + near[0]
+            warnings.append(f"{found} is read by nobody: did you mean {meant}? Fix: rename it or unset {name}")
+    return warnings
+
+
 def _reads_as(variable: Variable, text: str, value: object) -> bool:
     try:
         return variable.kind.parse(text) == value
@@ -247,7 +281,7 @@ def _shown(variable: Variable, name: str, text: str) -> str:
     return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"
 
 
-def _mend(variable: Variable, name: str) -> str:
+def _fix(variable: Variable, name: str) -> str:
     if variable.example:
         return f"export {name}={variable.example}"
     if variable.default is None or variable.default in _BY_NAME:

@@ -45,12 +45,12 @@ class Scope(Enum):
 
 
 class WrongValueError(ValueError):
-    """A text that its kind cannot read: why, and the mend where ``export NAME=<example>`` is not the best one."""
+    """A text that its kind cannot read: why, and the fix where ``export NAME=<example>`` is not the best one."""
 
-    def __init__(self, why: str = "", mend: str = "") -> None:
+    def __init__(self, why: str = "", fix: str = "") -> None:
         super().__init__(why)
         self.why = why
-        self.mend = mend
+        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _parse_switch(text: str) -> bool:
     if value in ("0", "1"):
         return value == "1"
     meant = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}.get(value.lower())
-    raise WrongValueError(mend="" if meant is None else f"export {{name}}={meant}")
+    raise WrongValueError(fix="" if meant is None else f"export {{name}}={meant}")
 
 
 def _parse_role(text: str) -> Role:

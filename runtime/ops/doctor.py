@@ -1,7 +1,7 @@
 """``doctor``: what a job needs on this machine, looked at before it is missed.
 
 Each check lives here as one function that returns what it found; nothing is changed, and torch is not imported. The one
-idea: every finding that is wrong ends with the command that mends it.
+idea: every finding that is wrong ends with the command that fixes it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ANSWER_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: ``mend`` is empty where all is well."""
+    """One check: ``fix`` is empty where all is well."""
 
     what: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         findings += [*(folder(name, path) for name, path in _folders(settings)), port(settings), descriptors(settings)]
     for finding in findings:
-        print(f"{'ok   ' if not finding.mend else 'wrong'}  {finding.what}: {finding.found}")
-        if finding.mend:
-            print(f"       mend: {finding.mend}")
-    return 1 if any(finding.mend for finding in findings) else 0
+        print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
+        if finding.fix and "Fix: " not in finding.found:
+            print(f"       Fix: {finding.fix}")
+    return 1 if any(finding.fix for finding in findings) else 0
 
 
 def python() -> Finding:
@@ -66,13 +66,13 @@ def python() -> Finding:
 
 def torch() -> Finding:
     """The installed torch, by its metadata: importing it takes seconds."""
-    mend = "bash scripts/setup.sh"
+    fix = "bash scripts/setup.sh"
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", "not installed for this Python", mend)
+        return Finding("torch", "not installed for this Python", fix)
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    return Finding("torch", version, "" if numbers >= OLDEST_TORCH else mend)
+    return Finding("torch", version, "" if numbers >= OLDEST_TORCH else fix)
 
 
 def import_name(path: Sequence[str]) -> list[Finding]:
@@ -86,8 +86,8 @@ def import_name(path: Sequence[str]) -> list[Finding]:
     if not rivals and not installed:
         return [Finding("import runtime", str(ours))]
     found = f"{ours}, but {rivals[0] if rivals else f'a project called runtime ({installed}) is installed'}"
-    mend = f"{sys.executable} -m pip uninstall runtime" if installed else f"move {rivals[0]} away"
-    return [Finding("import runtime", found, mend)]
+    fix = f"{sys.executable} -m pip uninstall runtime" if installed else f"move {rivals[0]} away"
+    return [Finding("import runtime", found, fix)]
 
 
 def commands() -> list[Finding]:

@@ -214,7 +214,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])
 @pytest.mark.parametrize(("name", "text", "said"), WRONG)
-def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_mend(
+def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
     prefix: str, name: str, text: str, said: tuple[str, ...]
 ) -> None:
     environ = {key: kept for key, kept in WORKER.items() if key != name}
@@ -228,11 +228,57 @@ def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_mend(
         assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
 
 
-@pytest.mark.parametrize(("name", "mend"), [("ROLE", "export ROLE=worker"), ("WORKER_NUM", "export WORKER_NUM=4")])
-def test_what_is_required_is_asked_for(name: str, mend: str) -> None:
+@pytest.mark.parametrize(("name", "fix"), [("ROLE", "export ROLE=worker"), ("WORKER_NUM", "export WORKER_NUM=4")])
+def test_what_is_required_is_asked_for(name: str, fix: str) -> None:
     problem = the_problem({key: text for key, text in WORKER.items() if key != name})
     assert problem.startswith(f"{name} is not set: expected ")
-    assert problem.endswith(mend)
+    assert problem.endswith(fix)
+
+
+def test_a_script_that_was_started_by_hand_is_told_how_to_start_it_in_one_sentence() -> None:
+    problem = the_problem({"HOME": "/home/me", "WORLD_SIZE": "4"})
+    assert "ROLE and WORKER_NUM are not set" in problem
+    assert problem.count("Fix: ") == 1
+    assert "bash scripts/run.sh train.py" in problem
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("WORKER_NUMS", "WORKER_NUM"),
+        ("WOKRER_NUM", "WORKER_NUM"),
+        ("ENABLE_RECOVER", "ENABLE_RECOVERY"),
+        ("SCHEDPORT", "SCHED_PORT"),
+        ("NODEID", "NODE_ID"),
+        ("NODE_TIMOUT", "NODE_TIMEOUT"),
+        ("CHECKPOINT_PTH", "CHECKPOINT_PATH"),
+        ("MS_WORKER_NUMS", "MS_WORKER_NUM"),
+        ("MS_SCHED_PROT", "MS_SCHED_PORT"),
+    ],
+)
+def test_a_misspelt_name_is_warned_of_with_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    settings, warnings = read({**WORKER, wrong: "9"})
+    assert settings == read(WORKER)[0]
+    assert len(warnings) == 1
+    assert warnings[0] == f"{wrong}=9 is read by nobody: did you mean {meant}? Fix: rename it or unset {wrong}"
+
+
+def test_a_misspelt_secret_is_not_shown() -> None:
+    (warning,) = read({**WORKER, "CLUSTER_SECRETS": "a secret text of more"})[1]
+    assert "CLUSTER_SECRETS=(hidden)" in warning
+    assert "a secret text" not in warning
+
+
+UNRELATED = (
+    *("NODE_IP", "NODE_PATH", "NODE_RANK", "NODE_NAME", "MODE_ID", "DEVICE_ID", "DEVICES", "ROLES", "GLOG_DIR"),
+    *("NUM_WORKERS", "HOSTNAME", "RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_NAME"),
+    *("MS_ENABLE_FORMAT_MODE", "MS_RECOVERY_INTERVAL", "MS_CLUSTER_RETRY_NUM", "MS_RETRY_INTERVAL_LOWER"),
+    *("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PYTHONPATH", "SSH_CLIENT", "TORCH_DEVICE_BACKEND_AUTOLOAD", "_"),
+)
+
+
+def test_a_name_of_somebody_else_is_not_taken_for_a_misspelt_one() -> None:
+    assert read({**WORKER, **dict.fromkeys(UNRELATED, "1")})[1] == []
 
 
 def test_a_tool_needs_neither_role_nor_worker_num_but_wrong_values_stay_wrong() -> None:

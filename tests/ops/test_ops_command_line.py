@@ -402,7 +402,7 @@ def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture
     assert "wrong" not in text
 
 
-def test_doctor_finds_what_is_wrong_with_its_mend(
+def test_doctor_finds_what_is_wrong_with_its_fix(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "file").write_text("")
@@ -430,7 +430,7 @@ def test_doctor_names_a_folder_that_cannot_be_looked_at(
     with closed(here / "others"):
         assert main(["doctor"]) == 1
     found = f"CHECKPOINT_PATH: {here / 'others' / 'ckpt'} cannot be looked at (Permission denied)"
-    assert f"wrong  {found}\n       mend: export CHECKPOINT_PATH=<a folder of yours>" in capsys.readouterr().out
+    assert f"wrong  {found}\n       Fix: export CHECKPOINT_PATH=<a folder of yours>" in capsys.readouterr().out
 
 
 def test_doctor_and_prepare_name_the_variable_that_says_where_to_listen(
@@ -442,7 +442,7 @@ def test_doctor_and_prepare_name_the_variable_that_says_where_to_listen(
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert ": SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in out
-    assert "mend: as it says" in out
+    assert "Fix: as it says" in out
     status, text = prepare_here(capsys)
     assert status == 75
     assert "SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in text

@@ -54,7 +54,7 @@ def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fr
 def test_doctor_lists_it_or_says_why_not(url: str) -> None:
     save(RemotePointStore(url, 3, job=JOB, job_name="former"), 40, rank=3)
     listed = doctor.folder("CHECKPOINT_PATH", url)
-    assert (listed.found, listed.mend) == (f"{url} can be listed, 1 ranks have saved there", "")
+    assert (listed.found, listed.fix) == (f"{url} can be listed, 1 ranks have saved there", "")
     assert "what reads gs:// is not" in doctor.folder("CHECKPOINT_PATH", "gs://bucket/job").found
 
 
