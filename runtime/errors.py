@@ -26,11 +26,13 @@
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
     ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
     ├── DivergenceError              86   a step that was done again was another one than its record in the step log
+    ├── ScriptFailedError            87   the script's own error ended its workers; fixed, recover.sh goes on from there
+    ├── UntrainedError               88   the script ended and never trained with the others
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
 
-Every message names the variable or file, the value found, what was expected, and the command that mends it.
+Every message names the variable or file, the value found, what was expected, and the command that fixes it.
 """
 
 from __future__ import annotations
@@ -60,10 +62,12 @@ __all__ = [
     "SameBitsError",
     "SchedulerLeftError",
     "SchedulerUnreachableError",
+    "ScriptFailedError",
     "SecretError",
     "SettingsError",
     "StoreError",
     "StuckError",
+    "UntrainedError",
     "UsageError",
 ]
 
@@ -216,6 +220,18 @@ class DivergenceError(SameBitsError):
     """A step that was done again after a recovery is not the one in the step log; the message says which and how."""
 
     exit_code = 86
+
+
+class ScriptFailedError(SameBitsError):
+    """No worker is left, and errors of the script itself ended most of them; the message names the first, by line."""
+
+    exit_code = 87
+
+
+class UntrainedError(SameBitsError):
+    """The script came to its end and never trained in the job: ``runtime.elastic.run`` was not called, or not left."""
+
+    exit_code = 88
 
 
 class CommunicationError(SameBitsError):

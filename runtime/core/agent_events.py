@@ -144,6 +144,8 @@ class EndReason(enum.Enum):
     INTERRUPTED = "interrupted"
     FORMATION_TIMEOUT = "formation timeout"
     FAILED = "failed"
+    SCRIPT_FAILED = "script failed"
+    UNTRAINED = "untrained"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Ending:
         self._empty_since: float | None = None
         self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
         self.ended: Ended | None = None
+        self._left_with = ""
         self._causes: dict[int, str] = {}  # generation → its first loss; only what has not been made good since
 
     def hear_somebody(self) -> None:
@@ -50,6 +51,10 @@ class Ending:
     def blame(self, cause: str) -> None:
         """Somebody is lost."""
         self._causes.setdefault(self._ledger.state.generation_number, cause)
+
+    def left(self, text: str) -> None:
+        """A worker gave its seat up on purpose, saying this; the first one counts."""
+        self._left_with = self._left_with or text
 
     def trains(self, generation: int) -> None:
         """A member trains in this generation: what ended those before it is made good."""
@@ -102,7 +107,7 @@ class Ending:
         if not self._is_through():
             self._leave_by = None
         elif self._leave_by is not None and self._leave_by <= ledger.now:
-            self._job_finished()
+            self._all_are_through()
             return
         occupied = self._is_occupied() and not self._most_failed_by_themselves()
         awaited = self._first_heard_at is None and ledger.state.final is None
@@ -115,8 +120,19 @@ class Ending:
             if ledger.state.final is not None:
                 self._job_finished()
             else:
-                left = "most workers failed" if self._is_occupied() else "no worker is left"
-                self.end_job(EndKind.INTERRUPTED, f"{left}; first cause: {self.first_cause or 'unknown'}")
+                self._give_up()
+
+    def stop(self, by: str) -> None:
+        """The job is to end now; where its own error has ended it already, that is its end."""
+        if self._ledger.policy.recovery and self._most_failed_by_themselves():
+            self._give_up()
+        else:
+            self.end_job(EndKind.STOPPED, f"stopped by {by}")
+
+    def _give_up(self) -> None:
+        kind = EndKind.SCRIPT_FAILED if self._most_failed_by_themselves() else EndKind.INTERRUPTED
+        left = "most workers failed" if self._is_occupied() else "no worker is left"
+        self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
 
     def _is_occupied(self) -> bool:
         """Whether somebody is here for whom the job goes on: a spare only waits while the house fills."""
@@ -150,9 +166,18 @@ class Ending:
         elif not self._is_through():
             self._leave_by = None
         elif not state.spares:
-            self._job_finished()
+            self._all_are_through()
         elif self._leave_by is None:
             self._leave_by = ledger.now + END_GRACE_S
+
+    def _all_are_through(self) -> None:
+        """Every worker has left on purpose: with recovery on that is a finished job only if they have trained."""
+        ledger = self._ledger
+        if ledger.policy.recovery and ledger.state.final is None:
+            nodes = ledger.names_of(set(ledger.state.by_slot))
+            self.end_job(EndKind.UNTRAINED, f"worker {nodes} left before training began: {self._left_with}")
+        else:
+            self._job_finished()
 
     def _is_through(self) -> bool:
         """Whether all who had a slot have left it on purpose, and nothing is left to be trained."""

@@ -53,6 +53,8 @@ class EndKind(enum.IntEnum):
     INTERRUPTED = 3  # no worker is left; recoverable
     FORMATION_TIMEOUT = 4  # a round waited TOPO_TIMEOUT; recoverable
     FAILED = 5  # ENABLE_RECOVERY=0 and a process died
+    SCRIPT_FAILED = 6  # no worker is left, and most were ended by an error of the script; recoverable
+    UNTRAINED = 7  # every worker's program came to its end, and none has trained with the others
 
 
 class RoundId(NamedTuple):

@@ -145,7 +145,7 @@ class SchedulerCore:
             case Stalled(gap_s):
                 self._stalled(gap_s)
             case StopRequested(by):
-                self._ending.end_job(EndKind.STOPPED, f"stopped by {by}")
+                self._ending.stop(by)
         ready = self._finish_step()
         self._remember(event, ready)
         return ready
@@ -213,9 +213,9 @@ class SchedulerCore:
         if state.final:
             return "finished"
         if self._rendezvous.is_urgent():
-            return f"forming; waiting for {self._rendezvous.waits_for()}"
+            return _phase("forming", self._rendezvous.waits_for())
         if state.generation is None:
-            return f"filling; waiting for {self._ledger.names_of(self._ledger.absent)}"
+            return _phase("filling", self._ledger.names_of(self._ledger.absent))
         return "training"
 
     def _finish_step(self) -> Ready:
@@ -401,6 +401,7 @@ class SchedulerCore:
         if message.on_purpose:
             self._leases.leave(seat)
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
+            self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
         else:
             self._ledger.presences[seat.node].is_gone = True
@@ -563,3 +564,7 @@ class SchedulerCore:
         elif (node := next(filter(ledger.is_present, newcomers), None)) and self._world.has_resets_left():
             self._done.clear()
             self._rendezvous.open(f"worker {node} ({ledger.process_of(node)}) joins", gently=True)
+
+
+def _phase(word: str, names: str) -> str:
+    return f"{word}; waiting for {names}" if names else f"{word}; everybody is here"

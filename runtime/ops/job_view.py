@@ -30,6 +30,8 @@ class EndKind(Enum):
     INTERRUPTED = "interrupted"
     FORMATION_TIMEOUT = "formation_timeout"
     FAILED = "failed"
+    SCRIPT_FAILED = "script_failed"
+    UNTRAINED = "untrained"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ from runtime.errors import (
     RefusedError,
     SameBitsError,
     SchedulerUnreachableError,
+    ScriptFailedError,
     SecretError,
+    UntrainedError,
 )
 from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
@@ -92,6 +94,8 @@ _ERRORS: dict[EndReason, type[SameBitsError]] = {
     EndReason.INTERRUPTED: JobInterruptedError,
     EndReason.FORMATION_TIMEOUT: FormationTimeoutError,
     EndReason.FAILED: JobFailedError,
+    EndReason.SCRIPT_FAILED: ScriptFailedError,
+    EndReason.UNTRAINED: UntrainedError,
 }
 
 

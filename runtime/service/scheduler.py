@@ -32,6 +32,8 @@ from runtime.errors import (
     JobInterruptedError,
     JobStoppedError,
     SchedulerLeftError,
+    ScriptFailedError,
+    UntrainedError,
 )
 from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
@@ -378,4 +380,6 @@ def exit_code_of(ended: Ended) -> int:
         EndKind.INTERRUPTED: JobInterruptedError.exit_code,
         EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
         EndKind.FAILED: JobFailedError.exit_code,
+        EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
+        EndKind.UNTRAINED: UntrainedError.exit_code,
     }[ended.kind]

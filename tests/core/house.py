@@ -22,6 +22,7 @@ from runtime.core.messages import (
     GenerationStarted,
     Heartbeat,
     Join,
+    LastWords,
     Leave,
     Pairs,
     Place,
@@ -205,6 +206,11 @@ class House:
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0") -> Ready:
         credential = self.credential(node)
         return self.receive(credential.session, Leave(credential, on_purpose, text))
+
+    def say_last(self, node: str, text: str) -> Ready:
+        """An error of the script's own: its last words."""
+        credential = self.credential(node)
+        return self.receive(credential.session, LastWords(credential, text, 0))
 
     # ---- what came of it
 

@@ -270,11 +270,26 @@ def test_an_unfinished_job_is_not_finished_because_everybody_left(scheduler_knew
     assert not house.core.state.finished
 
 
-def test_a_script_without_generations_is_finished_when_everybody_left() -> None:
+def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> None:
     house = House(policy(2)).fill()
-    house.leave("0")
-    house.leave("1")
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    house.leave("0", text="its script never called runtime.elastic.run")
+    assert house.ended is None
+    house.leave("1", text="its script never called runtime.elastic.run")
+    text = "worker 0, 1 left before training began: its script never called runtime.elastic.run"
+    assert house.ended == Ended(EndKind.UNTRAINED, text)
+    assert house.records(JobInterrupted) == [JobInterrupted(EndKind.UNTRAINED, 0, text, generation=0)]
+    assert not house.core.state.finished
+
+
+def test_a_spare_of_a_job_that_was_never_trained_is_waited_for_and_told() -> None:
+    house = House(policy(1, spare_num=1)).fill()
+    house.register("7")
+    house.leave("0", text="its script never called runtime.elastic.run")
+    for _ in range(10):
+        assert house.ended is None
+        house.beat("7", Activity.SEATED)
+        house.tick(1.0)
+    assert house.answer("s7", EndJob).kind is EndKind.UNTRAINED
 
 
 def test_a_job_that_has_not_begun_is_not_finished_while_somebody_asks_for_a_seat() -> None:
@@ -304,6 +319,31 @@ def test_a_job_without_workers_is_interrupted() -> None:
         JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}", generation=1)
     ]
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+
+
+def failed_house() -> House:
+    house = training_house()
+    for node in "10":
+        house.say_last(node, "failed at train.py:41: ValueError: loss is nan")
+        house.leave(node, on_purpose=False, text="ValueError: loss is nan")
+    return house
+
+
+def test_a_job_that_its_own_script_has_ended_says_so() -> None:
+    house = failed_house()
+    house.tick()
+    house.tick(9.9)
+    assert house.ended is None, "somebody may start its workers again"
+    house.tick(0.1)
+    first = "worker 1 (pid 1001 on host-a): failed at train.py:41: ValueError: loss is nan"
+    assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
+
+
+def test_a_stop_that_comes_after_the_scripts_own_end_is_not_the_cause() -> None:
+    house = failed_house()
+    house.stop("its follower")
+    assert house.ended is not None and house.ended.kind is EndKind.SCRIPT_FAILED
+    assert "ValueError: loss is nan" in house.ended.text
 
 
 def test_whoever_registers_meanwhile_keeps_the_job() -> None:
