@@ -28,7 +28,7 @@ from runtime.errors import SameBitsError
 
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
-CHAPTERS = ("training", "worlds", "checkpoints", "operating", "comparison", "testing")
+CHAPTERS = ("architecture", "training", "worlds", "checkpoints", "operating", "comparison", "testing")
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
 ENGLISH_ONLY = "docs/reliability.md"

@@ -1,4 +1,4 @@
-"""How a job ends: finished, stopped, given up; and how long each is waited for (DESIGN section 6).
+"""How a job ends: finished, stopped, given up; and how long each is waited for (docs/architecture.md).
 
 What brings an end about is the scheduler's business; here is what an end means for everybody, and the two patient
 judgements: that nobody came to fill the house, and that nobody is left. The one idea: an end is written down first,

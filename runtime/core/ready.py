@@ -1,7 +1,7 @@
 """What one step of a core asks its shell to do, in this order: make durable, send, show.
 
-The order is the promise "save, then speak" (DESIGN S7; the idea is etcd-io/raft's ``Ready``): nothing of ``sends`` may
-leave the process before every record of ``records`` is on disk.
+The order is the promise "save, then speak" (invariant S7; the idea is etcd-io/raft's ``Ready``): nothing of ``sends``
+may leave the process before every record of ``records`` is on disk.
 """
 
 from __future__ import annotations

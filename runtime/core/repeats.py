@@ -1,8 +1,8 @@
 """Heartbeats that say what was said before, of which ten thousand come in a second: they renew a lease and no more.
 
 Here live those that changed nothing when they were said last, and what a repetition still does; what a heartbeat leads
-to otherwise is the scheduler's. The one idea: a message that is said again adds no further transition (DESIGN S17), so
-as long as nothing else has happened its sender need not be judged again. Whatever does happen, to whomever, forgets
+to otherwise is the scheduler's. The one idea: a message that is said again adds no further transition (invariant S17),
+so as long as nothing else has happened its sender need not be judged again. Whatever does happen, to whomever, forgets
 all of them: what is remembered is never older than the last change.
 """
 

@@ -232,7 +232,7 @@ def next_line(committed: GenerationCommitted | None, restore: Point | None) -> t
     """The line of a generation that starts from ``restore``, given the generation before it.
 
     A generation that starts from (s, g) continues g up to s and abandons whatever came after; of older generations
-    it keeps what g kept. (DESIGN S10.)
+    it keeps what g kept. (Invariant S10.)
     """
     if committed is None:
         return ()

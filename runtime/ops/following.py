@@ -16,7 +16,7 @@ from runtime.ops.local_processes import SCHEDULER, Death, node_of, spoken
 from runtime.ops.membership import changes
 from runtime.store.process_identity import ProcessIdentity
 
-KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (DESIGN section 10)
+KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (docs/architecture.md)
 LEAVE_S = 6.0  # what a worker that was told to end may take before SIGTERM; its agent ends it after 5
 LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told

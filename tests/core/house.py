@@ -48,7 +48,7 @@ M = TypeVar("M")
 
 
 def policy(world_size: int = 2, **changes: float | bool | str | Pairs) -> Policy:
-    """The defaults of DESIGN section 3."""
+    """The defaults of docs/operating.md."""
     return Policy(world_size, JOB_NAME, SETTINGS, **changes)  # type: ignore[arg-type]
 
 

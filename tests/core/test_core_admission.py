@@ -1,4 +1,4 @@
-"""Unknown nodes: rules 1 and 2 of DESIGN section 4, every refusal with its sentence and its seconds."""
+"""Unknown nodes: rules 1 and 2 of docs/architecture.md, every refusal with its sentence and its seconds."""
 
 from __future__ import annotations
 

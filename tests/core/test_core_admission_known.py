@@ -1,4 +1,4 @@
-"""Known nodes and strangers: rules 3 to 8 of DESIGN section 4, every refusal with its sentence and seconds."""
+"""Known nodes and strangers: rules 3 to 8 of docs/architecture.md, every refusal with its sentence and seconds."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_session_whose_seat_was_given_to_another_node_is_fenced() -> None:
 
 @pytest.mark.parametrize("how", ["said so", "seen dead"])
 def test_a_dead_process_does_not_resume(how: str) -> None:
-    """A Register that was still under way when its process died (DESIGN S17)."""
+    """A Register that was still under way when its process died (invariant S17)."""
     house = training_house()
     if how == "said so":
         house.leave("1", on_purpose=False, text="ValueError")

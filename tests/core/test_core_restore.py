@@ -1,4 +1,4 @@
-"""Which point a generation starts from (DESIGN section 6): the greatest on the line that was kept, and who sends it."""
+"""Which point a generation starts from (docs/architecture.md): the greatest on the kept line, and who sends it."""
 
 from __future__ import annotations
 

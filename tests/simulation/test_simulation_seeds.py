@@ -1,4 +1,4 @@
-"""Twenty thousand schedules, other ones every day: DESIGN section 9 holds in each.
+"""Twenty thousand schedules, other ones every day: the invariants of docs/architecture.md hold in each.
 
 How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
 ``python -m tests.simulation``.

@@ -1,4 +1,4 @@
-"""S9: a generation starts from the greatest point that DESIGN section 6 allows, from sources that hold it.
+"""S9: a generation starts from the greatest point that docs/architecture.md allows, from sources that hold it.
 
 A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it.
 Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers

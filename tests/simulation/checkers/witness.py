@@ -3,7 +3,7 @@
 Kept from the events handed to the core and from its records, apart from the core's own books; times are those of the
 scheduler's machine, counted from the run's beginning. A scheduler that dies forgets what was not durable, and so does
 the witness: what was accepted in the same group commit as a record that never reached the disk counts as never accepted
-(DESIGN S3: *durably* admitted).
+(invariant S3: *durably* admitted).
 """
 
 from __future__ import annotations
