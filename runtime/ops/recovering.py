@@ -2,7 +2,8 @@
 
 Looking and ending are ``runtime.ops.recover``'s, starting is the script's. The one idea: the scheduler, or its journal,
 knows which process holds a seat; pid files know which process was started last. Where the two differ, the one that was
-started last is a replacement that waits for its seat, and is left to wait.
+started last is a replacement that waits for its seat, and is left to wait. Only a process that a pid file names is ever
+ended: a scheduler knows of processes what those who registered said.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A process that the job does not count on any more and that still exists: it is ended before it is replaced."""
+    """A process started here that the job does not count on any more and that still exists: it is ended first."""
 
     name: str
     identity: ProcessIdentity
@@ -116,7 +117,13 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
         elif not _is_served(remains, name, worker):
             start.append(name)
             if remains.is_alive(worker.identity) and worker.host == remains.host:
-                end.append(Lost(name, worker.identity, _why_lost(worker)))
+                if remains.started.get(name) == worker.identity:
+                    end.append(Lost(name, worker.identity, _why_lost(worker)))
+                else:  # who registers may say anything of itself, also what somebody else's process is called
+                    lines.append(
+                        f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
+                        "here: that process is left alone"
+                    )
     return Recovery(tuple(start), tuple(end), tuple(lines))
 
 

@@ -81,10 +81,19 @@ CASES = [
         start=("worker_1",),
     ),
     Case(
-        "the replacement died, the lost one still exists",
+        "the replacement died, and who is lost is no process that a script started here",
         plan(workers(ALIVE, LOST, ALIVE), dead=(201,), worker_1=201),
         start=("worker_1",),
-        end=(101,),
+    ),
+    Case(
+        "left, as somebody who gave himself out for another worker's process",
+        plan(view(workers=(worker(0), worker(1, LEFT, pid=102), worker(2))), dead=(101,)),
+        start=("worker_1",),
+    ),
+    Case(
+        "lost, as somebody who gave himself out for a process without a pid file",
+        plan(workers(ALIVE, LOST, ALIVE), worker_1=None),
+        start=("worker_1",),
     ),
     Case("a seat holder that was started by hand", plan(view(), dead=(201,), worker_1=201)),
     Case(
@@ -163,6 +172,16 @@ def test_exactly_what_is_gone_or_lost_is_started(case: Case) -> None:
     assert tuple(lost.identity.pid for lost in case.recovery.end) == case.end
     assert not case.recovery.over
     assert any("nothing to do" in line for line in case.recovery.lines) == (not case.start)
+
+
+def test_a_process_that_only_the_scheduler_names_is_left_alone_and_spoken_of() -> None:
+    """Whoever registers says of himself what he likes, also the pid of a process of somebody's."""
+    said = plan(view(workers=(worker(0), worker(1, LEFT, pid=777), worker(2))), dead=(101,))
+    assert said.end == ()
+    assert (
+        "worker 1 last gave itself out for pid 777, which no script started here: that process is left alone"
+        in said.lines
+    )
 
 
 def test_a_finished_job_has_nothing_to_do() -> None:
