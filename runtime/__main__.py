@@ -52,9 +52,6 @@ def _run(words: list[str]) -> int:
     if subcommand is None:
         print(f"samebits: there is no subcommand {words[0]!r}\n{_usage()}", file=sys.stderr)
         return _WRONG_USAGE
-    if subcommand.is_read_by_shell and isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that the system takes is bytes (see os.fsencode): it goes out as it came, whatever the terminal knows.
-        sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors=sys.getfilesystemencodeerrors())
     try:
         return subcommand.run(words[1:])
     except SameBitsError as error:
@@ -132,10 +129,10 @@ def _stop(arguments: Arguments) -> int:
     return stop.main(arguments)
 
 
-def _prepare(arguments: Arguments) -> int:
-    from runtime.ops import prepare
+def _start(arguments: Arguments) -> int:
+    from runtime.ops import run
 
-    return prepare.main(arguments)
+    return run.main(arguments)
 
 
 def _recover(arguments: Arguments) -> int:
@@ -187,8 +184,6 @@ class Subcommand:
     name: str
     summary: str
     run: Callable[[Arguments], int]
-    is_read_by_shell: bool = False
-    """What it prints is no text for people: one of the scripts reads or evaluates it."""
 
 
 SUBCOMMANDS = (
@@ -201,9 +196,9 @@ SUBCOMMANDS = (
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
-    Subcommand("prepare", "for scripts/run.sh: may a job start here", _prepare, is_read_by_shell=True),
-    Subcommand("recover", "for scripts/recover.sh: what is gone", _recover, is_read_by_shell=True),
-    Subcommand("add", "for scripts/add.sh: which workers join", _add, is_read_by_shell=True),
+    Subcommand("run", "for scripts/run.sh: start a job here and follow it", _start),
+    Subcommand("recover", "for scripts/recover.sh: bring back what is gone, and follow", _recover),
+    Subcommand("add", "for scripts/add.sh: start workers that join", _add),
 )
 
 _WRONG_USAGE = 64

@@ -40,12 +40,14 @@ __all__ = [
     "fixed_settings",
     "folder_or_url",
     "is_loopback",
+    "is_shell_name",
     "kept_environment",
     "leave_failures_to_us",
     "publish",
     "read",
     "require_secret",
     "secret_environment",
+    "whole_environment",
 ]
 
 PREFIX = "MS_"
@@ -348,7 +350,21 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The part of ``environ`` that a restart of the job needs, as found: no secret, nothing of one process alone."""
-    return {name: text for name, text in environ.items() if any(fnmatchcase(name, kept) for kept in KEPT_NAMES)}
+    return {
+        name: text
+        for name, text in environ.items()
+        if is_shell_name(name) and any(fnmatchcase(name, kept) for kept in KEPT_NAMES)
+    }
+
+
+def is_shell_name(name: str) -> bool:
+    """Whether a shell takes it for the name of a variable (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    return name.isascii() and name.isidentifier()
+
+
+def whole_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """All of today's environment, for a process that this one starts."""
+    return dict(environ)
 
 
 def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -16,10 +16,4 @@ bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
-log_dir=$("$python" -P -m runtime recover --log-dir)
-lock "$log_dir"
-found=$("$python" -P -m runtime add "${1-1}")
-eval "$found"
-heed_no_terminal
-start_all "${gone[@]}"
-unlock
+become add "${1-1}"

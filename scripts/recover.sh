@@ -16,13 +16,4 @@ bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
-# What is gone, found by looking at this machine and asking the scheduler or its journal: sets the job's folder and
-# environment, $interpreter, $script, $args and the list $gone.
-log_dir=$("$python" -P -m runtime recover --log-dir)
-lock "$log_dir"
-found=$("$python" -P -m runtime recover)
-eval "$found"
-
-start_gone() { start_all "${gone[@]}"; }
-
-follow_while start_gone --again bash "$root/scripts/recover.sh"
+become recover

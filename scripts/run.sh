@@ -72,21 +72,4 @@ default ENABLE_RECOVERY 1
 default JOB_NAME "${script##*/}"
 if [ "${WORKER_NUM:-${MS_WORKER_NUM-}}" != 1 ]; then default OMP_NUM_THREADS 1; fi
 
-# Everything is checked before anything is started, and how the job is started is kept for recover.sh.
-lock "${LOG_DIR:-${MS_LOG_DIR:-device}}"
-prepared=$(ROLE=scheduler "$python" -P -m runtime prepare $fresh --interpreter "$python" -- "$script" "$@")
-{ read -r -a nodes && read -r counted && read -r log_dir; } <<<"$prepared"
-
-args=("$@")
-start_job() {
-    for node in "${nodes[@]}"; do
-        export ROLE=worker NODE_ID=$node
-        start "worker_$node" "$python" "$script" "${args[@]}"
-    done
-    export ROLE=scheduler REBUILD=0 # what begins here is a new job
-    unset NODE_ID
-    start scheduler "$python" -P -m runtime scheduler
-    echo "samebits: $counted and a scheduler of '$script' started; their logs are in $log_dir"
-}
-
-follow_while start_job $detach
+become run $fresh $detach -- "$script" "$@"

@@ -25,7 +25,6 @@ from runtime.ops.job_view import EndKind, JobView, stored_view
 from runtime.ops.local_processes import (
     SCHEDULER,
     Death,
-    adopt_orphans,
     is_own_child,
     last_line,
     name_of,
@@ -44,48 +43,13 @@ _BY_SIGNAL = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
-    parser = argparse.ArgumentParser(
+    argparse.ArgumentParser(
         prog="samebits follow",
         description="Follow the job that was started in this folder to its end: exits with 0 only when it finished. "
         "Ctrl-C ends the whole job; kill -9 of this command does not.",
-    )
-    parser.add_argument("--starter", type=int, metavar="PID", help="what starts the job's processes, once it is told")
-    parser.add_argument("--go", type=int, metavar="DESCRIPTOR", help="where it is told that")
-    parser.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
-    parser.add_argument(
-        "--again",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="COMMAND",
-        help="what becomes of this process where the scheduler gave the job up while its new workers were starting",
-    )
-    options = parser.parse_args(arguments)
+    ).parse_args(arguments)
     with Signals() as signals:
-        stop_by = None
-        if options.starter is not None:
-            stop_by = None if _let_start(options.starter, options.go) else "its start failed"
-            if options.detach and stop_by is None and not signals.caught:
-                return 0
-        follower = Follower(kept_start.settings_here(), signals, restarts=bool(options.again))
-        result = follower.run(stop_by=stop_by)
-    if result.call_again:
-        print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
-        os.execvp(options.again[0], options.again)
-    return result.verdict.exit_code
-
-
-def _let_start(starter: int, go: int) -> bool:
-    """Have this child of the process start the job's processes, and become their parent; whether all went well.
-
-    From now on whoever asks to stop is heard, so nothing that is started can be forgotten.
-    """
-    adopt_orphans(True)
-    with contextlib.suppress(BrokenPipeError):  # it is gone: its status tells
-        os.write(go, b"go\n")
-    os.close(go)
-    _, status = os.waitpid(starter, 0)
-    adopt_orphans(False)
-    return status == 0
+        return Follower(kept_start.settings_here(), signals).run().verdict.exit_code
 
 
 class Signals:

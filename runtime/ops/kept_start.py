@@ -16,7 +16,7 @@ from pathlib import Path
 from runtime import config
 from runtime.config import Role, Settings
 from runtime.errors import SettingsError, StoreError, UsageError
-from runtime.store import durable
+from runtime.store import durable, private
 
 START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
@@ -74,11 +74,11 @@ def keep(log_dir: Path, start: KeptStart) -> None:
     }
     if start.nodes is not None:
         content["nodes"] = list(start.nodes)
-    durable.make_directory(log_dir)
+    private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
     usual = start.folder / USUAL_LOG_DIR
     if log_dir.resolve() != usual.resolve():
-        durable.make_directory(usual)
+        private.make_folder(usual)
         durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{log_dir.resolve()}\n"))
 
 
@@ -86,20 +86,20 @@ def read(log_dir: Path) -> KeptStart | None:
     """The start kept in this folder; none where there is none.
 
     Raises:
-        StoreError: the file is not what ``keep`` writes.
+        StoreError: the file is not what ``keep`` writes, or others may have written it.
     """
     path = log_dir / START_FILE
-    with durable.disk_errors(path, "reading how the job was started"):
-        try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_FILE_BYTES)
-        except FileNotFoundError:
-            return None
+    private.check_folder(log_dir)
+    data = private.read(path, _MAX_FILE_BYTES)
+    if data is None:
+        return None
     try:
         content = json.loads(data)
         if content["version"] != _VERSION:
             raise ValueError(f"version {content['version']}, this release reads version {_VERSION}")
         environment = {str(name): str(value) for name, value in content["environment"].items()}
+        if odd := [name for name in environment if not config.is_shell_name(name)]:
+            raise ValueError(f"{odd[0]!r} names no variable")
         args = tuple(str(arg) for arg in content["args"])
         needs_secret = bool(content.get("needs_secret", False))
         nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
@@ -159,12 +159,11 @@ def log_dir_here(present: Mapping[str, str]) -> Path:
     """
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir
-    if not (USUAL_LOG_DIR / START_FILE).exists():
-        try:
-            return Path(os.fsdecode((USUAL_LOG_DIR / POINTER_FILE).read_bytes()).rstrip("\n"))
-        except FileNotFoundError:
-            return USUAL_LOG_DIR
-    return USUAL_LOG_DIR
+    private.check_folder(USUAL_LOG_DIR)
+    if (USUAL_LOG_DIR / START_FILE).exists():
+        return USUAL_LOG_DIR
+    pointer = private.read(USUAL_LOG_DIR / POINTER_FILE, _MAX_FILE_BYTES)
+    return USUAL_LOG_DIR if pointer is None else Path(os.fsdecode(pointer).rstrip("\n"))
 
 
 def read_here() -> tuple[Path, KeptStart]:

@@ -1,12 +1,13 @@
 """The processes of a job on this machine: their pid files, how one ended, and the only place that sends a signal.
 
-What is ended, and when, is decided elsewhere. The one idea: a process is its pid and its start time; a signal goes
-through a descriptor of exactly that process, opened before the start time is compared, so it can never hit a stranger.
+What is ended, and when, is decided elsewhere. The one idea: a process is its pid and its start time, and only this
+user's own pid files say which ones are the job's: what a scheduler or a worker tells of a process anybody may have made
+up. A signal goes through a descriptor of exactly that process, opened before the start time is compared, so it can
+never hit a stranger.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterable
@@ -19,7 +20,6 @@ SCHEDULER = "scheduler"
 _WORKER_PREFIX = "worker_"
 _TAIL_BYTES = 8192
 _SHOWN_CHARACTERS = 300
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
@@ -87,13 +87,8 @@ def reap(identity: ProcessIdentity) -> Death | None:
     return Death(status=os.WEXITSTATUS(status))
 
 
-def adopt_orphans(wanted: bool) -> None:
-    """Whether this process becomes the parent of its descendants whose parent ends (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
-
-
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Whether this process started it, became what started it, or has adopted it: then its status can be read."""
+    """Whether this process started it, or became what started it: then its status can be read."""
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -114,13 +109,13 @@ def watch(identity: ProcessIdentity) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process; false where it is gone."""
+    """Signal exactly this process; false where it is gone, or none that our scripts can have started as this user."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return False
     try:
-        if not identity.is_alive():
+        if not (identity.is_alive() and _is_ours(identity.pid)):
             return False
         signal.pidfd_send_signal(descriptor, number)
         return True
@@ -128,6 +123,14 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether it is this user's, and leads a session of its own, as what ``spawning`` starts."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid() and os.getsid(pid) == pid
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def end(identity: ProcessIdentity, grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""``prepare``: run.sh's only question before it starts anything: may it, and what must be out of the way.
+"""What ``run`` asks before it starts anything: may it, and what must be out of the way.
 
 Looking at this machine and moving folders aside live here; what follows from what was found is ``starting``'s. The one
 idea: everything is checked before anything is changed, under the lock of the recovery path, and the start is kept
@@ -7,12 +7,11 @@ before the first process exists.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime import config
@@ -24,6 +23,7 @@ from runtime.ops import kept_start, scripts, starting
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import process_names, read_pid_files, spoken
+from runtime.ops.spawning import OF_ONE_PROCESS
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable
@@ -33,28 +33,27 @@ from runtime.store.owner import read_owner
 from runtime.store.process_identity import host_id
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand: prints for run.sh, a line each, the nodes to start, how many that are, and the log folder."""
-    parser = argparse.ArgumentParser(
-        prog="samebits prepare",
-        description="Check that a job may start in this folder with this environment, move a finished job's folders "
-        "aside, and keep how the job is started. scripts/run.sh calls it; it starts nothing itself.",
-    )
-    parser.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    parser.add_argument("--interpreter", required=True, help="the Python that runs the workers")
-    parser.usage = "%(prog)s [--fresh] --interpreter INTERPRETER -- SCRIPT [ARGUMENTS ...]"
-    # Taken apart here: what belongs to the script is none of the parser's business, whatever it looks like.
-    words = list(arguments)
-    command = words[words.index("--") + 1 :] if "--" in words else []
-    options = parser.parse_args(words[: len(words) - len(command) - 1] if command else words)
-    if not command:
-        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
-    settings, warnings = config.read()
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job that may be started now: with which settings, folders absolute, and what is kept of them."""
+
+    settings: Settings
+    start: KeptStart
+
+
+def read_start(command: Sequence[str]) -> Ready:
+    """What today's environment says of a job of this script and these arguments; nothing is looked at yet.
+
+    Raises:
+        SettingsError: something in it is wrong.
+    """
+    shared = {name: text for name, text in config.whole_environment().items() if name not in OF_ONE_PROCESS}
+    settings, warnings = config.read({**shared, "ROLE": "scheduler"})
     for warning in warnings:
-        _say(warning)
+        say(warning)
     start = KeptStart(
         folder=Path.cwd(),
-        interpreter=options.interpreter,
+        interpreter=sys.executable,
         script=command[0],
         args=tuple(command[1:]),
         environment=config.kept_environment(),
@@ -62,9 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings = kept_start.settings_in(start.folder, settings)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
-    prepare(settings, start, fresh=options.fresh)
-    print(" ".join(kept_start.first_nodes(settings)), _counted(settings), settings.log_dir, sep="\n")
-    return 0
+    return Ready(settings, start)
 
 
 def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
@@ -88,7 +85,7 @@ def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
         lock.release()
     usual = start.folder / kept_start.USUAL_LOG_DIR
     if (usual / kept_start.START_FILE).exists() and usual.resolve() != settings.log_dir.resolve():
-        _say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
+        say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
 
 
 def look(settings: Settings) -> Found:
@@ -188,7 +185,7 @@ def _moved_ids(path: Path) -> set[str]:
 
 def _carry_out(plan: Plan) -> None:
     for reason in plan.why:
-        _say(f"{reason}; its folders are moved aside, nothing is deleted")
+        say(f"{reason}; its folders are moved aside, nothing is deleted")
     for move in plan.moves:
         if not os.path.lexists(move.path):
             continue
@@ -197,13 +194,9 @@ def _carry_out(plan: Plan) -> None:
             if not os.path.lexists(aside):
                 break
         durable.publish(move.path, aside)
-        _say(f"  {move.path} → {aside.name}")
+        say(f"  {move.path} → {aside.name}")
 
 
-def _counted(settings: Settings) -> str:
-    workers = f"{settings.worker_num} worker{'s'[: settings.worker_num != 1]}"
-    return workers + (f", {settings.spare_num} spare{'s'[: settings.spare_num != 1]}" if settings.spare_num else "")
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line for people."""
     print(f"samebits: {text}", file=sys.stderr, flush=True)

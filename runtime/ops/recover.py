@@ -1,26 +1,29 @@
-"""``recover``: finds what is gone of the job that was started in this folder, and tells recover.sh what to start.
+"""``recover``: finds what is gone of the job that was started in this folder, starts it, and follows the job.
 
 Asking the scheduler, reading journal and pid files, and ending what is in the way live here; what follows from it is
 ``recovering``'s. The one idea: everything a process of the job is started with comes from the kept start, nothing from
-today's environment, so that the answer is shell text for a shell that knows nothing. But for a secret that was given
-by value: that is kept nowhere, so the shell must have it, and it is never printed.
+today's environment, but for a secret that was given by value: that is kept nowhere. A start that fails takes nothing
+down that lives.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
 from runtime.ops import kept_start
+from runtime.ops.follow import Follower, Signals
+from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, spoken
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
+from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.store.lock import read_holder
 from runtime.store.process_identity import ProcessIdentity, host_id
 
@@ -28,33 +31,64 @@ TERM_GRACE_S = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand: prints shell text that recover.sh evaluates."""
-    parser = argparse.ArgumentParser(
+    """Run the subcommand."""
+    argparse.ArgumentParser(
         prog="samebits recover",
-        description="Say what must be started to bring back the job that was started in this folder, as shell text. "
-        "To bring it back type: bash scripts/recover.sh",
-    )
-    parser.add_argument("--log-dir", action="store_true", help="print that job's log folder and do nothing else")
-    options = parser.parse_args(arguments)
+        description="Bring back whatever is dead of the job that was started in this folder, and only that; then "
+        "follow it to its end. scripts/recover.sh calls it.",
+    ).parse_args(arguments)
+    hear_signals()
     log_dir, kept = kept_start.read_here()
-    if options.log_dir:
-        print(log_dir)
-        return 0
-    present, hidden = config.kept_environment(), config.secret_environment()
-    secrets = kept_start.secrets_for(kept, {**present, **hidden})
+    while True:
+        result = _bring_back(log_dir, kept)
+        if result is None or not result.call_again:
+            return 0 if result is None else result.verdict.exit_code
+        print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
+
+
+def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
+    """Start what is gone and follow; None where the job is over."""
+    present = config.whole_environment()
+    secrets = kept_start.secrets_for(kept, present)
     settings = kept.settings(secrets)
-    if is_listening(settings):
-        kept_start.require_secrets(kept, secrets)
-    recovery = plan_recovery(look(settings))
-    if recovery.start:
-        kept_start.require_secrets(kept, secrets)
-    for line in recovery.lines:
-        _say(line)
-    for lost in recovery.end:
-        _say(f"ending {spoken(lost.name)} ({lost.identity}), which {lost.why}")
-        end(lost.identity, TERM_GRACE_S)
-    sys.stdout.write(shell_text(kept, recovery, {**present, **hidden}, secrets))
-    return 0
+    with StartLock(log_dir) as lock:
+        if is_listening(settings):
+            kept_start.require_secrets(kept, secrets)
+        recovery = plan_recovery(look(settings))
+        if recovery.start:
+            kept_start.require_secrets(kept, secrets)
+        for line in recovery.lines:
+            _say(line)
+        if recovery.over:
+            return None
+        with Signals() as signals:
+            start_again(settings.log_dir, recovery, program_of(kept, present, secrets))
+            lock.release()
+            return Follower(settings, signals, restarts=True).run()
+
+
+def start_again(log_dir: Path, recovery: Recovery, program: Program) -> None:
+    """Start what is gone, and end before what is in its way.
+
+    Raises:
+        StoreError: there is no room for a pid file, say; whatever runs of the job still runs.
+    """
+    with reserved(log_dir, recovery.start) as berths:
+        for lost in recovery.end:
+            _say(f"ending {spoken(lost.name)} ({lost.identity}), which {lost.why}")
+            end(lost.identity, TERM_GRACE_S)
+        launch(berths, program, [])
+
+
+def program_of(kept: KeptStart, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
+    """What the job's processes run: of today's environment, ``present``, what the job was started with is replaced.
+
+    ``secrets`` are those of today's that give the job's secret again; any other is taken out.
+    """
+    surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
+    others = {name: text for name, text in present.items() if name not in surplus}
+    environment = {**others, **kept.environment, **secrets}
+    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {})
 
 
 def look(settings: Settings) -> Remains:
@@ -85,33 +119,6 @@ def look(settings: Settings) -> Remains:
         is_alive=ProcessIdentity.is_alive,
         host=host_id(),
     )
-
-
-def shell_text(
-    kept: KeptStart, recovery: Recovery, present: Mapping[str, str], secrets: Mapping[str, str] | None = None
-) -> str:
-    """For a shell to evaluate: the job's folder and environment, and what to start in them.
-
-    ``present`` is what the shell's environment says of the names that are kept or hold a secret: whatever the job was
-    not started with is taken out. Of ``secrets`` a file's path is printed; a value stays where the shell has it.
-    """
-    if recovery.over:
-        return "exit 0\n"
-    secrets = secrets or {}
-    surplus = [name for name in present if name not in kept.environment and name not in secrets]
-    lines = [f"cd {shlex.quote(str(kept.folder))}"]
-    if surplus:
-        lines.append(f"unset {' '.join(surplus)}")
-    by_value = config.secret_environment(secrets)
-    exports = {**kept.environment, **{name: path for name, path in secrets.items() if name not in by_value}}
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
-    lines += [
-        f"interpreter={shlex.quote(kept.interpreter)}",
-        f"script={shlex.quote(kept.script)}",
-        f"args=({shlex.join(kept.args)})",
-        f"gone=({shlex.join(recovery.start)})",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _say(text: str) -> None:

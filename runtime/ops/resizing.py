@@ -1,18 +1,16 @@
 """``add`` and ``remove``: workers of this machine that join a running job, or leave it.
 
-What either may do, and the change of which nodes this machine has, live here; starting is ``scripts/add.sh``'s, leaving
-the worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
+What either may do, and the change of which nodes this machine has, live here; starting is ``spawning``'s, leaving the
+worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
 was added and lets go whoever was removed; it is changed first, whatever becomes of this process then.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,25 +18,32 @@ from runtime import config
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start, scripts
+from runtime.ops.follow import Signals
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
-from runtime.ops.recover import look, shell_text
-from runtime.ops.recovering import Recovery
-
-LOCK_FILE = "start.lock"  # that of the scripts that start processes
+from runtime.ops.recover import look, program_of
+from runtime.ops.spawning import StartLock, hear_signals, launch, reserved
 
 
 def add(arguments: Sequence[str]) -> int:
-    """Run ``add``: prints shell text that add.sh evaluates, under its lock."""
+    """Run ``add``."""
     parser = argparse.ArgumentParser(
         prog="samebits add",
-        description="Let more workers of this machine belong to the job that was started in this folder, as shell "
-        "text. To start them type: bash scripts/add.sh",
+        description="Start more workers of this machine for the job that was started in this folder: they join at the "
+        "next commit. scripts/add.sh calls it.",
     )
     parser.add_argument("count", type=int, nargs="?", default=1, help="how many (default 1)")
     options = parser.parse_args(arguments)
-    log_dir, kept = kept_start.read_here()
-    present = {**config.kept_environment(), **config.secret_environment()}
+    hear_signals()
+    log_dir, _ = kept_start.read_here()
+    with StartLock(log_dir), Signals():
+        _add(log_dir, options.count)
+    return 0
+
+
+def _add(log_dir: Path, count: int) -> None:
+    _, kept = kept_start.read_here()
+    present = config.whole_environment()
     secrets = kept_start.secrets_for(kept, present)
     kept_start.require_secrets(kept, secrets)
     settings = kept.settings(secrets)
@@ -48,11 +53,11 @@ def add(arguments: Sequence[str]) -> int:
     remains = look(settings)
     if remains.view is None or remains.view.job_finished or not remains.scheduler_serves:
         raise UsageError(f"no scheduler of this job runs: `{scripts.command('recover.sh')}` brings back what is gone")
-    added = nodes_to_add(settings, nodes, remains.view, options.count)
-    kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
-    _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
-    sys.stdout.write(shell_text(kept, Recovery(start=tuple(map(name_of, added))), present, secrets))
-    return 0
+    added = nodes_to_add(settings, nodes, remains.view, count)
+    with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
+        kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
+        _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
+        launch(berths, program_of(kept, present, secrets), [])
 
 
 def remove(arguments: Sequence[str]) -> int:
@@ -66,7 +71,7 @@ def remove(arguments: Sequence[str]) -> int:
     leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
     log_dir, kept = kept_start.read_here()
     settings = kept_start.settings_here()
-    with _start_lock(log_dir):
+    with StartLock(log_dir):
         nodes = kept_start.nodes_of(log_dir, settings)
         remains = look(settings)
         if remains.view is None or not remains.scheduler_serves:
@@ -117,14 +122,6 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
             f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has {workers} workers and "
             f"{spares} spares, and would wait. Add others first, or `samebits stop` ends the job"
         )
-
-
-@contextlib.contextmanager
-def _start_lock(log_dir: Path) -> Iterator[None]:
-    """The scripts' lock: nobody starts processes, or changes which there are, meanwhile."""
-    with (log_dir / LOCK_FILE).open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _say(text: str) -> None:

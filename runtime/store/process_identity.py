@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import StoreError
-from runtime.store import durable
+from runtime.store import durable, private
 
 _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
@@ -58,6 +58,13 @@ class ProcessIdentity:
         """The live process that has ``pid`` now; none if there is none or it is a zombie."""
         started_at = _started_at(pid)
         return None if started_at is None else cls(pid, started_at)
+
+    @classmethod
+    def of_child(cls, pid: int) -> ProcessIdentity:
+        """This process's child, which nobody has reaped yet: also where it has ended already."""
+        stat = _stat_of(pid) if _ON_LINUX else None
+        identity = cls.of(pid) if stat is None else cls(pid, stat.started_at)
+        return cls(pid, 0) if identity is None else identity
 
     def is_alive(self) -> bool:
         """Whether exactly this process still runs; a zombie, or another process under its pid, is not it."""
@@ -132,13 +139,14 @@ def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
 
 
 def read_pid_file(path: Path) -> ProcessIdentity | None:
-    """The process a pid file names, alive or not; none where there is no file."""
-    with durable.disk_errors(path, "reading the pid file"):
-        try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_PID_FILE_BYTES)
-        except FileNotFoundError:
-            return None
+    """The process a pid file names, alive or not; none where there is no file.
+
+    Raises:
+        StoreError: it is no pid file, or not this user's own.
+    """
+    data = private.read(path, _MAX_PID_FILE_BYTES)
+    if data is None:
+        return None
     try:
         return ProcessIdentity.from_line(data.decode("ascii"))
     except ValueError as error:

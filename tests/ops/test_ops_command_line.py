@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from runtime.__main__ import SUBCOMMANDS, Subcommand, main
 from runtime.core import records
 from runtime.core.messages import EndKind, Process, RoundId
 from runtime.core.point import Point
+from runtime.errors import SameBitsError
 from runtime.ops import doctor, prepare
 from runtime.ops.job_view import JobView, Presence, stored_view
 from runtime.store.journal import Journal
@@ -235,9 +235,15 @@ def test_status_of_a_world_with_spares_that_has_changed(here: Path, capsys: pyte
 
 
 def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    status = main(["prepare", *options, "--interpreter", "/v/python", "--", "train.py", "--help", "--", "x"])
+    """As ``run`` asks before it starts anything; the error and its exit status, as the command line shows them."""
+    status, text = 0, ""
+    try:
+        ready = prepare.read_start(["train.py", "--help", "--", "x"])
+        prepare.prepare(ready.settings, ready.start, fresh="--fresh" in options)
+    except SameBitsError as error:
+        status, text = error.exit_code, str(error)
     captured = capsys.readouterr()
-    return status, captured.out + captured.err
+    return status, captured.out + captured.err + text
 
 
 @pytest.fixture
@@ -248,19 +254,11 @@ def scheduler_role(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def test_prepare_keeps_the_start_and_tells_run_sh(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare_here(capsys) == (0, f"0 1\n2 workers\n{scheduler_role / 'device'}\n")
+def test_prepare_keeps_the_start(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare_here(capsys) == (0, "")
     kept = json.loads((scheduler_role / "device" / "start.json").read_text())
     assert (kept["script"], kept["args"]) == ("train.py", ["--help", "--", "x"])
     assert not (scheduler_role / "recovery").exists()  # the scheduler's to make
-
-
-def test_prepare_names_the_spares_after_the_largest_world(
-    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MAX_WORKER_NUM", "5")
-    monkeypatch.setenv("SPARE_NUM", "2")
-    assert prepare_here(capsys) == (0, f"0 1 5 6\n2 workers, 2 spares\n{scheduler_role / 'device'}\n")
 
 
 def test_prepare_refuses_an_unfinished_job_with_its_newest_step(
@@ -356,38 +354,9 @@ def test_two_log_folders_of_one_folder_are_told_apart(
     assert f"type LOG_DIR={scheduler_role / 'logs'} bash" in text
 
 
-def shell_text_of(*words: str | bytes) -> bytes:
-    return subprocess.run([sys.executable, "-m", "runtime", *words], stdout=subprocess.PIPE, check=True).stdout
-
-
-def test_a_shell_gets_names_that_are_no_text_back_byte_for_byte(
-    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it gave them: to the system a name is bytes, whatever the locale takes them for."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(command_line.__file__).parents[1]))
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    monkeypatch.setenv("LOG_DIR", os.fsdecode(b"logs-\xe9"))
-    log_dir = os.fsencode(scheduler_role) + b"/logs-\xe9"
-    said = shell_text_of("prepare", "--interpreter", "/v/python", "--", b"caf\xe9.py", "é", b"/data/\xff")
-    assert said == b"0 1\n2 workers\n" + log_dir + b"\n"
-    monkeypatch.delenv("LOG_DIR")
-    assert shell_text_of("recover", "--log-dir") == log_dir + b"\n"
-    script = 'eval "$1"; printf "%s|" "$LOG_DIR" "$script" "${args[@]}"'
-    evaluated = subprocess.run(
-        ["bash", "-euc", script, "test", shell_text_of("recover")], stdout=subprocess.PIPE, check=True
-    )
-    assert evaluated.stdout == b"logs-\xe9|caf\xe9.py|" + "é|".encode() + b"/data/\xff|"
-
-
-def test_whose_output_a_script_takes_is_known() -> None:
-    scripts = (Path(command_line.__file__).parents[1] / "scripts").glob("*.sh")
-    taken = {name for script in scripts for name in re.findall(r"\$\(.*-m runtime (\w+)", script.read_text())}
-    assert taken == {subcommand.name for subcommand in SUBCOMMANDS if subcommand.is_read_by_shell}
-
-
-def test_without_a_script_prepare_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_script_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        prepare.main(["--interpreter", "python"])
+        main(["run", "--fresh"])
     assert "-- SCRIPT" in capsys.readouterr().err
 
 

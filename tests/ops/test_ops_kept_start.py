@@ -125,3 +125,32 @@ def test_the_nodes_are_those_that_run_sh_starts_until_others_are_kept(here: Path
 def test_the_pointer_is_one_line_with_a_path(here: Path) -> None:
     keep(here.parent / "logs", start(here))
     assert (here / kept_start.USUAL_LOG_DIR / kept_start.POINTER_FILE).read_text() == f"{here.parent / 'logs'}\n"
+
+
+def test_a_start_that_somebody_else_planted_is_not_believed(here: Path) -> None:
+    """Its interpreter would run as this user, and its pid files say whom to end."""
+    keep(here / "device", start(here))
+    (here / "device" / "start.json").chmod(0o666)
+    with pytest.raises(StoreError, match=r"start\.json: others may write it"):
+        read_here()
+    (here / "device" / "start.json").chmod(0o600)
+    (here / "device").chmod(0o777)
+    with pytest.raises(StoreError, match=r"device: others may write in it"):
+        read_here()
+    (here / "device").chmod(0o700)
+    (here / "device" / "start.json").rename(here / "planted.json")
+    (here / "device" / "start.json").symlink_to(here / "planted.json")
+    with pytest.raises(StoreError, match=r"start\.json: a link or a pipe"):
+        read_here()
+    (here / "device" / "start.json").unlink()
+    (here / "device" / "elsewhere").symlink_to(here / "planted.json")
+    with pytest.raises(StoreError, match=r"elsewhere: a link or a pipe"):
+        read_here()
+
+
+def test_only_what_a_shell_takes_for_a_name_is_kept_and_believed(here: Path) -> None:
+    odd = {"OMP_X;touch P;Y": "1", "TORCH_A-B": "2", "OMP_ö": "3", "OMP_NUM_THREADS": "1"}
+    assert config.kept_environment(odd) == {"OMP_NUM_THREADS": "1"}
+    keep(here / "device", start(here, **{"OMP_X;touch P;Y": "1"}))
+    with pytest.raises(StoreError, match="'OMP_X;touch P;Y' names no variable"):
+        read_here()

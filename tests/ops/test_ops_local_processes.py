@@ -34,7 +34,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
         yield process
         process.kill()
 
@@ -106,7 +106,8 @@ def test_an_ended_child_is_still_watched_so_that_its_status_is_not_lost(sleeper:
 
 def test_a_process_that_is_nobodys_child_here_ends_without_a_status() -> None:
     program = (
-        "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid, flush=True)"
+        "import subprocess as s; quiet = dict(stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True); "
+        "print(s.Popen(['sleep', '600'], **quiet).pid, flush=True)"
     )
     pid = int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=WAIT_S).stdout)
     identity = ProcessIdentity.of(pid)
@@ -129,6 +130,20 @@ def test_another_process_under_the_same_pid_is_never_signalled(sleeper: subproce
     assert sleeper.poll() is None
 
 
+def test_what_no_script_of_ours_can_have_started_is_never_signalled() -> None:
+    """Whoever names it, with the right start time: it leads no session, or is another user's."""
+    with subprocess.Popen(["sleep", "600"]) as mine:
+        assert not send_signal(identity_of(mine), signal.SIGKILL)
+        end(identity_of(mine), grace_s=WAIT_S)
+        assert mine.poll() is None
+        mine.kill()
+    if os.geteuid() == 0:  # who may signal anybody
+        with subprocess.Popen(["sleep", "600"], start_new_session=True, user=65534) as others:
+            assert not send_signal(identity_of(others), signal.SIGKILL)
+            assert others.poll() is None
+            others.kill()
+
+
 def test_a_stopped_process_is_killed_at_once(sleeper: subprocess.Popen[bytes]) -> None:
     identity = identity_of(sleeper)
     assert not is_stopped(identity)
@@ -142,7 +157,7 @@ def test_a_stopped_process_is_killed_at_once(sleeper: subprocess.Popen[bytes]) -
 
 def test_who_does_not_hear_sigterm_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as deaf:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as deaf:
         assert deaf.stdout is not None
         assert deaf.stdout.readline() == b"deaf\n"
         end(identity_of(deaf), grace_s=0.2)

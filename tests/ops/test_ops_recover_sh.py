@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import time
 from collections.abc import Callable
 
 import pytest
 
+from runtime import config
+from runtime.config import fixed_settings
+from runtime.core.messages import PROTOCOL, SCHEMA, Admitted, Credential, Leave, Process, Refused, Register
 from runtime.ops.job_view import Presence
-from runtime.store.process_identity import ProcessIdentity
-from tests.ops.shell_job import ENDLESS, UNTIL_TOLD, WAIT_S, ShellJob
+from runtime.store.process_identity import ProcessIdentity, host_id
+from tests.hostile.attackers import dealers
+from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, ShellJob
 
 pytestmark = pytest.mark.system
 
@@ -254,3 +260,69 @@ def test_a_log_folder_elsewhere_is_found_again(job: ShellJob) -> None:
     assert again.end() == 0, again.text
     assert "final step=" in (elsewhere / "worker_0.log").read_text()
     assert [entry.name for entry in job.log_dir.iterdir()] == ["elsewhere"]
+
+
+def give_itself_out_for(job: ShellJob, node: str, victim: ProcessIdentity) -> None:
+    """Have a stranger register under this node id with another process's identity, get the seat, and leave."""
+    settings, _ = config.read({**job.settings, "ROLE": "scheduler", "ENABLE_RECOVERY": "1"})
+    session = "s" * 32
+    process = Process(host_id(), victim.pid, victim.started_at, "cpu")
+    asking = Register(PROTOCOL, "", WORKER.name, node, session, 0, process, fixed_settings(settings))
+    with dealers(job.port, [session.encode()]) as (stranger,):
+        until_s = time.monotonic() + WAIT_S
+        while time.monotonic() < until_s:
+            stranger.send(SCHEMA.pack(asking))
+            assert stranger.poll(int(WAIT_S * 1000))
+            answer = SCHEMA.unpack(stranger.recv(), 1 << 20)
+            if isinstance(answer, Refused):
+                time.sleep(answer.retry_after_s)
+            elif isinstance(answer, Admitted):
+                sender = Credential(answer.job, node, session, answer.incarnation)
+                stranger.send(SCHEMA.pack(Leave(sender, False, "gone")))
+                job.wait_view(lambda view: view.workers[1].presence is not Presence.ALIVE)
+                return
+    raise AssertionError("the stranger was not seated")
+
+
+def test_a_stranger_does_not_choose_whom_it_ends(job: ShellJob) -> None:
+    """Somebody registers with the pid and the start time of a process of this user's, and leaves."""
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    victim = ProcessIdentity.of(bystander.pid)
+    assert victim is not None
+    try:
+        shell = job.run(*UNTIL_TOLD)
+        job.wait_training()
+        job.kill("worker_1")
+        give_itself_out_for(job, "1", victim)
+        recover = job.recover()
+        job.wait_training(generation=2)
+        job.let_finish()
+        assert recover.end() == 0, recover.text
+        assert shell.end() == 0, shell.text
+        assert f"gave itself out for pid {victim.pid}, which no script started here" in recover.text
+        assert "ending worker 1" not in recover.text
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait(WAIT_S)
+
+
+def test_a_full_log_folder_ends_nothing_of_a_healthy_job(job: ShellJob) -> None:
+    """As on a full disk: no new file gets a byte (a limit of the file's size, setrlimit(2))."""
+    shell = job.run(*UNTIL_TOLD)
+    job.wait_training()
+    job.kill("worker_1")
+    before = job.identities()
+    script = str(ROOT / "scripts" / "recover.sh")
+    full = job.shell(
+        "bash", "-c", f"trap '' XFSZ; ulimit -f 0; exec bash '{script}' 2>&1 | cat; exit ${{PIPESTATUS[0]}}"
+    )
+    assert full.end() == 71, full.text
+    assert "worker_1.pid: writing 64 bytes failed: File too large (EFBIG)" in full.text
+    assert job.identities() == before
+    assert sorted(job.running()) == ["scheduler", "worker_0", "worker_2"]
+    recover = job.recover()
+    job.wait_training(generation=2)
+    job.let_finish()
+    assert recover.end() == 0, recover.text
+    assert shell.end() == 0, shell.text

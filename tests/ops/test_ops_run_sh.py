@@ -142,7 +142,7 @@ def test_ctrl_c_is_not_lost_while_the_script_becomes_its_follower(job: ShellJob)
     slow.mkdir()
     (slow / "env").write_text(
         f"""#!/bin/bash
-if [[ "$*" == *follow* ]]; then : >'{slow}/becomes'; sleep 2; fi
+if [[ "$*" == *runtime* ]]; then : >'{slow}/becomes'; sleep 2; fi
 exec {shutil.which("env")} "$@"
 """
     )
@@ -151,7 +151,8 @@ exec {shutil.which("env")} "$@"
     while not (slow / "becomes").exists():
         assert shell.process.poll() is None
     os.killpg(shell.process.pid, signal.SIGINT)
-    assert shell.end() == -signal.SIGINT, shell.text
+    assert shell.end() in (-signal.SIGINT, 128 + signal.SIGINT), shell.text
+    assert "Traceback" not in shell.text
     assert job.running() == []
 
 
@@ -162,12 +163,24 @@ def environment_in(path: Path) -> bytes:
         return b""  # gone, or another user's
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_running(job: ShellJob) -> None:
-    (job.log_dir / "worker_2.pid.new").mkdir(parents=True)
+def test_a_start_that_cannot_succeed_starts_nothing(job: ShellJob) -> None:
+    job.log_dir.mkdir(mode=0o700)
+    (job.log_dir / "worker_2.log").symlink_to(job.folder / "victim")
     shell = job.run(*ENDLESS)
-    assert shell.end() == 78, shell.text
-    assert "worker_2.pid.new: Is a directory" in shell.text
-    assert "its start failed: ending the job" in shell.text
+    assert shell.end() == 71, shell.text
+    assert "worker_2.log: a link or a pipe, expected a file. Fix: remove it" in shell.text
+    assert job.identities() == {}
+    assert not (job.folder / "victim").exists()
+
+
+def test_a_start_that_fails_half_way_leaves_nothing_running(job: ShellJob) -> None:
+    (job.log_dir / "worker_2.pid").mkdir(parents=True, mode=0o700)
+    job.log_dir.chmod(0o700)
+    shell = job.run(*ENDLESS)
+    assert shell.end() == 71, shell.text
+    assert "worker_2.pid: writing the pid file failed: Is a directory" in shell.text
+    assert "the start failed: ending what was started" in shell.text
+    (job.log_dir / "worker_2.pid").rmdir()
     assert sorted(job.identities()) == ["worker_0", "worker_1"]
     assert job.running() == []
     words = os.fsencode(str(job.folder))  # of the third, whose pid was not written down

@@ -1,0 +1,195 @@
+"""Starting processes of a job on this machine: one script at a time, and nobody runs of whom no pid file tells.
+
+Which processes, and with what environment, is decided elsewhere. The one idea: whatever a start may lack (room on the
+disk, a right, a file of this user's own) is asked for before the first process exists, so that a start that fails has
+changed nothing. Each process gets a session of its own, so that no terminal's Ctrl-C or hang-up reaches it; its output
+is appended to LOG_DIR/NAME.log, and LOG_DIR/NAME.pid says which process it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.ops.local_processes import SCHEDULER, end, node_of
+from runtime.store import durable, private
+from runtime.store.process_identity import ProcessIdentity
+
+LOCK_FILE = "start.lock"
+_PLACE_BYTES = 64  # a pid and a start time, and what is over
+OF_ONE_PROCESS = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")  # what today's shell leaks would name the wrong process
+_CANNOT_RUN = 127
+_HEARD = (signal.SIGINT, signal.SIGTERM)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the processes of one job run: ``environment`` is all of it, but for what tells one from the other."""
+
+    folder: Path
+    interpreter: str
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    only_scheduler: Mapping[str, str]
+
+    def words(self, name: str) -> list[str]:
+        """The command of the process with this name."""
+        if name == SCHEDULER:
+            return [self.interpreter, "-P", "-m", "runtime", "scheduler"]
+        return [self.interpreter, self.script, *self.args]
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        """Its environment."""
+        shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS}
+        node = node_of(name)
+        if node is None:
+            return {**shared, **self.only_scheduler, "ROLE": "scheduler"}
+        return {**shared, "ROLE": "worker", "NODE_ID": node}
+
+
+class StartLock:
+    """Held by whoever starts processes, or changes which there are; waits for the one who does so already."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._path = log_dir / LOCK_FILE
+        self._descriptor = -1
+
+    def __enter__(self) -> StartLock:
+        private.make_folder(self._path.parent)
+        self._descriptor = private.open_to_append(self._path)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(
+                "samebits: another run.sh or recover.sh is starting processes here, waiting for it",
+                file=sys.stderr,
+                flush=True,
+            )
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the next one start processes; also where that was done already."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Berth:
+    """The place of one process that is to be started: its log and its pid file can be written."""
+
+    def __init__(self, log_dir: Path, name: str) -> None:
+        self.name = name
+        self._log = log_dir / f"{name}.log"
+        self._pid_file = log_dir / f"{name}.pid"
+        os.close(private.open_to_append(self._log))
+        self._reserved = durable.write_temporary(self._pid_file, b" " * _PLACE_BYTES, sync=False)
+
+    def start(self, program: Program) -> ProcessIdentity:
+        """Start the process, and write down which it is.
+
+        Raises:
+            StoreError: that could not be written; the process is ended again.
+        """
+        log = private.open_to_append(self._log)
+        try:
+            identity = ProcessIdentity.of_child(_spawn(program, self.name, log))
+        finally:
+            os.close(log)
+        try:
+            with durable.disk_errors(self._pid_file, "writing the pid file"):
+                with self._reserved.open("r+b") as file:
+                    file.write(identity.to_line().encode())
+                    file.truncate()
+                self._reserved.rename(self._pid_file)
+        except BaseException:
+            end(identity, 0.0)  # nobody would know of it
+            raise
+        return identity
+
+    def give_up(self) -> None:
+        """Nothing is started here, or it is started."""
+        self._reserved.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
+    """The places of these processes; what is not used of them is gone at the end.
+
+    Raises:
+        StoreError: there is no room, or something there is not this user's own; nothing has changed.
+    """
+    private.make_folder(log_dir)
+    berths: list[Berth] = []
+    try:
+        for name in names:
+            berths.append(Berth(log_dir, name))
+        yield berths
+    finally:
+        for berth in berths:
+            with durable.disk_errors(log_dir, "removing what was not used"):
+                berth.give_up()
+
+
+def launch(berths: Sequence[Berth], program: Program, started: list[ProcessIdentity]) -> None:
+    """Start a process in each of these places, and add it to ``started``; the caller's own children from then on.
+
+    A hang-up meanwhile is not heard: it would end the caller between a process and its pid file.
+
+    Raises:
+        StoreError: one could not be started; those before it run.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        for berth in berths:
+            started.append(berth.start(program))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def hear_signals() -> None:
+    """The scripts block SIGINT and SIGTERM until Python listens, so that Ctrl-C leaves no traceback: it listens."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def _spawn(program: Program, name: str, log: int) -> int:
+    """The pid of a new process that leads a session and ignores what a terminal sends."""
+    words, environment = program.words(name), program.environment_of(name)
+    # What comes before the program runs must not be lost on a handler of this process's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(runs)
+        os.read(until_it_runs, 1)  # until then it leads no session, and could not be told from a stranger
+        os.close(until_it_runs)
+        return pid
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, *_IGNORED_BY_PYTHON):
+            signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(program.folder)
+        os.execvpe(words[0], words, environment)
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else words[0]
+        os.write(2, os.fsencode(f"samebits: {where} in {program.folder} cannot be run: {error.strerror}\n"))
+    finally:
+        os._exit(_CANNOT_RUN)
