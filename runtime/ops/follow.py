@@ -16,10 +16,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from runtime.config import Settings
 from runtime.errors import JournalDamagedError
 from runtime.ops import kept_start, scripts
+from runtime.ops.deaths import MISSING_LINES
 from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind, JobView, stored_view
 from runtime.ops.local_processes import (
@@ -34,10 +36,19 @@ from runtime.ops.local_processes import (
     send_signal,
     watch,
 )
+from runtime.ops.log_ends import LogEnds
 from runtime.ops.progress import LossTail, Screen, progress_line, world_text
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
+from runtime.ops.silence import PATIENCE_S, Silence
+from runtime.ops.verdict import Verdict
 from runtime.store.process_identity import ProcessIdentity
 
+_ENDED = {
+    EndKind.FAILED: "failed",
+    EndKind.STOPPED: "was stopped",
+    EndKind.SCRIPT_FAILED: "was ended by its script",
+    EndKind.UNTRAINED: "was not trained",
+}
 _BY_SIGNAL = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
@@ -90,9 +101,13 @@ class Signals:
 class Follower:
     """One run of ``follow``."""
 
-    def __init__(self, settings: Settings, signals: Signals, *, restarts: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, signals: Signals, *, restarts: bool = False, logs: LogEnds | None = None
+    ) -> None:
         self._settings = settings
         self._signals = signals
+        self._logs = logs or LogEnds(settings.log_dir)
+        self._silence = Silence()
         self._screen = Screen(sys.stdout)
         self._tail = LossTail(settings.log_dir / f"{name_of('0')}.log")
         self._link = SchedulerLink(settings)
@@ -112,6 +127,9 @@ class Follower:
             recover=scripts.command("recover.sh"),
             restarts=restarts,
             max_world_size=settings.max_worker_num,
+            topo_timeout_s=settings.topo_timeout_s,
+            shrink_grace_s=settings.shrink_grace_s,
+            clock_time=_clock_time,
         )
 
     def run(self, *, stop_by: str | None = None) -> Result:
@@ -140,7 +158,8 @@ class Follower:
         return following.result
 
     def _timeout_ms(self) -> int | None:
-        at = self._following.wake_at()
+        ats = (self._following.wake_at(), self._silence.wake_at())
+        at = min((at for at in ats if at is not None), default=None)
         return None if at is None else max(0, math.ceil((at - time.monotonic()) * 1000))
 
     # ---- what has happened
@@ -198,7 +217,10 @@ class Follower:
                 continue
             self._watched[descriptor] = (name, identity)
             self._poll.register(descriptor, select.POLLIN)
-            self._following.found(name, identity, is_own=is_own_child(identity))
+            is_own = is_own_child(identity)
+            self._following.found(name, identity, is_own=is_own)
+            if is_own and name != SCHEDULER:
+                self._silence.began(name, identity, time.monotonic())
 
     def _take_deaths(self, ready: set[int]) -> None:
         for descriptor in ready & self._watched.keys():
@@ -209,13 +231,29 @@ class Follower:
             del self._watched[descriptor]
             self._poll.unregister(descriptor)
             os.close(descriptor)
-            line = last_line(self._settings.log_dir / f"{name}.log")
-            is_done = not death.is_bad and self._training_is_finished()
-            was_removed = name not in self._names
-            now = time.monotonic()
-            self._following.died(name, identity, death, line, now, is_done=is_done, was_removed=was_removed)
+            self._following.died(
+                name,
+                identity,
+                death,
+                self._logs.cause(name, death, Path.cwd()),
+                time.monotonic(),
+                is_done=not death.is_bad and self._training_is_finished(),
+                was_removed=name not in self._names,
+                has_joined=self._has_joined(name, identity),
+            )
+            self._logs.begin(name)  # for whoever is started in its place
             if name == SCHEDULER:
                 self._scheduler_death = death
+
+    def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
+        """Whether the process has called ``runtime.init()``; of another's child that is taken for granted."""
+        view = self._following.view
+        is_known = view is not None and any(node.identity == identity for node in view.nodes)
+        return is_known or not self._following.is_own(name) or self._logs.has_spoken(name)
+
+    def _look_for_silence(self, now: float) -> None:
+        silent = [name for name, one in self._silence.due(now).items() if not self._has_joined(name, one)]
+        self._following.never_joined(silent, PATIENCE_S)
 
     def _training_is_finished(self) -> bool:
         """By the journal, too: a worker may be gone before the scheduler's push is here, but not before its record."""
@@ -250,13 +288,13 @@ class Follower:
             name, identity = self._missing.pop()
             if self._known.get(name) == identity and not following.has_left(name):
                 following.found(name, identity, is_own=False)
-                line = last_line(self._settings.log_dir / f"{name}.log")
-                following.died(name, identity, Death(), line, time.monotonic())
+                following.died(name, identity, Death(), "", time.monotonic())
 
     def _carry_out(self) -> None:
         self._judge_scheduler()
         self._tell_of_missing()
         following, now = self._following, time.monotonic()
+        self._look_for_silence(now)
         orders = following.passed(now)
         for line in orders.lines:
             self._screen.say(line)
@@ -292,14 +330,37 @@ class Follower:
         if result.call_again:
             return
         errors = Screen(sys.stderr)
-        what = {EndKind.FAILED: "failed", EndKind.STOPPED: "was stopped"}.get(verdict.kind, "was interrupted")
         if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
             at = f" (the last step heard of: {step})" if step else ""
         else:
             at = f" at step {step}" if step else ""
-        errors.say(f"the job {what}{at}: {verdict.cause}")
+        errors.say(f"the job {_ENDED.get(verdict.kind, 'was interrupted')}{at}: {verdict.cause}")
         first = self._following.first_death(verdict.cause)
         if first and verdict.kind is not EndKind.STOPPED:
             errors.say(f"the first to go: {first}")
-        if self._settings.enable_recovery:
-            errors.say(f"go on from there with: {scripts.command('recover.sh')}")
+        fix = self._fix(verdict)
+        if fix:
+            errors.say(f"Fix: {fix}")
+
+    def _fix(self, verdict: Verdict) -> str:
+        """What to type next; empty where the cause says it, or there is nothing to go on from."""
+        view = self._following.view
+        has_begun = view is not None and view.generation > 0
+        kept = kept_start.read(self._settings.log_dir)
+        again = scripts.command("run.sh", kept.script if kept is not None else "train.py")
+        recover = f"{scripts.command('recover.sh')} goes on from there"
+        match verdict.kind:
+            case EndKind.UNTRAINED:
+                return f"add {MISSING_LINES}, then {again}"
+            case EndKind.SCRIPT_FAILED if has_begun and self._settings.enable_recovery:
+                return f"correct the script, then {recover}"
+            case EndKind.SCRIPT_FAILED:
+                return f"correct the script, then {again}"
+            case EndKind.FAILED:
+                return ""
+        return recover if self._settings.enable_recovery else ""
+
+
+def _clock_time(at: float) -> str:
+    """What a clock on the wall shows at this moment of the monotonic clock."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + at - time.monotonic()))

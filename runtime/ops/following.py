@@ -8,13 +8,16 @@ is nobody left to wait for.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from runtime.errors import FormationTimeoutError, JobFailedError, JobInterruptedError, JobStoppedError
+from runtime.ops.deaths import MISSING_LINES, Deaths, End, advice, sentence, what_others_do
 from runtime.ops.job_view import EndKind, JobView, Presence, names_spare
 from runtime.ops.local_processes import SCHEDULER, Death, node_of, spoken
 from runtime.ops.membership import changes
+from runtime.ops.verdict import FINISHED, KINDS, Verdict, verdict_of_all
 from runtime.store.process_identity import ProcessIdentity
+from runtime.tracebacks import Failure
 
 KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (docs/architecture.md)
 LEAVE_S = 6.0  # what a worker that was told to end may take before SIGTERM; its agent ends it after 5
@@ -22,31 +25,7 @@ LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
 
-EXIT_CODES = {
-    EndKind.STOPPED: JobStoppedError.exit_code,
-    EndKind.INTERRUPTED: JobInterruptedError.exit_code,
-    EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
-    EndKind.FAILED: JobFailedError.exit_code,
-}
 TERM = signal.SIGTERM
-_KINDS = {code: kind for kind, code in EXIT_CODES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How the job ended; ``kind`` is None where it finished."""
-
-    kind: EndKind | None
-    cause: str
-    exit_code: int
-
-    @classmethod
-    def unfinished(cls, kind: EndKind, cause: str) -> Verdict:
-        """One of the ways to end that another start can go on from, or not."""
-        return cls(kind, cause, EXIT_CODES[kind])
-
-
-FINISHED = Verdict(None, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +41,7 @@ class _Local:
     identity: ProcessIdentity
     is_own: bool
     runs: bool = True
+    end: End | None = None  # of a worker or spare
 
 
 @dataclass(slots=True)
@@ -82,6 +62,8 @@ class Following:
         recover: what a user types to bring back what is gone.
         restarts: whether this follower has just started what was gone, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
+        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, SHRINK_GRACE.
+        clock_time: what the user's clock shows at a moment of ``now``.
     """
 
     def __init__(
@@ -92,6 +74,9 @@ class Following:
         recover: str,
         restarts: bool = False,
         max_world_size: int = 0,
+        topo_timeout_s: float = 1800.0,
+        shrink_grace_s: float = 10.0,
+        clock_time: Callable[[float], str] = "{:g}".format,
     ) -> None:
         self.view: JobView | None = None
         self.is_linked = False
@@ -102,10 +87,16 @@ class Following:
         self._recover = recover
         self._restarts = restarts
         self._max_world_size = max_world_size
+        self._topo_timeout_s = topo_timeout_s
+        self._shrink_grace_s = shrink_grace_s
+        self._clock_time = clock_time
+        self._deaths = Deaths()
+        self._scheduler_why = ""  # its death, as long as it is not said
         self._local: dict[str, _Local] = {}
         self._was_linked = False
         self._scheduler_gone = False
-        self._first_death = self._first_line = ""
+        self._first_death = self._first_cause = ""
+        self._is_judged_here = False  # by what its processes said: the scheduler only carries the end out
         self._verdict: Verdict | None = None
         self._stop_by: str | None = None
         self._has_signalled = False
@@ -132,15 +123,17 @@ class Following:
         name: str,
         identity: ProcessIdentity,
         death: Death,
-        last_line: str,
+        cause: Failure | str,
         now: float,
         *,
         is_done: bool = False,
         was_removed: bool = False,
+        has_joined: bool = True,
     ) -> None:
-        """A process that was found has ended; ``last_line`` is what it logged last.
+        """A process that was found has ended; ``cause`` is what it said of that, empty where nothing.
 
         ``is_done``: training is finished, so that a worker is expected to go. ``was_removed``: it was told to go.
+        ``has_joined``: it had called ``runtime.init()``.
         """
         known = (*self._local.values(), *self._targets)
         local = next((one for one in known if one.identity == identity), None)
@@ -150,7 +143,18 @@ class Following:
         if was_removed and not self.is_closing:
             self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
         elif name != SCHEDULER and (death.is_bad or not is_done):
-            self._worker_died(name, identity, death, last_line, now)
+            end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined)
+            self._worker_died(local, end, now)
+
+    def never_joined(self, names: list[str], after_s: float) -> None:
+        """These processes run and have not called ``runtime.init()``, ``after_s`` seconds after they were found."""
+        nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
+        if nodes and not self.is_closing:
+            who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
+            self._say(
+                f"{who} run for {after_s:g} s and not called runtime.init(); before that call there is no part in the "
+                f"job. Fix: if the script never makes it, add {MISSING_LINES}"
+            )
 
     def linked(self) -> None:
         """The scheduler can be reached."""
@@ -172,7 +176,7 @@ class Following:
             self._orders.lines += changes(self.view, view)
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
-            self._first_death = ""  # mended: it is the cause of nothing that comes
+            self._first_death = ""  # made good: it is the cause of nothing that comes
         self._judge_by(view, now)
 
     def scheduler_gone(
@@ -196,7 +200,8 @@ class Following:
             self._close(Verdict.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
         elif self._workers_run():
             self._first_death = self._first_death or why
-            self._say(f"{why}; training goes on without it, bring it back with: {self._recover}")
+            self._scheduler_why = why
+            self._deaths.hold(now)
 
     def stop_asked(self, by: str, now: float) -> None:
         """The user wants the whole job to end; asked again, at once."""
@@ -219,6 +224,9 @@ class Following:
             self._deserted_at = now
         if not self.is_closing:
             self._judge_by_processes(now)
+        due_at = self._deaths.due_at()
+        if due_at is not None and (due_at <= now or self.is_closing or not self._workers_run()):
+            self._say_deaths(now)
         if self.is_closing:
             self._send_due_signals(now)
             self._judge_end()
@@ -227,7 +235,7 @@ class Following:
 
     def wake_at(self) -> float | None:
         """When ``passed`` must be called again even if nothing happens."""
-        deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by())
+        deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by(), self._deaths.due_at())
         return min((at for at in deadlines if at is not None), default=None)
 
     def has_left(self, name: str) -> bool:
@@ -239,32 +247,62 @@ class Following:
         """How many workers of this machine run, as far as it is known that they are no spares."""
         return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
+    def is_own(self, name: str) -> bool:
+        """Whether this follower started the process of this name."""
+        return name in self._local and self._local[name].is_own
+
     def scheduler_runs(self) -> bool:
         """Whether the scheduler that was started here runs."""
         return SCHEDULER in self._local and self._local[SCHEDULER].runs
 
     # ---- deaths
 
-    def _worker_died(self, name: str, identity: ProcessIdentity, death: Death, last_line: str, now: float) -> None:
-        why = f"{self._title(name)} (pid {identity.pid}) {death}"
-        if death.signal is None and last_line:
-            why += f": {last_line}"
+    def _worker_died(self, local: _Local, end: End, now: float) -> None:
         if self.is_closing:
             # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
-            if death.signal is not None and not self._has_signalled and self._stop_by is None:
-                self._first_death = self._first_death or why
+            if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
+                self._first_death = self._first_death or str(end)
             return
-        if death.is_bad and not self._first_death:
-            self._first_death, self._first_line = why, last_line if death.signal is None else ""
-        if self._recovery:
-            self._say(f"{why}; bring it back with: {self._recover}")
-        elif death.is_bad:  # of any other end the scheduler knows whether it was meant
-            self._say(f"{why} (ENABLE_RECOVERY=0: the job ends)")
-            self._close(Verdict.unfinished(EndKind.FAILED, why), now, FAILED_LEAVE_S)
+        local.end = end
+        if (end.death.is_bad or end.is_failure or end.is_stranger) and not self._first_death:
+            self._first_death = str(end)
+            self._first_cause = end.cause.error if isinstance(end.cause, Failure) else end.cause
+        if self._recovery or end.is_stranger:
+            self._deaths.add(end, now)
+        elif end.death.is_bad:  # of any other end the scheduler knows whether it was meant
+            self._say(f"{end} (ENABLE_RECOVERY=0: the job ends)")
+            self._close(Verdict.unfinished(EndKind.FAILED, str(end)), now, FAILED_LEAVE_S)
+
+    def _say_deaths(self, now: float) -> None:
+        for alike in self._deaths.take():
+            self._say(sentence(alike) + self._what_follows(alike, now))
+        if self._scheduler_why and not self.is_closing and self._workers_run():
+            view = self.view
+            trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
+            goes_on = "training goes on without it" if trains else "its workers wait for it"
+            self._say(f"{self._scheduler_why}; {goes_on}. Fix: {self._recover} brings it back")
+        self._scheduler_why = ""
+
+    def _what_follows(self, alike: list[End], now: float) -> str:
+        """What the others do meanwhile, and what the user can do; nothing where the job ends."""
+        if self.is_closing or not self._workers_run():
+            return ""
+        meanwhile = ""
+        if self._recovery and self.running() and not alike[0].is_spare:
+            until = self._clock_time(now + self._topo_timeout_s)
+            meanwhile = what_others_do(
+                len(alike),
+                self.view,
+                waiting=f"until {until} (TOPO_TIMEOUT={self._topo_timeout_s:g} s)",
+                shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
+            )
+        return meanwhile + advice(alike, self._recover)
 
     # ---- how it ended
 
     def _judge_by(self, view: JobView, now: float) -> None:
+        if self._is_judged_here:
+            return
         if view.job_finished:
             self._verdict = FINISHED
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
@@ -273,8 +311,8 @@ class Following:
             self._close(self._verdict, now, LEAVE_S)
 
     def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
-        if status in _KINDS:
-            self._close(Verdict.unfinished(_KINDS[status], last_line), now, LEAVE_S)
+        if status in KINDS:
+            self._close(Verdict.unfinished(KINDS[status], last_line), now, LEAVE_S)
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:
@@ -284,12 +322,18 @@ class Following:
     def _judge_by_processes(self, now: float) -> None:
         if self._workers_run():
             return
-        if self._scheduler_gone:
+        ends = [local.end for name, local in self._local.items() if name != SCHEDULER and local.end is not None]
+        verdict = verdict_of_all(ends, self.view)
+        if verdict is not None:
+            self._is_judged_here = True
+            self._orders.stop_by = verdict.cause
+            self._close(verdict, now, LEAVE_S)
+        elif self._scheduler_gone:
             gone = "every process of the job is gone"
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
         elif (due := self._deserted_by()) is not None and due <= now:
             cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
-            self._orders.stop_by = cause
+            self._is_judged_here, self._orders.stop_by = True, cause
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, LEAVE_S)
 
     def _deserted_by(self) -> float | None:
@@ -354,7 +398,7 @@ class Following:
 
     def first_death(self, cause: str) -> str:
         """The first process that was seen to die, and of what; empty where none was, or ``cause`` says it already."""
-        is_told = self._first_death in cause or (self._first_line and self._first_line in cause)
+        is_told = self._first_death in cause or (self._first_cause and self._first_cause in cause)
         return "" if is_told else self._first_death
 
     def _workers_run(self) -> bool:

@@ -71,7 +71,7 @@ class Death:
                 return f"was killed by signal {self.signal} ({signal.Signals(self.signal).name})"
             except ValueError:
                 return f"was killed by signal {self.signal}"
-        return "is gone" if self.status is None else f"left with exit status {self.status}"
+        return "is gone" if self.status is None else f"ended with status {self.status}"
 
 
 def reap(identity: ProcessIdentity) -> Death | None:

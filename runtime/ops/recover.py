@@ -21,6 +21,7 @@ from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, spoken
+from runtime.ops.log_ends import LogEnds
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
@@ -61,10 +62,12 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
             _say(line)
         if recovery.over:
             return None
+        logs = LogEnds(settings.log_dir)
+        logs.begin_all()
         with Signals() as signals:
             start_again(settings.log_dir, recovery, program_of(kept, present, secrets))
             lock.release()
-            return Follower(settings, signals, restarts=True).run()
+            return Follower(settings, signals, restarts=True, logs=logs).run()
 
 
 def start_again(log_dir: Path, recovery: Recovery, program: Program) -> None:

@@ -16,6 +16,7 @@ from runtime.errors import SameBitsError
 from runtime.ops import kept_start, prepare
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.local_processes import SCHEDULER, end, name_of
+from runtime.ops.log_ends import LogEnds
 from runtime.ops.prepare import Ready
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.store.process_identity import ProcessIdentity
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     settings = ready.settings
     with StartLock(settings.log_dir) as lock:
         prepare.prepare(settings, ready.start, fresh=options.fresh)
+        logs = LogEnds(settings.log_dir)
+        logs.begin_all()
         with Signals() as signals:
             _start(ready)
             lock.release()
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
             )
             if options.detach and not signals.caught:
                 return 0
-            return Follower(settings, signals).run().verdict.exit_code
+            return Follower(settings, signals, logs=logs).run().verdict.exit_code
 
 
 def _start(ready: Ready) -> None:

@@ -1,6 +1,6 @@
 """What a user types: the repository's scripts, named so that the line works from where he stands.
 
-Only the spelling of commands lives here. The one idea: a mend that cannot be pasted is none.
+Only the spelling of commands lives here. The one idea: a fix that cannot be pasted is none.
 """
 
 from __future__ import annotations

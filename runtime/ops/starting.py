@@ -144,10 +144,15 @@ def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
         return Plan()
     if not fresh and found.damage:
         raise StoreError(found.damage)
-    if not fresh and view is not None and not view.job_finished:
+    if not fresh and view is not None and not view.job_finished and not _never_began(found, view):
         raise StoreError(_unfinished(found, view))
     job = view.job if view is not None else next(iter(sorted(found.checkpoint_jobs)), "")
-    state = "its journal is damaged" if view is None else "is finished" if view.job_finished else "is unfinished"
+    if view is None:
+        state = "its journal is damaged"
+    elif view.job_finished:
+        state = "is finished"
+    else:
+        state = "never began" if _never_began(found, view) else "is unfinished"
     moves = [Move(found.recovery_path, job)]
     if found.former is None:
         moves.append(Move(found.log_dir / START_FILE, job))
@@ -178,6 +183,11 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
 def _plan_log(found: Found) -> Plan:
     """Logs stay and are appended to; only whose they are changes."""
     return Plan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else Plan()
+
+
+def _never_began(found: Found, view: JobView) -> bool:
+    """Whether the journal holds seats at the most: then nothing is lost by starting anew."""
+    return view.generation == 0 and not found.newest_step
 
 
 def _unfinished(found: Found, view: JobView) -> str:

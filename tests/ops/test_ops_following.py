@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from runtime.ops.deaths import GATHER_S
 from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind, JobView, Presence
 from runtime.ops.local_processes import Death
 from runtime.store.process_identity import ProcessIdentity
+from runtime.tracebacks import Failure
 from tests.ops.views import interruption, process, view, worker
 
 KILLED = Death(signal=9)
@@ -23,7 +25,9 @@ class Scene:
 
     def __init__(self, *, recovery: bool = True, restarts: bool = False, own: bool = True, linked: bool = True) -> None:
         self.now = 1000.0
-        self.following = Following(recovery=recovery, node_timeout_s=5.0, recover="RECOVER", restarts=restarts)
+        self.following = Following(
+            recovery=recovery, node_timeout_s=5.0, recover="RECOVER", restarts=restarts, clock_time="{:.0f}".format
+        )
         self.lines: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self.stop_by: str | None = None
@@ -46,20 +50,42 @@ class Scene:
         self.following.heard(seen, self.now)
         self.settle()
 
-    def dies(self, node: int, death: Death = KILLED, line: str = "", identity: ProcessIdentity | None = None) -> None:
+    def dies(
+        self,
+        node: int,
+        death: Death = KILLED,
+        cause: Failure | str = "",
+        identity: ProcessIdentity | None = None,
+        *,
+        alone: bool = True,
+        has_joined: bool = True,
+    ) -> None:
+        """``alone``: nobody else dies within the moment that deaths are gathered in."""
         is_done = self.following.view is not None and self.following.view.training_finished
-        self.following.died(f"worker_{node}", identity or WORKERS[node], death, line, self.now, is_done=is_done)
+        self.following.died(
+            f"worker_{node}",
+            identity or WORKERS[node],
+            death,
+            cause,
+            self.now,
+            is_done=is_done,
+            has_joined=has_joined,
+        )
         self.settle()
+        if alone and self.following.result is None:
+            self.settle(GATHER_S)
 
     def all_die(self, death: Death = KILLED) -> None:
         for node in range(3):
-            self.dies(node, death)
+            self.dies(node, death, alone=False)
 
     def scheduler_dies(self, death: Death = KILLED, stored: JobView | None = None, line: str = "") -> None:
         self.following.unlinked()
         self.following.died("scheduler", SCHEDULER, death, line, self.now)
         self.following.scheduler_gone(SCHEDULER, death, stored, line, self.now)
         self.settle()
+        if self.following.result is None and not self.following.is_closing:
+            self.settle(GATHER_S)
 
     def said(self) -> str:
         return "\n".join(self.lines)
@@ -88,25 +114,30 @@ def test_a_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
     assert (scene.lines, scene.signals) == ([], [])
 
 
-def test_a_killed_worker_is_named_with_its_signal_and_the_mend_and_the_job_is_followed_on() -> None:
+def test_a_killed_worker_is_named_with_its_signal_and_the_fix_and_the_job_is_followed_on() -> None:
     scene = Scene()
     scene.dies(2)
-    assert scene.lines == ["worker 2 (pid 102) was killed by signal 9 (SIGKILL); bring it back with: RECOVER"]
+    assert scene.lines == [
+        "worker 2 (pid 102) was killed by signal 9 (SIGKILL); the others wait for it until 2800 (TOPO_TIMEOUT=1800 s). "
+        "Fix: RECOVER brings it back"
+    ]
     scene.settle(3600)
     assert scene.following.result is None
     assert scene.following.wake_at() is None
 
 
-def test_a_worker_that_left_with_a_status_is_shown_with_its_last_line() -> None:
+def test_a_worker_that_left_with_a_status_is_shown_with_what_it_said() -> None:
     scene = Scene()
-    scene.dies(0, Death(status=1), "ValueError: no number")
-    assert "worker 0 (pid 100) left with exit status 1: ValueError: no number" in scene.said()
+    scene.dies(0, Death(status=1), "train.py: error: no number")
+    assert "worker 0 (pid 100) ended with status 1: train.py: error: no number" in scene.said()
 
 
 def test_somebody_elses_process_is_gone_without_a_status() -> None:
     scene = Scene(own=False)
     scene.dies(1, Death())
-    assert scene.lines == ["worker 1 (pid 101) is gone; bring it back with: RECOVER"]
+    assert len(scene.lines) == 1
+    assert scene.lines[0].startswith("worker 1 (pid 101) is gone; the others wait for it until")
+    assert scene.lines[0].endswith(". Fix: RECOVER brings it back")
 
 
 def test_a_replacement_started_by_another_follower_is_followed_too() -> None:
@@ -343,23 +374,127 @@ def test_a_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None
     assert "training goes on without it" in scene.said()
 
 
-def test_a_job_that_nobody_could_join_is_given_up() -> None:
+NOBODY = view(workers=(), generation=0, alive=0, phase="filling; waiting for 0, 1, 2")
+TYPO = Failure("ModuleNotFoundError: No module named 'torhc'", "train.py:1")
+
+
+def starting() -> Scene:
     scene = Scene(linked=False)
     scene.following.linked()
-    scene.heard(view(workers=(), generation=0, alive=0, phase="filling; waiting for 0, 1, 2"))
+    scene.heard(NOBODY)
+    return scene
+
+
+def test_a_job_whose_script_cannot_start_ends_at_once_with_one_line_for_all() -> None:
+    scene = starting()
     for node in range(3):
-        scene.dies(node, Death(status=1), "ModuleNotFoundError: No module named 'torhc'")
+        scene.dies(node, Death(status=1), TYPO, alone=False, has_joined=False)
+    words = "workers 0, 1, 2 failed at train.py:1: ModuleNotFoundError: No module named 'torhc'"
+    assert scene.lines == [words]
+    assert scene.stop_by == words
+    scene.heard(ended(EndKind.STOPPED, f"stopped by {words}"))
+    scene.scheduler_dies(Death(status=78))
+    assert scene.outcome() == (EndKind.SCRIPT_FAILED, 87)
+    assert scene.result().verdict.cause == words
+
+
+def test_workers_that_are_killed_before_they_joined_are_waited_for() -> None:
+    scene = starting()
+    scene.all_die()
     due = scene.following.wake_at()
     assert due == scene.now + 11  # twice NODE_TIMEOUT, and a moment
     scene.settle(10.9)
     assert scene.stop_by is None
     scene.settle(0.1)
     assert scene.stop_by is not None
-    assert "torhc" in scene.stop_by
+    assert "was killed by signal 9" in scene.stop_by
     scene.heard(ended(EndKind.STOPPED, f"stopped by {scene.stop_by}"))
     scene.scheduler_dies(Death(status=78))
-    assert "torhc" in scene.result().verdict.cause
-    assert scene.result().verdict.exit_code != 0
+    assert scene.outcome() == (EndKind.INTERRUPTED, 77)
+
+
+def test_a_script_that_never_joins_is_not_finished() -> None:
+    scene = starting()
+    scene.dies(0, Death(status=0), has_joined=False)
+    assert "worker 0 (pid 100) ended with status 0 and never called runtime.init()" in scene.lines[0]
+    assert "Fix: add `import runtime` and `runtime.init()`" in scene.lines[0]
+    assert "RECOVER" not in scene.said()
+    for node in (1, 2):
+        scene.dies(node, Death(status=0), alone=False, has_joined=False)
+    scene.scheduler_dies(Death(status=78))
+    assert scene.outcome() == (EndKind.UNTRAINED, 88)
+
+
+def test_a_silent_process_is_named_with_the_lines_it_lacks() -> None:
+    scene = starting()
+    scene.following.never_joined(["worker_0", "worker_2"], 15.0)
+    scene.settle()
+    assert scene.lines[0].startswith("workers 0, 2 have run for 15 s and not called runtime.init()")
+    assert "`@runtime.elastic.run`" in scene.lines[0]
+
+
+def test_an_error_of_our_own_in_every_worker_is_the_jobs_exit_status() -> None:
+    scene = starting()
+    for node in range(3):
+        scene.dies(node, Death(status=85), "another CLUSTER_SECRET. Fix: compare", alone=False, has_joined=False)
+    scene.scheduler_dies(Death(status=78))
+    assert scene.result().verdict.exit_code == 85
+
+
+def test_an_exception_of_one_rank_says_what_the_others_do() -> None:
+    scene = Scene()
+    scene.dies(2, Death(status=1), Failure("ValueError: the loss is nan", "train.py:88"))
+    assert scene.lines == [
+        "worker 2 (pid 102) failed at train.py:88: ValueError: the loss is nan; the others wait for it until 2800 "
+        "(TOPO_TIMEOUT=1800 s). Fix: correct the script, then RECOVER"
+    ]
+
+
+def test_a_failed_worker_of_a_job_with_a_spare_or_a_smaller_world_is_not_waited_for() -> None:
+    scene = Scene()
+    scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    scene.dies(2)
+    assert "; a spare takes its place. Fix: RECOVER brings it back" in scene.lines[0]
+    scene = Scene()
+    scene.heard(view(min_world_size=2))
+    scene.dies(2)
+    assert "; the others go on without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
+
+
+def test_deaths_of_one_moment_that_are_alike_are_one_line() -> None:
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.dies(0, alone=False)
+    assert scene.lines == [], "others may follow"
+    scene.dies(2, alone=False)
+    scene.settle(GATHER_S)
+    assert len(scene.lines) == 1
+    assert scene.lines[0].startswith("workers 0, 2 were killed by signal 9 (SIGKILL); the others wait for them until")
+    assert scene.lines[0].endswith("Fix: RECOVER brings them back")
+
+
+def test_deaths_without_an_end_are_not_gathered_for_ever() -> None:
+    scene = Scene()
+    for node in range(3, 30):
+        scene.following.found(f"worker_{node}", process(100 + node), is_own=True)
+    for node in range(3, 14):
+        scene.following.died(f"worker_{node}", process(100 + node), KILLED, "", scene.now)
+        scene.settle(0.2)
+    assert len(scene.lines) == 1
+
+
+def test_a_worker_that_ended_with_0_is_not_to_be_brought_back() -> None:
+    scene = Scene()
+    scene.dies(1, Death(status=0))
+    assert "worker 1 (pid 101) ended with status 0 before training was finished" in scene.lines[0]
+    assert "Fix" not in scene.said()
+
+
+def test_a_scheduler_that_dies_before_training_is_not_trained_without() -> None:
+    scene = starting()
+    scene.scheduler_dies(stored=view(from_journal=True, phase="no scheduler", generation=0, alive=0))
+    assert "; its workers wait for it. Fix: RECOVER brings it back" in scene.said()
+    assert "training goes on" not in scene.said()
 
 
 def test_replacements_that_were_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:
@@ -411,7 +546,7 @@ def test_a_spare_that_takes_a_place_is_said_and_one_that_dies_is_called_so() -> 
     again.following.found("worker_3", process(103), is_own=True)
     again.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
     again.dies(3, identity=process(103))
-    assert again.lines == ["spare 3 (pid 103) was killed by signal 9 (SIGKILL); bring it back with: RECOVER"]
+    assert again.lines == ["spare 3 (pid 103) was killed by signal 9 (SIGKILL). Fix: RECOVER brings it back"]
 
 
 def test_a_spare_that_runs_is_no_reason_to_leave() -> None:
@@ -437,7 +572,7 @@ def test_a_spare_is_ended_with_the_job() -> None:
 
 def test_deaths_in_words() -> None:
     words: dict[str, Any] = {
-        "left with exit status 3": Death(status=3),
+        "ended with status 3": Death(status=3),
         "was killed by signal 11 (SIGSEGV)": Death(signal=11),
         "was killed by signal 40": Death(signal=40),
         "is gone": Death(),

@@ -28,7 +28,7 @@ def test_a_killed_worker_comes_back_while_run_sh_stays(job: ShellJob) -> None:
     job.wait_training()
     before = job.identities()
     job.kill("worker_1")
-    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); bring it back with: bash .*recover.sh")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\).*Fix: bash .*recover\.sh brings it back")
     recover = job.recover()
     job.wait_training(generation=2)
     job.let_finish()
@@ -99,7 +99,7 @@ def test_everything_killed_comes_back(job: ShellJob) -> None:
     for name in ("scheduler", *WORKERS):
         job.kill(name)
     assert shell.end() == 77, shell.text
-    assert "go on from there with: bash" in shell.text
+    assert "goes on from there" in shell.text
     assert "the job was interrupted at step" not in shell.text, "nobody knows at which"
     recover = job.recover()
     job.wait_training(generation=2)
@@ -224,7 +224,7 @@ def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(
     assert "this is another job than the one in RECOVERY_PATH=" in status.text
     recover = job.recover()
     recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
-    recover.wait_for("the scheduler .* left with exit status 75: .*; training goes on without it")
+    recover.wait_for("the scheduler .* ended with status 75: .*; training goes on without it")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text
     assert shell.end() != 0

@@ -45,7 +45,7 @@ def test_a_spare_takes_a_dead_workers_place_and_the_job_waits_for_nobody(job: Sh
     before = job.identities()
     assert set(before) == {"scheduler", "worker_0", "worker_1", "worker_2", "worker_3"}
     job.kill("worker_1")
-    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); bring it back with: bash .*recover.sh")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\).*Fix: bash .*recover\.sh brings it back")
     shell.wait_for(
         rf"spare 3 \(pid {before['worker_3'].pid}\) took slot 1 of worker 1; brought back, worker 1 becomes a spare"
     )

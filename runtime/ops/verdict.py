@@ -1,0 +1,67 @@
+"""How a job ended, for whoever follows it: the kind of end, its cause and the exit status.
+
+Values, and the one judgement that needs no scheduler: that every worker of the job was ended by its own program. The
+one idea: who is ended by a kill comes back, who is ended by its script does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.errors import (
+    FormationTimeoutError,
+    JobFailedError,
+    JobInterruptedError,
+    JobStoppedError,
+    ScriptFailedError,
+    UntrainedError,
+)
+from runtime.ops.deaths import End, sentence
+from runtime.ops.job_view import EndKind, JobView
+
+EXIT_CODES = {
+    EndKind.STOPPED: JobStoppedError.exit_code,
+    EndKind.INTERRUPTED: JobInterruptedError.exit_code,
+    EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
+    EndKind.FAILED: JobFailedError.exit_code,
+    EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
+    EndKind.UNTRAINED: UntrainedError.exit_code,
+}
+KINDS = {code: kind for kind, code in EXIT_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended; ``kind`` is None where it finished."""
+
+    kind: EndKind | None
+    cause: str
+    exit_code: int
+
+    @classmethod
+    def unfinished(cls, kind: EndKind, cause: str) -> Verdict:
+        """One of the ways to end that another start can go on from, or not."""
+        return cls(kind, cause, EXIT_CODES[kind])
+
+
+FINISHED = Verdict(None, "", 0)
+
+
+def verdict_of_all(ends: Sequence[End], view: JobView | None) -> Verdict | None:
+    """How the job ended where all of its workers were here and each was ended by its own program; else none.
+
+    Args:
+        ends: of this machine's workers and spares, of which none runs.
+    """
+    workers = [end for end in ends if not end.is_spare]
+    if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):
+        return None
+    if all(end.is_stranger for end in workers):
+        return Verdict.unfinished(EndKind.UNTRAINED, sentence(workers))
+    failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
+    alike = [end for end in workers if end.words == failed.words]
+    status = failed.death.status
+    if status is not None and failed.has_own_advice:
+        return None if view.workers else Verdict(EndKind.INTERRUPTED, sentence(alike), status)
+    return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike))

@@ -1,0 +1,72 @@
+"""The script's own line in a traceback: what failed, and where a user looks first.
+
+One question about a text, a traceback as Python prints it or the end of a log with one in it. Never here: files, or
+what is done about it. The one idea: the deepest frame that is neither Python's, nor an installed package's, nor ours is
+where the user's eye belongs; what a DataLoader's worker printed is deeper than what its trainer printed around it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Failure", "failure_in"]
+
+_SHOWN_CHARACTERS = 300
+_OURS = str(Path(__file__).parent) + os.sep
+_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(, in .*)?$')
+_BEGINNING = re.compile(r"(Original )?Traceback \(most recent call last\):")
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+_ELSEWHERE = re.compile(
+    r"<|.*/lib(64)?/python\d|.*/(site|dist)-packages/"
+    r"|.*/torch/(_\w+|autograd|cuda|distributed|multiprocessing|nn|optim|utils)/"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``error`` as Python names it; ``place`` is ``train.py:88``, empty where no line of the script's own is known."""
+
+    error: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"failed at {self.place}: {self.error}" if self.place else f"failed: {self.error}"
+
+
+def failure_in(text: str, folder: Path) -> Failure | None:
+    """The last error that the text tells with a traceback; files below ``folder`` are named from there."""
+    found: Failure | None = None
+    place = ""  # of the report that is read, which may have several tracebacks in it
+    is_inside = is_linked = False
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        beginning, frame = _BEGINNING.match(line), _FRAME.match(line)
+        if beginning or (frame and not is_inside):
+            place = place if is_linked or (beginning and beginning[1]) else ""
+            is_inside, is_linked = True, False
+        if frame:
+            place = _shown(frame[1], frame[2], folder) or place
+        elif is_inside and not beginning and _ERROR.fullmatch(line):
+            found, is_inside = Failure(_whole(lines, number), place), False
+        elif line.startswith(_LINKS):
+            is_linked = True
+    return found
+
+
+def _shown(file: str, line: str, folder: Path) -> str:
+    if _ELSEWHERE.match(file) or file.startswith(_OURS):
+        return ""
+    path = Path(file)
+    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{line}"
+
+
+def _whole(lines: list[str], number: int) -> str:
+    """The error's line; where it only announces what follows, that too."""
+    text = lines[number]
+    if text.endswith(":") and number + 1 < len(lines):
+        text = f"{text} {lines[number + 1].strip()}"
+    return text[:_SHOWN_CHARACTERS]
