@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from runtime import config
 from runtime.core.agent_events import Entered
@@ -79,15 +80,19 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
                 pace.wait(options.step_s)
                 agent.check()
                 if agent.step == options.fail_at:
-                    raise ValueError("a loss that is no number")
+                    fail()
                 agent.step += 1
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
             return agent.complete(place.generation, agent.step)
         except (GenerationEndedError, HostsUpdatedInterrupt) as ended:
             if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
-                raise ValueError("a loss that is no number") from None
+                fail()
             print(f"left generation {place.generation}: {ended}", flush=True)
+
+
+def fail() -> NoReturn:
+    raise ValueError("a loss that is no number") from None
 
 
 def is_done(step: int, options: argparse.Namespace) -> bool:

@@ -216,7 +216,7 @@ def test_a_point_that_its_writer_lets_go_meanwhile_is_not_damaged(
         original(found)
 
     original = checkpoints.verify
-    monkeypatch.setattr(verifying.store, "verify", let_go_then_verify)
+    monkeypatch.setattr(verifying.checkpoints, "verify", let_go_then_verify)
     assert run(root, "verify") == 0
     assert "6 of 6 points whole" in (out := capsys.readouterr().out)
     assert "1 removed by their writers meanwhile" in out
