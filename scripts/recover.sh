@@ -2,18 +2,22 @@
 # Brings back whatever is dead of the job that was started in the current folder, and only that; then follows it to its
 # end. It needs no arguments and no environment: run.sh has kept how the job was started.
 #
-#   bash scripts/recover.sh
+#   bash scripts/recover.sh [--moved]
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-if [ $# -gt 0 ]; then
-    echo 'usage: recover.sh    in the folder where run.sh was called' >&2
-    [[ $1 == -h || $1 == --help ]] && exit 0
-    exit 64
-fi
+case ${1-} in
+    '' | --moved) ;;
+    *)
+        echo 'usage: recover.sh [--moved]    in the folder where run.sh was called' >&2
+        echo '  --moved  this folder was moved: go on with its job here' >&2
+        [[ $1 == -h || $1 == --help ]] && exit 0
+        exit 64
+        ;;
+esac
 
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
-become recover
+become recover "$@"

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     ).parse_args(arguments)
     findings = [python(), torch(), *import_name(sys.path), *commands()]
     try:
-        settings = kept_start.settings_here()
+        settings = kept_start.settings_here(only_looks=True)
     except SettingsError as error:
         findings += [Finding("environment", problem, "as it says") for problem in error.problems]
     else:

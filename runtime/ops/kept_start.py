@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from runtime import config
 from runtime.config import Role, Settings
 from runtime.errors import SettingsError, StoreError, UsageError
+from runtime.ops import scripts
 from runtime.store import durable, private
 
 START_FILE = "start.json"
@@ -48,6 +50,22 @@ class KeptStart:
         settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
         return replace(settings_in(self.folder, settings), role=Role.SCHEDULER)
 
+    def moved_to(self, folder: Path) -> KeptStart:
+        """The same start where everything that lay in its folder lies in another one now."""
+        old, new = str(self.folder), str(folder)
+
+        def moved(text: str) -> str:
+            is_below = text == old or text.startswith(f"{old}/")
+            return new + text.removeprefix(old) if is_below else text
+
+        def moved_parts(text: str, separator: str) -> str:
+            return separator.join(map(moved, text.split(separator)))
+
+        environment = {name: moved_parts(text, ":") for name, text in self.environment.items()}
+        args = tuple(moved_parts(arg, "=") for arg in self.args)
+        script, interpreter = moved(self.script), moved(self.interpreter)
+        return replace(self, folder=folder, interpreter=interpreter, script=script, args=args, environment=environment)
+
 
 def settings_in(folder: Path, settings: Settings) -> Settings:
     """The same settings with paths that do not depend on the current folder; a URL never does."""
@@ -79,7 +97,9 @@ def keep(log_dir: Path, start: KeptStart) -> None:
     usual = start.folder / USUAL_LOG_DIR
     if log_dir.resolve() != usual.resolve():
         private.make_folder(usual)
-        durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{log_dir.resolve()}\n"))
+        found, below = log_dir.resolve(), start.folder.resolve()
+        led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it
+        durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{led_to}\n"))
 
 
 def read(log_dir: Path) -> KeptStart | None:
@@ -157,43 +177,112 @@ def log_dir_here(present: Mapping[str, str]) -> Path:
 
     ``present`` is today's environment: a LOG_DIR in it wins; else the usual place, else where its pointer leads.
     """
+    return _find(present)[0]
+
+
+def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
+    """The log folder of the job that was started here, and whether a pointer led out of the current folder to it."""
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
-        return config.read(present, role_required=False)[0].log_dir
+        return config.read(present, role_required=False)[0].log_dir, False
     private.check_folder(USUAL_LOG_DIR)
     if (USUAL_LOG_DIR / START_FILE).exists():
-        return USUAL_LOG_DIR
+        return USUAL_LOG_DIR, False
     pointer = private.read(USUAL_LOG_DIR / POINTER_FILE, _MAX_FILE_BYTES)
-    return USUAL_LOG_DIR if pointer is None else Path(os.fsdecode(pointer).rstrip("\n"))
+    log_dir = USUAL_LOG_DIR if pointer is None else Path(os.fsdecode(pointer).rstrip("\n"))
+    return log_dir, log_dir.is_absolute()
+
+
+def is_at_home(log_dir: Path, kept: KeptStart, *, is_pointed_at: bool = False) -> bool:
+    """Whether the start lies where its job was started; else that folder was moved, or is a copy.
+
+    ``is_pointed_at``: a pointer led out of the current folder to it, so that the current folder is what counts.
+    """
+    lies_in = USUAL_LOG_DIR if is_pointed_at else log_dir
+    was_in = kept.folder / USUAL_LOG_DIR if is_pointed_at else kept.settings().log_dir
+    return lies_in.resolve() == was_in.resolve() or (was_in.exists() and lies_in.samefile(was_in))
+
+
+def is_copied(kept: KeptStart) -> bool:
+    """Of a start that is not at home: whether its job still lies where it was started."""
+    with durable.disk_errors(kept.folder, "looking for the folder the job was started in"):
+        try:
+            homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
+            return any(home.exists() for home in homes)
+        except PermissionError:
+            return True  # it is there, and another user's
 
 
 def read_here() -> tuple[Path, KeptStart]:
     """The job that was started in the current folder: its log folder and its start.
 
     Raises:
-        UsageError: none was.
+        UsageError: none was, or it was started in another folder.
     """
-    log_dir = log_dir_here(config.kept_environment())
+    log_dir, kept, is_home = find_here()
+    if not is_home:
+        raise UsageError(_not_at_home(kept))
+    return log_dir, kept
+
+
+def find_here() -> tuple[Path, KeptStart, bool]:
+    """As :func:`read_here`, and whether the job was started in this folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    log_dir, is_pointed_at = _find(config.kept_environment())
     kept = read(log_dir)
     if kept is None:
         raise UsageError(
             f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Change to the folder it was "
             "started in, or export LOG_DIR=<its log folder>, or start one with `bash scripts/run.sh`"
         )
-    return log_dir, kept
+    return log_dir, kept, is_at_home(log_dir, kept, is_pointed_at=is_pointed_at)
 
 
-def settings_here() -> Settings:
+def _not_at_home(kept: KeptStart) -> str:
+    moved, fresh = scripts.command("recover.sh", "--moved"), scripts.command("run.sh", "--fresh")
+    if not is_copied(kept):
+        return (
+            f"the job in {Path.cwd()} was started in {kept.folder}, which is gone: this folder was moved. "
+            f"Fix: `{moved}` goes on with it here; `{fresh}` starts anew"
+        )
+    return (
+        f"the job in {Path.cwd()} was started in {kept.folder} and still lies there: this folder is a copy, and one "
+        f"job cannot go on in two. Fix: `cd {shlex.quote(str(kept.folder))}` goes back to it; `{fresh}` starts anew "
+        f"here; `{moved}` goes on here once the other folder is removed, or its {START_FILE} renamed"
+    )
+
+
+def require_moved(kept: KeptStart) -> None:
+    """Whether a start that is not at home may go on where it lies.
+
+    Raises:
+        UsageError: it still lies where it was started.
+    """
+    if is_copied(kept):
+        raise UsageError(_not_at_home(kept))
+
+
+def settings_here(*, only_looks: bool = False) -> Settings:
     """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
+
+    ``only_looks``: at what lies in this folder, also where it is a copy.
 
     Raises:
         SettingsError: something in them is wrong.
+        UsageError: the job was started in another folder.
     """
     present = config.kept_environment()
-    log_dir = log_dir_here(present)
+    log_dir, is_pointed_at = _find(present)
     kept = read(log_dir)
     if kept is None:
         found = {**present, **config.secret_environment()}
         return settings_in(Path.cwd(), config.read(found, role_required=False)[0])
+    if not is_at_home(log_dir, kept, is_pointed_at=is_pointed_at):
+        if not only_looks:
+            raise UsageError(_not_at_home(kept))
+        kept = kept.moved_to(Path.cwd())
     absolute = kept.settings()
     folders = {
         "RECOVERY_PATH": str(absolute.recovery_path),

@@ -53,6 +53,18 @@ def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIden
     return {name: identity for name, identity in found.items() if identity is not None}
 
 
+def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
+    """Whether the process works in exactly this folder, or writes exactly this log: a copy of either is another one."""
+    process = Path(f"/proc/{identity.pid}")
+    for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
+        try:
+            if own.samefile(ours):
+                return identity.is_alive()
+        except OSError:
+            continue  # gone, or another user's
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """How a process ended; neither is known of a process that another one started."""

@@ -22,7 +22,7 @@ from runtime.net.curve import secret_words
 from runtime.ops import kept_start, scripts, starting
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
-from runtime.ops.local_processes import process_names, read_pid_files, spoken
+from runtime.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
 from runtime.ops.spawning import OF_ONE_PROCESS
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
@@ -109,7 +109,10 @@ def look(settings: Settings) -> Found:
     moved = _moved_ids(settings.recovery_path)
     past = frozenset(job for job in jobs if starting.short_id(job) in moved)
     kept = kept_start.read(settings.log_dir)
-    if kept is not None:
+    if kept is not None and not kept_start.is_at_home(settings.log_dir, kept):  # moved here, or a copy
+        running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
+        found = replace(found, recover=scripts.command("recover.sh", "--moved"))
+    elif kept is not None:
         started = kept.settings()
         here = _running_processes(started)
         if not started.enable_recovery and _is_same(started.checkpoint_path, settings.checkpoint_path):
@@ -157,6 +160,18 @@ def _running_seats(view: JobView | None) -> tuple[str, ...]:
         f"worker {worker.node} ({worker.identity})"
         for worker in workers
         if worker.host == here and worker.identity.is_alive()
+    )
+
+
+def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
+    """Of a job whose folder lies elsewhere than it was started: in a copy the processes it names are the other's."""
+    seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
+    names = process_names(kept_start.nodes_of(started.log_dir, started))
+    identities = {**seats, **read_pid_files(started.log_dir, names)}
+    return tuple(
+        f"{spoken(name)} ({identity})"
+        for name, identity in identities.items()
+        if runs_in(identity, Path.cwd(), started.log_dir / f"{name}.log")
     )
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
-from runtime.ops import kept_start
+from runtime.errors import UsageError
+from runtime.ops import kept_start, scripts
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
-from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, spoken
+from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
@@ -33,18 +35,49 @@ TERM_GRACE_S = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="samebits recover",
         description="Bring back whatever is dead of the job that was started in this folder, and only that; then "
         "follow it to its end. scripts/recover.sh calls it.",
-    ).parse_args(arguments)
+    )
+    parser.add_argument("--moved", action="store_true", help="this folder was moved: go on with its job here")
+    options = parser.parse_args(arguments)
     hear_signals()
-    log_dir, kept = kept_start.read_here()
+    log_dir, kept = _moved_in() if options.moved else kept_start.read_here()
     while True:
         result = _bring_back(log_dir, kept)
         if result is None or not result.call_again:
             return 0 if result is None else result.verdict.exit_code
         print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
+
+
+def _moved_in() -> tuple[Path, KeptStart]:
+    """The job of a folder that was moved, from now on at home in the current one.
+
+    Raises:
+        UsageError: it lies where it was started as well, or its processes run in another folder.
+    """
+    log_dir, kept, is_home = kept_start.find_here()
+    if is_home:
+        return log_dir, kept
+    kept_start.require_moved(kept)
+    moved = replace(kept.moved_to(Path.cwd()), interpreter=sys.executable)
+    if moved.settings().log_dir.resolve() != log_dir.resolve():
+        raise UsageError(
+            f"{log_dir} is not the log folder of a job in {Path.cwd()}. Fix: change to the folder that was moved, then "
+            f"{scripts.command('recover.sh', '--moved')}"
+        )
+    with StartLock(log_dir):
+        names = process_names(kept_start.nodes_of(log_dir, moved.settings()))
+        for name, identity in read_pid_files(log_dir, names).items():
+            if identity.is_alive() and not runs_in(identity, Path.cwd(), log_dir / f"{name}.log"):
+                raise UsageError(
+                    f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} runs elsewhere, and one "
+                    f"job cannot go on in two folders. Fix: `{scripts.command('run.sh', '--fresh')}` starts anew here"
+                )
+        kept_start.keep(log_dir, moved)
+    _say(f"the job that was started in {kept.folder} goes on in {moved.folder}")
+    return log_dir, moved
 
 
 def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:

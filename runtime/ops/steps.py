@@ -120,7 +120,7 @@ def compare(one: RankLog, other: RankLog) -> Comparison:
 
 
 def _folder_here() -> Path:
-    settings = kept_start.settings_here()
+    settings = kept_start.settings_here(only_looks=True)
     return local_folder(settings.checkpoint_path, settings.recovery_path)
 
 

@@ -140,7 +140,11 @@ class ShellJob:
 
     def recover(self, **settings: str) -> Shell:
         """``recover.sh``, with no settings at all."""
-        return self.shell("bash", str(ROOT / "scripts" / "recover.sh"), **settings)
+        return self.recover_words(**settings)
+
+    def recover_words(self, *words: str, **settings: str) -> Shell:
+        """``recover.sh words``."""
+        return self.shell("bash", str(ROOT / "scripts" / "recover.sh"), *words, **settings)
 
     def tool(self, *words: str) -> Shell:
         """``samebits <words>``, with no settings at all."""

@@ -31,7 +31,7 @@ A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anyw
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     options = _parser().parse_args(arguments)
-    below = options.folder if options.folder is not None else kept_start.settings_here().checkpoint_path
+    below = options.folder if options.folder is not None else kept_start.settings_here(only_looks=True).checkpoint_path
     if options.folder is None and isinstance(below, str):
         raise UsageError(
             f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
