@@ -13,7 +13,6 @@ if [ $# -gt 1 ] || [[ ${1-1} != [1-9]* ]]; then
 fi
 
 bash "$root/scripts/setup.sh"
-python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
 become add "${1-1}"

@@ -1,5 +1,8 @@
 # Sourced by run.sh, recover.sh and add.sh: how a script becomes the Python that does the work.
 
+. "$root/scripts/venv.sh"
+python=$venv/bin/python
+
 # A Ctrl-C ends the script, also where the command that it met takes no notice.
 trap 'exit 130' INT
 trap 'exit 143' TERM

@@ -17,7 +17,6 @@ case ${1-} in
 esac
 
 bash "$root/scripts/setup.sh"
-python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
 become recover "$@"

@@ -38,7 +38,6 @@ if [ ! -f "$script" ]; then
 fi
 
 bash "$root/scripts/setup.sh"
-python=$root/.venv/bin/python
 . "$root/scripts/processes.sh"
 
 # default NAME VALUE: what is exported unless the user has set it, also with MindSpore's prefix.

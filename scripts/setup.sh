@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv beside the repository from constraints.txt: what a job needs and, with --dev, what the tests need.
+# VENV=<folder> puts it elsewhere; every script then needs the same VENV.
 #
 # The one idea: a stamp, written last, names everything the installation depends on. As long as it fits there is nothing
 # to do, and nothing is started to find that out. A mark set before the first change tells the next call that this one
-# was killed in the middle; it then begins anew, for half an installed package looks whole to pip.
+# was killed in the middle; it then begins anew, for half an installed package looks whole to pip. Only an environment
+# that this user made is ever changed or removed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv=$root/.venv
+. "$root/scripts/venv.sh"
 stamp=$venv/.samebits-stamp
 unfinished=$venv/.samebits-unfinished
 log=$venv/setup.log
@@ -123,9 +125,31 @@ if origin is None or Path(origin).resolve() != expected.resolve():
 PYTHON
 }
 
+# Nothing is changed that another user made, that this one cannot look into, or that is no such environment.
+check_is_ours() {
+    local owner choices='have that user call setup.sh, or VENV=<a folder of your own> for this and every other script'
+    if [ ! -e "$venv" ] && [ ! -L "$venv" ]; then return; fi
+    owner=$(stat -c %U "$venv")
+    if [ ! -O "$venv" ]; then
+        fail "$venv is not ready for $(id -un) (python or packages are missing), and it is $owner's, so it is left alone." \
+            "Fix: $choices"
+    fi
+    if [ ! -d "$venv" ] || [ ! -r "$venv" ] || [ ! -x "$venv" ] || [ ! -w "$venv" ]; then
+        fail "$venv is no folder that $(id -un) may read and write, so it is left alone. Fix: see ls -ld $venv, or $choices"
+    fi
+    if [ ! -e "$unfinished" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
+        fail "$venv holds something else than a Python environment, so it is left alone. Fix: name an empty folder with" \
+            "VENV=<folder>, or move it away"
+    fi
+}
+
 if is_done; then exit 0; fi
 
+check_is_ours
 began=$SECONDS
+if [ ! -x "$venv/bin/python" ]; then
+    say "the first time torch and what else a job needs are downloaded and installed: 1.2 GB, 40 to 380 s"
+fi
 python=$(find_python)
 exec {lock_fd}<"$root/setup.cfg"
 # The lock belongs to the open file, which this shell keeps when the little Python is gone; pip inherits it too, so that
@@ -142,6 +166,7 @@ except BlockingIOError:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 PYTHON
 if is_done; then exit 0; fi
+check_is_ours # again: what the other one left
 
 if [ -e "$unfinished" ]; then
     say "an earlier setup was killed in the middle, so $venv is made anew"
@@ -150,7 +175,7 @@ elif [ -e "$venv" ] && [ ! -x "$venv/bin/python" ]; then
     say "$venv has no working Python, so it is made anew"
     rm -rf "$venv"
 fi
-mkdir -p "$venv"
+mkdir -p "$venv" || fail "$venv cannot be made. Fix: VENV=<a folder of your own> for this and every other script"
 : >"$unfinished"
 rm -f "$stamp"
 : >"$log"

@@ -1,0 +1,74 @@
+"""setup.sh removes nothing that this user did not make, and says beforehand what it will take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOMEBODY = 54321  # no user has this number
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A copy of what setup.sh needs, without the package itself."""
+    copy = tmp_path / "repository"
+    shutil.copytree(ROOT / "scripts", copy / "scripts")
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def set_up(repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Where it gets as far as that, no Python is found, so nothing is installed."""
+    return subprocess.run(
+        ["bash", str(repository / "scripts" / "setup.sh")],
+        env={**os.environ, "PYTHON": "/no/python", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def contents(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def test_what_another_user_made_is_left_alone_and_its_owner_named(repository: Path) -> None:
+    if os.geteuid() == 0:
+        others, owner = repository / ".venv", "UNKNOWN"
+        (others / "bin").mkdir(parents=True)
+        (others / "pyvenv.cfg").touch()
+        (others / ".samebits-unfinished").touch()  # as if it had been killed in the middle
+        os.chown(others, SOMEBODY, SOMEBODY)
+        settings = {}
+    else:
+        others, owner, settings = Path("/etc"), "root", {"VENV": "/etc"}
+    before = contents(others) if others != Path("/etc") else []
+    done = set_up(repository, **settings)
+    assert done.returncode == 1
+    assert f"{others} is not ready for " in done.stderr
+    assert f"it is {owner}'s, so it is left alone. Fix: have that user call setup.sh, or VENV=<a folder" in done.stderr
+    assert (contents(others) if before else []) == before
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(repository: Path, tmp_path: Path) -> None:
+    """As where VENV names a home folder by mistake."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    done = set_up(repository, VENV=str(home))
+    assert done.returncode == 1
+    assert f"{home} holds something else than a Python environment, so it is left alone. Fix: " in done.stderr
+    assert contents(home) == [home / "thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["", "relative"])
+def test_the_first_time_says_what_it_takes_before_anything_else(repository: Path, name: str) -> None:
+    done = set_up(repository, **({"VENV": name} if name else {}))
+    assert done.stdout.splitlines()[0].endswith("downloaded and installed: 1.2 GB, 40 to 380 s")
+    assert "no Python from 3.11 on among /no/python" in done.stderr
