@@ -13,6 +13,10 @@ from pathlib import Path
 
 from runtime.errors import ListenError
 
+_ATTEMPTS = 16
+_SHOWN_CHARACTERS = 80
+_SCHEDULER = "-m runtime scheduler"  # a part of its command line
+
 
 def local_addresses(host: str, bind: str | None = None) -> list[str]:
     """Those addresses that ``bind``, else ``host``, resolves to and that belong to this machine.
@@ -63,11 +67,44 @@ def endpoint(address: str, port: int) -> str:
 
 def port_holder(port: int) -> str:
     """Who listens on a local TCP port, as far as this user may read it: ``pid 12 (python train.py)``."""
+    process = _holder(port)
+    if process is not None:
+        return f"pid {process.name} ({_command_of(process)[:_SHOWN_CHARACTERS]})"
+    return "another process" if _listening_inodes(port) else "another process, or one that ended a moment ago"
+
+
+def folder_of_holder(port: int) -> Path | None:
+    """Where the process that listens on a local TCP port works; None where this user may not know."""
+    process = _holder(port)
+    try:
+        return None if process is None else (process / "cwd").readlink()
+    except OSError:
+        return None  # it has ended meanwhile
+
+
+def free_port(addresses: Sequence[str]) -> int:
+    """A TCP port that nobody listens on, on any of these addresses, at this moment.
+
+    Raises:
+        ListenError: there is none.
+    """
+    for _ in range(_ATTEMPTS):
+        family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((addresses[0], 0))
+            port = int(probe.getsockname()[1])
+        try:
+            check_free(addresses, port)
+        except ListenError:
+            continue
+        return port
+    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to one that is")
+
+
+def _holder(port: int) -> Path | None:
     inodes = _listening_inodes(port)
-    for process in Path("/proc").iterdir() if inodes else ():
-        if process.name.isdigit() and _holds(process, inodes):
-            return f"pid {process.name} ({_command_of(process)})"
-    return "another process" if inodes else "another process, or one that ended a moment ago"
+    processes = (process for process in Path("/proc").iterdir() if process.name.isdigit()) if inodes else ()
+    return next((process for process in processes if _holds(process, inodes)), None)
 
 
 def _listening_inodes(port: int) -> set[str]:
@@ -104,7 +141,7 @@ def _command_of(process: Path) -> str:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "ended meanwhile"
-    return " ".join(words).strip()[:80]
+    return " ".join(words).strip()
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
@@ -123,7 +160,14 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
     """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
     found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
     if number == errno.EADDRINUSE:
-        held = f"held by {port_holder(port)}. End it, or set SCHED_PORT to a free port in every process"
+        holder = port_holder(port)
+        if _SCHEDULER in holder:  # perhaps a colleague's, whose job would lose it
+            mend = (
+                "That is the scheduler of a job of its own: set SCHED_PORT to a free port in every process of this one"
+            )
+        else:
+            mend = "End it, or set SCHED_PORT to a free port in every process"
+        held = f"held by {holder}. {mend}"
         return ListenError(f"{found}: {held}")
     if number == errno.EACCES:
         return ListenError(

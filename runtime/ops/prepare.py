@@ -16,13 +16,14 @@ from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
-from runtime.errors import ListenError, LockedError, StoreError
-from runtime.net.address import check_free, local_addresses
+from runtime.errors import ListenError, LockedError, SecretError, StoreError
+from runtime.net.address import check_free, folder_of_holder, free_port, local_addresses
 from runtime.net.curve import secret_words
 from runtime.ops import kept_start, scripts, starting
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
+from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from runtime.ops.spawning import OF_ONE_PROCESS
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
@@ -35,10 +36,14 @@ from runtime.store.process_identity import host_id
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A job that may be started now: with which settings, folders absolute, and what is kept of them."""
+    """A job that may be started now: with which settings, folders absolute, and what is kept of them.
+
+    ``said`` is what its user did not ask for.
+    """
 
     settings: Settings
     start: KeptStart
+    said: str = ""
 
 
 def read_start(command: Sequence[str]) -> Ready:
@@ -51,17 +56,22 @@ def read_start(command: Sequence[str]) -> Ready:
     settings, warnings = config.read({**shared, "ROLE": "scheduler"})
     for warning in warnings:
         say(warning)
+    environment, said = config.kept_environment(), ""
+    port = _port_instead(settings)
+    if port is not None:
+        said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
+        settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
     start = KeptStart(
         folder=Path.cwd(),
         interpreter=sys.executable,
         script=command[0],
         args=tuple(command[1:]),
-        environment=config.kept_environment(),
+        environment=environment,
         needs_secret=settings.cluster_secret is not None,
     )
     settings = kept_start.settings_in(start.folder, settings)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
-    return Ready(settings, start)
+    return Ready(settings, start, said)
 
 
 def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
@@ -127,7 +137,8 @@ def look(settings: Settings) -> Found:
         running=running,
         checkpoint_jobs=jobs,
         past_jobs=past,
-        newest_step=newest_step,
+        newest_step=max(newest_step, _step_in_memory(found.view)),
+        host=host_id(),
         log_job=log_owner.job if log_owner is not None else "",
     )
 
@@ -138,14 +149,47 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
     return one.resolve() == other.resolve()
 
 
+def _port_instead(settings: Settings) -> int | None:
+    """A free port, where the user named none and the default one is taken."""
+    named = config.kept_environment()
+    if named.get("SCHED_PORT") or named.get(f"{config.PREFIX}SCHED_PORT"):
+        return None
+    try:
+        addresses = local_addresses(settings.sched_host, settings.sched_bind)
+    except ListenError:
+        return None  # said when it is known that nothing else is in the way
+    try:
+        check_free(addresses, settings.sched_port)
+    except ListenError:
+        return free_port(addresses)
+    return None
+
+
 def _port_problem(settings: Settings) -> str:
     try:
         addresses = local_addresses(settings.sched_host, settings.sched_bind)
         config.require_secret(addresses, settings)
         check_free(addresses, settings.sched_port)
     except ListenError as error:
-        return str(error)
+        return _other_job(settings) or str(error)
     return ""
+
+
+def _other_job(settings: Settings) -> str:
+    """What is said of a port that another job's scheduler has; empty where none answers."""
+    try:
+        content = ask_once(settings, ANSWER_TIMEOUT_S)
+        job = "" if content is None else str(JobView.of(content))
+    except SecretError:
+        job = "a job with another secret"
+    if not job:
+        return ""
+    folder = folder_of_holder(settings.sched_port)
+    where = f", started in {folder}" if folder is not None else ""
+    return (
+        f"SCHED_PORT={settings.sched_port} is the scheduler's of {job}{where}. Fix: `unset SCHED_PORT` to have a free "
+        "port chosen, or set it to one, the same in every process of this job"
+    )
 
 
 def _running_processes(started: Settings) -> tuple[str, ...]:
@@ -190,6 +234,11 @@ def _checkpoints(path: Path | str) -> tuple[frozenset[str], int]:
     owners = [read_owner(folder) for folder in (path, *folders)]
     jobs = frozenset(owner.job for owner in owners if owner is not None)
     return jobs, max((point.step for point in points if point is not None), default=0)
+
+
+def _step_in_memory(view: JobView | None) -> int:
+    newest = None if view is None else checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
+    return 0 if newest is None else newest.step
 
 
 def _moved_ids(path: Path) -> set[str]:

@@ -51,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         with Signals() as signals:
             _start(ready)
             lock.release()
+            if ready.said:
+                prepare.say(ready.said)
             print(
                 f"samebits: {_counted(settings)} and a scheduler of '{command[0]}' started; their logs are in "
                 f"{settings.log_dir}",

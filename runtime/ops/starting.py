@@ -46,7 +46,8 @@ class Found:
         former: whose log folder it was, if that job has other folders.
         checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` those of them that nothing
             can go on with: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
-        newest_step: of their points.
+        newest_step: of their points, and of those of the job in ``recovery_path`` in this host's memory.
+        host: this machine's name in the job.
         log_job: the id of the job that ``log_dir`` carries.
         port_problem: why SCHED_PORT cannot be listened on.
     """
@@ -65,6 +66,7 @@ class Found:
     checkpoint_jobs: frozenset[str] = frozenset()
     past_jobs: frozenset[str] = frozenset()
     newest_step: int = 0
+    host: str = ""
     log_job: str = ""
     port_problem: str = ""
 
@@ -152,7 +154,8 @@ def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
     elif view.job_finished:
         state = "is finished"
     else:
-        state = "never began" if _never_began(found, view) else "is unfinished"
+        began = "never began" if view.generation == 0 else "never got past step 0"
+        state = began if _never_began(found, view) else "is unfinished"
     moves = [Move(found.recovery_path, job)]
     if found.former is None:
         moves.append(Move(found.log_dir / START_FILE, job))
@@ -186,8 +189,12 @@ def _plan_log(found: Found) -> Plan:
 
 
 def _never_began(found: Found, view: JobView) -> bool:
-    """Whether the journal holds seats at the most: then nothing is lost by starting anew."""
-    return view.generation == 0 and not found.newest_step
+    """Whether there is nothing to go on from: its script had an error, or it was stopped before its first step."""
+    if view.step or found.newest_step:
+        return False
+    # How far it was is known where it said so at its end; a point may lie on another host that it had workers on.
+    has_ended_here = bool(view.interruptions) and all(worker.host == found.host for worker in view.workers)
+    return view.generation == 0 or has_ended_here
 
 
 def _unfinished(found: Found, view: JobView) -> str:

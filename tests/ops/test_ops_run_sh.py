@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 
 from runtime.net.address import check_free
 from runtime.ops.job_view import Presence
-from tests.ops.shell_job import ENDLESS, ROOT, WORKER, ShellJob, free_port
+from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WORKER, ShellJob, free_port
 
 pytestmark = pytest.mark.system
 
@@ -240,6 +241,58 @@ def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) 
     assert fresh.end() == 0, fresh.text
     assert "is unfinished; its folders are moved aside, nothing is deleted" in fresh.text
     assert "job finished at step 10" in fresh.text
+
+
+def test_a_job_that_never_began_blocks_nobody(job: ShellJob) -> None:
+    """Its script had an error, or it was stopped while it formed."""
+    shell = job.run("--fail-before", NODE_TIMEOUT="0.5")
+    assert shell.end() != 0
+    (job.folder / "slow").touch()
+    second = job.run("--not-while", "slow", *ENDLESS)
+    job.wait_view(lambda view: view.phase != "ended")
+    second.send(signal.SIGINT)
+    assert second.end() == 78, second.text
+    assert "never began; its folders are moved aside, nothing is deleted" in second.text
+    third = job.run("--steps", "5")
+    assert third.end() == 0, third.text
+    assert "never began; its folders are moved aside, nothing is deleted" in third.text
+    assert "final step=5" in job.log("worker_0")
+
+
+def test_where_no_port_is_named_a_free_one_is_taken_and_kept(job: ShellJob) -> None:
+    with socket.socket() as holder:
+        with contextlib.suppress(OSError):  # somebody else has it: as good
+            holder.bind(("127.0.0.1", 8118))
+            holder.listen()
+        settings = {name: text for name, text in job.settings.items() if name != "SCHED_PORT"}
+        shell = job.shell("bash", str(ROOT / "scripts" / "run.sh"), str(WORKER), *UNTIL_TOLD, **settings)
+        port = shell.wait_for(r"SCHED_PORT=8118, the default, is taken: this job's scheduler has port (\d+)").group(1)
+        assert json.loads((job.log_dir / "start.json").read_text())["environment"]["SCHED_PORT"] == port
+        job.settings["SCHED_PORT"] = port
+        job.wait_training()
+        job.kill("scheduler")
+        recover = job.recover()
+        job.wait_view(lambda view: view.term == 2)
+        job.let_finish()
+        assert recover.end() == 0, recover.text
+        assert shell.end() == 0, shell.text
+
+
+def test_a_port_that_another_jobs_scheduler_has_names_that_job_and_its_folder(
+    job: ShellJob, new_job: Callable[..., ShellJob]
+) -> None:
+    shell = job.run(*ENDLESS)
+    job.wait_training()
+    second = new_job("second", SCHED_PORT=str(job.port))
+    refused = second.run(*ENDLESS)
+    assert refused.end() == 75, refused.text
+    (line,) = [line for line in refused.text.splitlines() if "is the scheduler's of" in line]
+    assert re.search(rf"SCHED_PORT={job.port} is the scheduler's of job \S+ \(tiny_worker.py\), started in ", line)
+    assert str(job.folder) in line
+    assert "End it" not in line
+    assert len(job.running()) == 4
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78
 
 
 def test_a_used_port_names_its_holder(job: ShellJob) -> None:

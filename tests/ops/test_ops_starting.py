@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
 from runtime.ops.starting import Former, Found, Move, Plan, aside_id, aside_path, plan_start
-from tests.ops.views import JOB, view
+from tests.ops.views import HOST, JOB, interruption, view
 
 OTHER = "99999999-0000-4000-8000-000000000000"
 RECOVERY, CHECKPOINTS, LOGS = Path("/job/recovery"), Path("/job/ckpt_of_rank"), Path("/job/device")
@@ -41,6 +41,27 @@ REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
         False,
         StoreError,
         [JOB, "train.py", "step 300", "3 workers", "bash scripts/recover.sh", "run.sh --fresh"],
+    ),
+    (
+        "a job that stopped at step 0, of which a memory holds a later point",
+        found(view=view(step=0, generation=0), newest_step=3, host=HOST),
+        False,
+        StoreError,
+        ["step 3"],
+    ),
+    (
+        "a job at step 0 of which nobody knows how it ended",
+        found(view=view(step=0), host=HOST),
+        False,
+        StoreError,
+        ["step 0"],
+    ),
+    (
+        "a job at step 0 with workers on other hosts",
+        found(view=view(step=0, interruptions=(interruption("SyntaxError", 0),)), host="another"),
+        False,
+        StoreError,
+        ["step 0"],
     ),
     ("a damaged journal", found(damage="byte 70: wrong checksum"), False, StoreError, ["byte 70"]),
     (
@@ -104,6 +125,18 @@ ALLOWED: list[tuple[str, Found, bool, list[Move]]] = [
         "a damaged journal, fresh: the checkpoints tell its job",
         found(damage="byte 70", checkpoint_jobs=frozenset({JOB})),
         True,
+        [Move(RECOVERY, JOB), Move(MARKER, JOB), Move(CHECKPOINTS, JOB)],
+    ),
+    (
+        "a job that never got past step 0",
+        found(view=view(step=0, interruptions=(interruption("SyntaxError", 0),)), host=HOST),
+        False,
+        [Move(RECOVERY, JOB), Move(MARKER, JOB)],
+    ),
+    (
+        "a job that was stopped while it formed",
+        found(view=view(step=0, generation=0, workers=()), checkpoint_jobs=frozenset({JOB}), host=HOST),
+        False,
         [Move(RECOVERY, JOB), Move(MARKER, JOB), Move(CHECKPOINTS, JOB)],
     ),
     ("another job's checkpoints, fresh", found(checkpoint_jobs=frozenset({OTHER})), True, [Move(CHECKPOINTS, OTHER)]),

@@ -20,6 +20,7 @@ import stat
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.core.point import Point
@@ -184,6 +185,53 @@ def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) 
     finally:
         os.close(descriptor)
     return sorted(points, key=lambda found: found.point, reverse=True), problems
+
+
+@dataclass(frozen=True, slots=True)
+class RoomInUse:
+    """A folder of memory slots: how much memory it takes, and whether a live process has it."""
+
+    path: Path
+    size_bytes: int
+    is_locked: bool
+
+
+def rooms_of(base: Path, job: str) -> list[RoomInUse]:
+    """The memory slots of all ranks of a job on this host, and the copies of others' that are kept here."""
+    above = room_path(base, job, 0).parent
+    found = []
+    with contextlib.suppress(OSError):  # nothing is kept here
+        for path in sorted(above.iterdir()):
+            with contextlib.suppress(StoreError):  # no memory of ours
+                descriptor = _descend(base, path) if path.name.removesuffix(COPY).isdecimal() else None
+                if descriptor is not None:
+                    try:
+                        found.append(RoomInUse(path, _bytes_in(descriptor), _is_locked(descriptor)))
+                    finally:
+                        os.close(descriptor)
+    return found
+
+
+def newest_in_memory(base: Path, job: str) -> Point | None:
+    """The newest point of any rank of the job that this host's memory holds, hashed; None where there is none."""
+    names = [room.path.name for room in rooms_of(base, job)]
+    slots = [(int(name.removesuffix(COPY)), name.endswith(COPY)) for name in names]
+    points = [points_in_memory(base, job, slot, is_copy=is_copy)[0] for slot, is_copy in slots]
+    return max((found.point for each in points for found in each), default=None)
+
+
+def free_rooms(base: Path, job: str) -> list[Path]:
+    """Give the memory of all these back, unless a live process has it; those that are gone."""
+    return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
+
+
+def _bytes_in(descriptor: int) -> int:
+    """Of the room's slots: what they take of the memory (stat(2): blocks are of 512 bytes)."""
+    total = 0
+    for name in NAMES:
+        with contextlib.suppress(FileNotFoundError):
+            total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+    return total
 
 
 def is_being_hashed(base: Path, job: str, slot: int) -> bool:
