@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from runtime.core.ledger import Ledger
-from runtime.core.messages import Process, Refusal, Refused, Register, RoundId, Standing
+from runtime.core.messages import Pairs, Process, Refusal, Refused, Register, RoundId, Standing
 from runtime.core.point import Cut, Point
 from runtime.core.ready import Level
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
+from runtime.core.records import GenerationCommitted, JobCreated, JobRebuilt, SeatGranted
 
 UNKNOWN_INCARNATION = 20
 """Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
@@ -177,6 +177,26 @@ class Rebuild:
             f"job {last.job} is rebuilt from {len(members)} of {last.world_size} members of generation "
             f"{last.generation}, who agree; term {term}"
         )
+
+
+def from_points(
+    job: str, name: str, settings: Pairs, boot_id: str, now: float, point: Point, top: int
+) -> tuple[JobCreated, JobRebuilt]:
+    """What begins a journal of a job of which no process is left: it goes on from ``point``, and nobody has a seat.
+
+    Args:
+        job, name, settings: whose points there are.
+        boot_id, now: of this start.
+        point: held, verified, by every rank; the points of its generation up to it are the line.
+        top: the greatest generation of which anything was found.
+    """
+    term = 1 + UNHEARD_TERMS
+    line = (Cut(point.generation, point.step), Cut(top + UNHEARD_GENERATIONS, -1))
+    generation = GenerationCommitted(top + UNHEARD_GENERATIONS, RoundId(term, 0), (), point, line, (), ())
+    return (
+        JobCreated(job, name, settings),
+        JobRebuilt(job, name, settings, term, boot_id, now, seats=(), generation=generation, final=None),
+    )
 
 
 _NOWHERE = Process("", 0, 0, "")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
-from runtime.errors import UsageError
-from runtime.ops import kept_start, scripts
+from runtime.errors import StoreError, UsageError
+from runtime.ops import from_checkpoints, kept_start, scripts
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
@@ -28,6 +28,7 @@ from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.store.lock import read_holder
+from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity, host_id
 
 TERM_GRACE_S = 5.0
@@ -41,9 +42,17 @@ def main(arguments: Sequence[str]) -> int:
         "follow it to its end. scripts/recover.sh calls it.",
     )
     parser.add_argument("--moved", action="store_true", help="this folder was moved: go on with its job here")
+    parser.add_argument(
+        "--from-checkpoints",
+        action="store_true",
+        help="the journal is lost, and every process with it: begin a new one, from the newest point that all ranks "
+        "hold on disk",
+    )
     options = parser.parse_args(arguments)
     hear_signals()
     log_dir, kept = _moved_in() if options.moved else kept_start.read_here()
+    if options.from_checkpoints:
+        _begin_journal(log_dir, kept)
     while True:
         result = _bring_back(log_dir, kept)
         if result is None or not result.call_again:
@@ -88,7 +97,10 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
     with StartLock(log_dir) as lock:
         if is_listening(settings):
             kept_start.require_secrets(kept, secrets)
-        recovery = plan_recovery(look(settings))
+        remains = look(settings)
+        if _journal_is_lost(remains):
+            _refuse_without_journal(settings)
+        recovery = plan_recovery(remains)
         if recovery.start:
             kept_start.require_secrets(kept, secrets)
         for line in recovery.lines:
@@ -101,6 +113,59 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
             start_again(settings.log_dir, recovery, program_of(kept, present, secrets))
             lock.release()
             return Follower(settings, signals, restarts=True, logs=logs).run()
+
+
+def _journal_is_lost(remains: Remains) -> bool:
+    """Whether there is neither a journal nor anybody here who could tell a new scheduler what was in it."""
+    runs = any(remains.is_alive(identity) for identity in remains.started.values())
+    return remains.recovery and remains.view is None and not (runs or remains.scheduler_holds)
+
+
+def _refuse_without_journal(settings: Settings) -> None:
+    """Refuse to begin another job in the folders of this one, before anything is written.
+
+    Raises:
+        StoreError: something of the job is left; else it has hardly begun, and begins anew.
+    """
+    candidate = from_checkpoints.find(settings)
+    if candidate is None and read_owner(settings.log_dir) is None:
+        return
+    gone = f"RECOVERY_PATH={settings.recovery_path} holds no journal, and no process of the job is left"
+    fresh = f"`{scripts.command('run.sh', '--fresh')}` starts anew"
+    if candidate is None:
+        raise StoreError(f"{gone}; no point on disk is held by all ranks. Fix: bring that folder back, or {fresh}")
+    raise StoreError(
+        f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
+        f"of job {candidate.job}. Fix: bring that folder back, or "
+        f"`{scripts.command('recover.sh', '--from-checkpoints')}` goes on from there with a new journal; {fresh}"
+    )
+
+
+def _begin_journal(log_dir: Path, kept: KeptStart) -> None:
+    """A new journal for a job that has lost its own.
+
+    Raises:
+        UsageError: there is a journal, or somebody lives who knows what was in it.
+        StoreError: no point can be gone on from.
+    """
+    settings = kept.settings(kept_start.secrets_for(kept, config.whole_environment()))
+    with StartLock(log_dir):
+        if not _journal_is_lost(look(settings)):
+            raise UsageError(
+                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or processes of the job live that know what "
+                f"was in it. Fix: `{scripts.command('recover.sh')}`, without --from-checkpoints"
+            )
+        candidate = from_checkpoints.verified(settings, _say)
+        if candidate is None:
+            raise StoreError(
+                f"CHECKPOINT_PATH={settings.checkpoint_path}: no whole point is held by all ranks. Fix: "
+                f"`{scripts.command('run.sh', '--fresh')}` starts anew"
+            )
+        from_checkpoints.begin(settings, candidate)
+    _say(
+        f"a new journal in {settings.recovery_path}: job {candidate.job} goes on from step {candidate.point.step}, "
+        f"which all {candidate.world_size} ranks hold, every byte compared"
+    )
 
 
 def start_again(log_dir: Path, recovery: Recovery, program: Program) -> None:
