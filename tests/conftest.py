@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import cpu_times
 from tests.system.processes import WarmStarter
 
 _FAILED = pytest.StashKey[bool]()
@@ -89,6 +90,10 @@ class CrashesExplained:
         report.longrepr = f"{report.longrepr}: {self._last}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", type=Path, metavar="FILE", help="writes each test's CPU-seconds, children included")
+
+
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: else nothing it starts hears it
@@ -96,8 +101,15 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if hasattr(config, "workerinput"):  # with several processes: in one that runs tests
         CrashesExplained.in_worker(config.workerinput)
+        if config.getoption("cpu_times") is not None:
+            config.pluginmanager.register(cpu_times.Measured())
         return
-    if config.pluginmanager.hasplugin("dsession"):
+    distributed = config.pluginmanager.hasplugin("dsession")
+    if (path := config.getoption("cpu_times")) is not None:
+        config.pluginmanager.register(cpu_times.Gathered(path))
+        if not distributed:
+            config.pluginmanager.register(cpu_times.Measured())
+    if distributed:
         config.pluginmanager.register(CrashesExplained(), "crashes_explained")
     if reporter is not None:
         config.pluginmanager.register(FailuresAtOnce(reporter), "failures_at_once")
