@@ -206,6 +206,14 @@ def test_no_name_breaks_the_scheduler(name: str) -> None:
     assert house.sent["s" + name]
 
 
+def test_it_is_said_once_that_somebody_waits_for_a_full_house() -> None:
+    house = House(policy(2))
+    house.register("blue")
+    assert house.notes[-1] == "1/2 registered"
+    house.register("blue")
+    assert house.ready.notes == [], "asked again"
+
+
 # ---- rule 2: the same session again
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.core.admission import MAX_REFUSED
 from runtime.core.messages import (
     PROTOCOL,
     EndJob,
@@ -393,3 +394,11 @@ def test_who_asks_while_the_job_ends_is_told_so() -> None:
     house.stop("Ctrl-C")
     house.register("1", session="new")
     assert house.answer("new", EndJob).text == "stopped by Ctrl-C"
+
+
+def test_no_more_who_were_refused_are_remembered_than_stated() -> None:
+    house = training_house(2)
+    for number in range(MAX_REFUSED + 10):
+        house.register("0", session=f"duplicate-{number}")
+    assert len(house.core._admission.refused) == MAX_REFUSED + 2 * 2
+    assert house.refusal(f"duplicate-{MAX_REFUSED + 9}").refusal is Refusal.ALIVE, "the others are told the same"

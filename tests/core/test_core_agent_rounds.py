@@ -119,6 +119,17 @@ def test_it_joins_when_it_is_invited_after_it_entered() -> None:
     assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), POINTS, False, NUMERICS)]
 
 
+def test_who_enters_again_uninvited_says_at_once_that_it_waits() -> None:
+    """Only that tells the scheduler that a collective has failed."""
+    desk = training()
+    desk.enters()
+    assert [beat.activity for beat in desk.said(Heartbeat)] == [Activity.WAITING]
+    desk = training()
+    desk.opens(number=2)
+    desk.enters()
+    assert desk.said(Heartbeat) == [], "its join to the new round says it all"
+
+
 def test_it_joins_again_whenever_it_is_invited_again() -> None:
     desk = waiting()
     for _ in range(3):

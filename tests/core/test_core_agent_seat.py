@@ -319,6 +319,12 @@ def test_its_going_and_its_coming_back_are_told_once(stage: Callable[[], Desk]) 
     assert desk.agent.term == 2
 
 
+def test_an_admission_that_is_told_twice_is_no_coming_back() -> None:
+    desk = seated()
+    desk.admitted()
+    assert desk.ready.notices == []
+
+
 @pytest.mark.parametrize("stage", [seated, waiting, forming, done])
 def test_who_does_not_train_waits_topo_timeout_for_a_scheduler(stage: Callable[[], Desk]) -> None:
     desk = stage()

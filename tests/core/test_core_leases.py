@@ -169,6 +169,16 @@ def test_only_a_members_report_of_its_generation_corroborates(reason: str) -> No
     assert not house.seat("1").lost
 
 
+@pytest.mark.parametrize(("node", "is_lost"), [("0", True), ("2", False)], ids=["a member", "a newcomer"])
+def test_so_does_a_members_join_to_a_round_that_another_loss_has_opened(node: str, is_lost: bool) -> None:
+    house = training_house(3, cool_down_s=0.0)
+    house.close("s2", gone=True)
+    house.register("2", session="new")
+    house.close("s1")
+    house.join(node)
+    assert house.seat("1").lost is is_lost
+
+
 def test_the_loss_of_many_is_one_step() -> None:
     house = training_house(4)
     house.now += 5

@@ -9,7 +9,7 @@ import pytest
 from runtime.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
 from runtime.core.point import Cut, Point
 from runtime.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
-from runtime.core.records import JobRebuilt
+from runtime.core.records import JobRebuilt, SeatGranted, SeatRetired
 from runtime.core.state import JobState, is_on_line
 from tests.core.house import House, policy, training_house
 
@@ -180,6 +180,7 @@ def test_a_member_that_reports_late_gets_its_own_seat() -> None:
     report(house, 2, incarnation=4)
     assert house.admission("old2").slot == 2
     assert house.admission("old2").incarnation == 4
+    assert [type(record) for record in house.ready.records] == [SeatGranted], "the seat kept for it is its own node's"
 
 
 def test_what_the_others_may_have_done_meanwhile_is_nobodys_line_and_has_its_own_numbers() -> None:
@@ -247,6 +248,7 @@ def test_names_that_are_no_slots_keep_the_unreported_seat_for_its_holder() -> No
     house.tick(5.1)
     report(house, 2, node="host-2")
     assert house.admission("old2").slot == 2
+    assert house.records(SeatRetired) == [SeatRetired("unknown holder of slot 2", 2)]
     assert sorted(house.core.state.by_slot.values()) == ["host-0", "host-1", "host-2", "host-3"]
 
 
@@ -337,14 +339,31 @@ def test_two_processes_on_one_slot_count_for_none() -> None:
     assert house.core.state.job == "job-new"
 
 
+@pytest.mark.parametrize("spare_num", [0, 1])
 @pytest.mark.parametrize(
     "changes", [{"world_size": 5}, {"slot": 4}, {"slot": -1}, {"term": 0}, {"generation": 2**50}, {"generation": 0}]
 )
-def test_nonsense_is_no_report(changes: dict[str, int]) -> None:
-    house = empty_house()
+def test_nonsense_is_no_report(changes: dict[str, int], spare_num: int) -> None:
+    house = empty_house(spare_num=spare_num)
     said = replace(standing(0), **changes)  # type: ignore[arg-type]
     house.register("0", session="old0", job="job-old", incarnation=1, standing=said)
     assert refusals(house) == {Refusal.OTHER_JOB}
+
+
+def test_a_spare_that_comes_first_announces_the_members_of_its_job() -> None:
+    house = empty_house(spare_num=1)
+    house.register("9", session="old9", job="job-old", incarnation=2)
+    assert refusals(house) == {Refusal.ALIVE}
+    house.register("0")
+    assert refusals(house) == {Refusal.ALIVE}, "nobody is seated meanwhile"
+
+
+@pytest.mark.parametrize("job", ["", "job-new"])
+def test_who_brings_no_other_job_announces_nobody(job: str) -> None:
+    house = empty_house(spare_num=1)
+    house.register("9", session="old9", job=job, incarnation=2)
+    house.register("0")
+    assert house.admission("s0").slot == 0
 
 
 def test_a_stranger_with_other_settings_is_no_report() -> None:
