@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.last_look import last_look
 from tests.ops.shell_job import ShellJob
 
 
@@ -22,10 +23,12 @@ def new_job(tmp_path: Path, has_failed: Callable[[], bool]) -> Iterator[Callable
         return jobs[-1]
 
     yield make
+    failed = has_failed()
+    if failed:
+        for job in jobs:
+            print(f"{job.tails()}\n{last_look(job.folder, job.bare_environment() | job.settings)}")
     left = [one for job in jobs for one in job.close()]
-    if has_failed():
-        print(f"left: {left}\n" + "\n".join(job.tails() for job in jobs))
-    else:
+    if not failed:
         assert not left, f"left behind: {left}"
 
 

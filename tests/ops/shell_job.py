@@ -82,9 +82,11 @@ class Shell:
         return match
 
     def all_lines(self) -> list[str]:
-        """What an ended script has printed, whether or not a wait took it in."""
-        self._reader.join(WAIT_S)
-        left = [line for line in self._lines.queue if line is not None]
+        """What a script has printed, so far if it runs, whether or not a wait took it in."""
+        if self.process.poll() is not None:
+            self._reader.join(WAIT_S)
+        with self._lines.mutex:
+            left = [line for line in self._lines.queue if line is not None]
         return [line.rstrip("\n") for line in self._seen + left]
 
     def end(self) -> int:

@@ -24,11 +24,12 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
     """Hands in a job: after the test nothing of it may be left, and its logs are shown where the test failed."""
     jobs: list[JobFolder] = []
     yield jobs.append
-    left = [one for job in jobs for one in job.end()]
-    if has_failed():
+    failed = has_failed()
+    if failed:
         for job in jobs:
-            print(f"left: {left}\n{job.tails()}")
-    else:
+            print(f"{job.tails()}\n{job.last_look()}")
+    left = [one for job in jobs for one in job.end()]
+    if not failed:
         assert not left, f"left behind: {left}"
 
 

@@ -24,6 +24,7 @@ from runtime.store.checkpoint import SHARED_MEMORY
 from runtime.store.checkpoint.memory.memory_room import room_path
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity
+from tests.last_look import last_look
 from tests.system.processes import (
     REPOSITORY,
     Command,
@@ -167,6 +168,10 @@ class JobFolder:
         """The end of every log."""
         logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
+
+    def last_look(self) -> str:
+        """What no log says: the job's state and who still runs."""
+        return last_look(self.folder, self.environment())
 
     # ---- memory
 
