@@ -22,6 +22,7 @@ rank of the host (here all, up to eight), for nobody trains meanwhile.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import shutil
@@ -40,7 +41,7 @@ from benchmarks.checkpoint_report import (
     size_in_bytes,
 )
 from benchmarks.processes import Job, Stage, worker_name
-from benchmarks.report import Progress
+from benchmarks.report import SAFETENSORS_NEEDS, Progress
 
 SIZES = ("64MB", "512MB", "2GB")
 SIZES_QUICK = ("64MB",)
@@ -198,7 +199,8 @@ def main() -> None:
     if found := too_small(largest, free_bytes(directory)):
         parser.error(f"too little room in {directory}: {'; '.join(found)}; free some, or name a smaller --size")
     rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
-    progress = Progress()
+    lacking = {} if importlib.util.find_spec("safetensors") else {"safetensors": SAFETENSORS_NEEDS}
+    progress = Progress(f"a state of {', '.join(sizes)} on {arguments.device}, {rounds} rounds of everything", lacking)
     measured = {size: measure(size, rounds, directory, arguments.device, progress) for size in sizes}
     report(measured).print(people(measured))
 

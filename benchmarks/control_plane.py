@@ -68,7 +68,8 @@ class Extent:
 
 def measure(extent: Extent) -> dict[int, Found]:
     """All contestants by turns, at each number of workers."""
-    progress, found = Progress(), {}
+    lacking = {peer: f"the module {name}" for peer, name in PEER_MODULES.items() if not importlib.util.find_spec(name)}
+    progress, found = Progress(f"{', '.join(map(str, extent.workers))} workers, {extent.trials} trials", lacking), {}
     for workers in extent.workers:
         here = found[workers] = Found()
         for trial in range(extent.trials):

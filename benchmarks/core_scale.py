@@ -359,7 +359,7 @@ def main() -> None:
     workers = arguments.workers or (WORKERS_QUICK if arguments.quick else WORKERS)
     if workers < RANKS_A_HOST * SHARE:
         parser.error(f"--workers={workers}: at least {RANKS_A_HOST * SHARE}")
-    progress, found = Progress(), {}
+    progress, found = Progress(f"{len(STORIES)} stories of {workers} workers"), {}
     for name, story in STORIES.items():
         found[name] = tell(story, workers)
         progress.say(f"{name.replace('_', ' ')}: {found[name].whole.total_s * 1e3:.0f} ms")

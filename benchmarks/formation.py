@@ -188,7 +188,7 @@ def _timed_ms(call: Callable[[], None]) -> float:
 
 
 def measure(trials: int, world_sizes: Sequence[int]) -> Trials:
-    progress, found = Progress(), Trials()
+    progress, found = Progress("the floor: fsync and a round trip over loopback"), Trials()
     found.round_trip_ms = round_trip_ms()
     found.fsync_ms = fsync_ms()
     progress.say(

@@ -19,16 +19,17 @@ import argparse
 import random
 import signal
 import sys
+from collections.abc import Set
 from dataclasses import dataclass
 
 from benchmarks.recovery_peers import (
     TORCHFT,
     TORCHRUN,
     Restart,
-    has_torchft,
-    has_torchrun,
     recover_torchft,
     recover_torchrun,
+    torchft_needs,
+    torchrun_needs,
 )
 from benchmarks.recovery_report import Spares, Trials, people, report
 from benchmarks.recovery_spares import LossyJob, account, undisturbed
@@ -57,12 +58,16 @@ QUICK = Amounts(kills=10, kills_8=3, stops=1, restarts=2)
 
 
 def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials:
-    progress, rng, trials = Progress(), random.Random(seed), Trials(lease_s=LEASE_S)
+    needs = {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(torchft)}
+    begins = f"a job of {WORLD_SIZE} ranks and a spare starts; {amounts.kills} losses follow"
+    progress = Progress(begins, {peer: needed for peer, needed in needs.items() if needed})
+    rng, trials = random.Random(seed), Trials(lease_s=LEASE_S)
     measure_spares(trials.spares, WORLD_SIZE, amounts.kills, rng, progress)
     compare_weights(trials.spares, WORLD_SIZE, progress)
     measure_spares(trials.spares_8, 2 * WORLD_SIZE, amounts.kills_8, rng, progress)
     measure_stops(trials, amounts.stops, rng, progress)
-    measure_restarts(trials, amounts.restarts, rng, progress, torchft=torchft)
+    take_part = frozenset(peer for peer, needed in needs.items() if not needed)
+    measure_restarts(trials, amounts.restarts, rng, progress, take_part, torchft=torchft)
     if TORCHRUN in trials.peers and not quick:
         restart = recover_torchrun(1, rng, {}, NEVER_AFTER_S)
         trials.peers[TORCHRUN_DEFAULT] = [restart]
@@ -115,9 +120,10 @@ def measure_stops(trials: Trials, stops: int, rng: random.Random, progress: Prog
             progress.say(f"stop {number} of {stops}: {trials.stopped[-1].total_s:.2f} s, the lease is {LEASE_S:g} s")
 
 
-def measure_restarts(trials: Trials, kills: int, rng: random.Random, progress: Progress, *, torchft: str) -> None:
+def measure_restarts(
+    trials: Trials, kills: int, rng: random.Random, progress: Progress, peers: Set[str], *, torchft: str
+) -> None:
     """Kill one rank of each contestant and start it again, so many times."""
-    with_torchrun, with_torchft = has_torchrun(), has_torchft(torchft)
     for trial in range(kills):
         victim, shown = trial % WORLD_SIZE, f"kill {trial + 1} of {kills}, rank {trial % WORLD_SIZE}"
         trials.start_alone_s.append(start_alone_s())
@@ -129,11 +135,11 @@ def measure_restarts(trials: Trials, kills: int, rng: random.Random, progress: P
             f"{shown}: ours by restart {timeline.total_s:.2f} s, of which its own start {timeline.own_start_s:.2f} s, "
             f"{timeline.redone_steps} steps redone"
         )
-        if with_torchrun:
+        if TORCHRUN in peers:
             restart = recover_torchrun(victim, rng, _OWN_RDZV_STORE, RECOVERED_WITHIN_S)
             trials.peers.setdefault(TORCHRUN, []).append(restart)
             progress.say(f"{shown}: torchrun {_shown(restart, RECOVERED_WITHIN_S)}")
-        if with_torchft:
+        if TORCHFT in peers:
             restart = recover_torchft(victim, rng, torchft, RECOVERED_WITHIN_S)
             trials.peers.setdefault(TORCHFT, []).append(restart)
             progress.say(f"{shown}: torchft {_shown(restart, RECOVERED_WITHIN_S)}")

@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.moments import Channel
 from benchmarks.processes import REPOSITORY, Stage, free_port, wait_until_listening, worker_module, worker_name
 from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
+from benchmarks.report import SAFETENSORS_NEEDS
 
 TORCHRUN = "torchrun"
 TORCHFT = "torchft"
@@ -78,12 +79,12 @@ def _beyond(channel: Channel, old: frozenset[int]) -> frozenset[int]:
     return frozenset(pid for pid, step in channel.reached.items() if pid not in old and step > highest)
 
 
-def has_torchrun() -> bool:
-    """Whether this torch brings it; torch itself is not loaded."""
+def torchrun_needs() -> str:
+    """What keeps it from taking part; empty where nothing does. torch itself is not loaded."""
     torch = importlib.util.find_spec("torch")
-    return (
-        torch is not None and torch.origin is not None and (Path(torch.origin).parent / "distributed/run.py").exists()
-    )
+    if torch is None or torch.origin is None or not (Path(torch.origin).parent / "distributed/run.py").exists():
+        return "a torch with torch.distributed.run"
+    return "" if importlib.util.find_spec("safetensors") else SAFETENSORS_NEEDS
 
 
 def torchrun_command() -> list[str]:
@@ -100,11 +101,13 @@ def torchrun_command() -> list[str]:
 # --- torchft ----------------------------------------------------------------------------------------------------------
 
 
-def has_torchft(python: str) -> bool:
-    """Whether that interpreter can import it, and the lighthouse lies beside."""
+def torchft_needs(python: str) -> str:
+    """What keeps it from taking part; empty where that interpreter can import it, and the lighthouse lies beside."""
     program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchft') is None)"
     found = subprocess.run([python, "-c", program], cwd=REPOSITORY, check=False, capture_output=True)
-    return found.returncode == 0 and _lighthouse(python) is not None
+    if found.returncode == 0 and _lighthouse(python) is not None:
+        return ""
+    return f"torchft and its torchft_lighthouse beside {python}; --torchft names another interpreter"
 
 
 def _lighthouse(python: str) -> str | None:
@@ -114,7 +117,7 @@ def _lighthouse(python: str) -> str | None:
 def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
     """Kill that rank once and start it again at once, as its documentation has it; None if it was not in in time."""
     lighthouse = _lighthouse(python)
-    assert lighthouse is not None, "has_torchft() was not asked"
+    assert lighthouse is not None, "torchft_needs() was not asked"
     with Stage() as stage:
         port, channel = free_port(), stage.channel
         # Its README has 10000 ms: then its survivors stand still for 10 s.

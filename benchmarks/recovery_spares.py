@@ -19,8 +19,7 @@ from types import TracebackType
 
 from benchmarks.moments import Channel, Moment
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
-from benchmarks.workers.paced import ENDLESSLY, Pace
-from benchmarks.workers.recovery import INTERVAL, PACE
+from benchmarks.workers.paced import ENDLESSLY, INTERVAL, PACE, Pace
 
 WARM_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0

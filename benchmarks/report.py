@@ -17,12 +17,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["MISSING", "Progress", "Report", "Spread", "median", "problems", "spread", "table"]
+__all__ = ["MISSING", "SAFETENSORS_NEEDS", "Progress", "Report", "Spread", "median", "problems", "spread", "table"]
 
 MISSING: Final = "missing"
 """What stands in place of a peer that is not installed."""
+
+SAFETENSORS_NEEDS: Final = "safetensors, which `bash scripts/setup.sh --dev` installs"
 
 KEYS: Final = ("benchmark", "machine", "versions", "floor", "peers", "ours", "ratios")
 UNITS: Final = ("_s", "_ms", "_us", "_bytes", "_kib", "_per_s", "_steps", "_count")
@@ -71,10 +74,18 @@ def _short(value: float) -> str:
 
 
 class Progress:
-    """Lines that say what is going on, with the seconds since the benchmark began."""
+    """Lines that say what is going on, with the seconds since the benchmark began; the first at once.
 
-    def __init__(self) -> None:
+    Args:
+        begins: what is going to be measured.
+        missing: by peer that does not take part, what it needs.
+    """
+
+    def __init__(self, begins: str, missing: Mapping[str, str] = MappingProxyType({})) -> None:
         self._began_s = time.monotonic()
+        self.say(begins)
+        for peer, needs in missing.items():
+            self.say(f"{peer} is missing and takes no part: it needs {needs}")
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began_s:6.1f} s] {text}", flush=True)

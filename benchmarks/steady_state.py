@@ -304,8 +304,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, help="sets of processes (default: the workload's)")
     parser.add_argument("--window-steps", type=int, help="steps of a window (default: the workload's)")
     arguments = parser.parse_args()
-    progress, measured = Progress(), {}
-    for workload in WORKLOADS.values() if arguments.workload == "both" else [WORKLOADS[arguments.workload]]:
+    workloads = [*WORKLOADS.values()] if arguments.workload == "both" else [WORKLOADS[arguments.workload]]
+    progress, measured = Progress(f"steps/s of {', '.join(workload.name for workload in workloads)}"), {}
+    for workload in workloads:
         blocks = arguments.blocks or (BLOCKS_QUICK if arguments.quick else workload.blocks)
         standard = workload.window_steps_quick if arguments.quick else workload.window_steps
         measured[workload.name] = measure(workload, blocks, arguments.window_steps or standard, progress)

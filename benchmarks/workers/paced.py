@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ENDLESSLY", "Pace"]
+__all__ = ["ENDLESSLY", "INTERVAL", "PACE", "Pace"]
 
 ENDLESSLY = 2**62
+PACE = "BENCHMARK_PACE"
+"""Environment variable: the file that says how far to train; without it, until the end."""
+INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
+"""Environment variable: steps between two checkpoints."""
 _NUMBER = struct.Struct("=q")
 _LOOK_EVERY_S = 0.002
 

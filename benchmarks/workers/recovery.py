@@ -20,17 +20,13 @@ import torch.distributed as dist
 import runtime
 from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
-from benchmarks.workers.paced import Pace
+from benchmarks.workers.paced import INTERVAL, PACE, Pace
 from runtime.service.agent import Agent
 from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group.group import Group
 from runtime.training.run.elastic_run import ElasticRun
 
 CHECKPOINT_STEPS = 10
-PACE = "BENCHMARK_PACE"
-"""Environment variable: the file that says how far to train; without it, until the end."""
-INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
-"""Environment variable: steps between two checkpoints."""
 HOLDER_STEPS = 3
 
 

@@ -95,6 +95,12 @@ def test_the_scheduler_of_a_job_listens_when_it_is_started() -> None:
         stage.require_alive()
 
 
+def test_no_benchmark_loads_torch_before_it_says_a_word() -> None:
+    names = ["checkpoint", "control_plane", "core_scale", "formation", "recovery", "steady_state"]
+    program = f"import sys, {', '.join(f'benchmarks.{name}' for name in names)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=processes.REPOSITORY, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("name", ["formation", "recovery", "steady_state"])
 def test_help_says_what_is_measured(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import astuple, fields
 from pathlib import Path
 
 import pytest
 
+from benchmarks import recovery
 from benchmarks.moments import Channel, Moment
-from benchmarks.recovery_peers import TORCHFT, TORCHRUN, Restart, rejoined, restart
+from benchmarks.recovery_peers import TORCHFT, TORCHRUN, Restart, rejoined, restart, torchft_needs, torchrun_needs
 from benchmarks.recovery_report import RESTART_PHASES, SPARE_PHASES, Spares, Trials, people, percentile_95, report
 from benchmarks.recovery_spares import Loss
 from benchmarks.recovery_trials import Timeline, detection_s, recover_ours, timeline
@@ -200,3 +203,31 @@ def test_a_real_recovery_passes_through_all_points_in_order() -> None:
 @pytest.mark.system
 def test_the_kernel_tells_of_a_death() -> None:
     assert 0 < detection_s() < 60
+
+
+# ---- peers that are not there
+
+
+def test_a_peer_without_its_packages_takes_no_part_and_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As after the README's first command, which installs what a job needs and no more."""
+    find_spec, measured = importlib.util.find_spec, []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "safetensors" else find_spec(name))
+    for name in ("measure_spares", "compare_weights", "measure_stops"):
+        monkeypatch.setattr(recovery, name, lambda *_: measured.append(capsys.readouterr().out))
+    monkeypatch.setattr(recovery, "measure_restarts", lambda *given, torchft: measured.append(given[4]))
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    trials = recovery.measure(recovery.QUICK, seed=1, torchft=str(python), quick=True)
+    said = measured[0]
+    assert "a job of 4 ranks and a spare starts" in said, "before anything is measured"
+    assert "torchrun is missing and takes no part: it needs safetensors, which `bash scripts/setup.sh --dev`" in said
+    assert f"torchft is missing and takes no part: it needs torchft and its torchft_lighthouse beside {python}" in said
+    assert measured[-1] == frozenset()
+    assert TORCHRUN not in trials.peers and TORCHFT not in trials.peers
+
+
+def test_torchrun_takes_part_where_safetensors_is_installed() -> None:
+    assert torchrun_needs() == ""
+    assert "--torchft names another" in torchft_needs(sys.executable)
