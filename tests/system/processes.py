@@ -27,6 +27,8 @@ from runtime.store.process_identity import ProcessIdentity
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WARM_START_S = 120.0  # importing torch on a busy machine
+PRELOADED = ("LD_PRELOAD", "DELAY_SEED", "DELAY_UP_TO_MS")
+"""Environment variables of ``tests.under_delay``, whose delays are for every process of a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def identity_of_child(pid: int) -> ProcessIdentity:
 
 def environment_of_tests() -> dict[str, str]:
     """What a process needs to find the package and itself, and no setting of a job that the caller's shell may have."""
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", *PRELOADED)
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     return environment | {"PYTHONPATH": str(REPOSITORY)}
 
