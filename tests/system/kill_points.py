@@ -4,6 +4,8 @@ A kill is asked for as ``RANK:POINT`` or ``RANK:POINT:NUMBER``, and with another
 ``RANK:POINT:NUMBER:WAY`` (:class:`Way`). Most points are calls in the probe itself; those inside
 the runtime (while it saves, forms a group, restores) are reached by wrapping one of its functions each. The one idea:
 the mark that a kill has happened is a file, made exclusively just before it, so the process that takes over finds it.
+Ranks that are to die at the same point wait there for each other's marks: else the loss of the first may end the
+generation before the last of them has got there.
 
 =================  =========================================================================  ================
 point              the process dies                                                           NUMBER
@@ -27,6 +29,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +41,9 @@ from runtime.service.agent import Agent
 from runtime.store import durable
 from runtime.store.checkpoint import Outcome, Writer
 from runtime.store.checkpoint.local import folder
+
+POLL_S = 0.002
+TOGETHER_WITHIN_S = 60.0
 
 
 class Way(StrEnum):
@@ -88,7 +94,16 @@ class KillPoints:
         rank = runtime.get_rank()
         for name in (f"{rank}:{point}", f"{rank}:{point}:{number}"):
             if name in self._wanted and self._is_first(name):
+                self._wait_for_those_who_go_here(name)
                 go(self._wanted[name])
+
+    def _wait_for_those_who_go_here(self, name: str) -> None:
+        here = name.partition(":")[2]
+        marks = [mark_of(self._marks, other) for other in self._wanted if other.partition(":")[2] == here]
+        deadline = time.monotonic() + TOGETHER_WITHIN_S
+        while not all(mark.exists() for mark in marks):
+            assert time.monotonic() < deadline, f"not all of {[mark.name for mark in marks]} have got there"
+            time.sleep(POLL_S)
 
     def _is_first(self, name: str) -> bool:
         try:
