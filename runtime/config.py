@@ -44,6 +44,7 @@ __all__ = [
     "kept_environment",
     "leave_failures_to_us",
     "publish",
+    "publish_place",
     "read",
     "require_secret",
     "secret_environment",
@@ -382,10 +383,25 @@ def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None
         environ.setdefault(f"TORCH_{backend}_ASYNC_ERROR_HANDLING", "0")
 
 
+def publish_place(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    environ: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Write this process's place under the names that torchrun has for it, which scripts and libraries read."""
+    environ["RANK"] = str(rank)
+    environ["LOCAL_RANK"] = str(local_rank)
+    environ["WORLD_SIZE"] = str(world_size)
+    environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+
+
 def publish(
     rank: int,
     local_rank: int,
     world_size: int,
+    local_world_size: int,
     master_addr: str,
     master_port: int,
     environ: MutableMapping[str, str] = os.environ,
@@ -396,9 +412,7 @@ def publish(
     ``master_addr``:``master_port`` (torch/distributed/rendezvous.py, ``_create_c10d_store``); without them rank 0
     would try to open the port that is already held for it.
     """
-    environ["RANK"] = str(rank)
-    environ["LOCAL_RANK"] = str(local_rank)
-    environ["WORLD_SIZE"] = str(world_size)
+    publish_place(rank, local_rank, world_size, local_world_size, environ)
     environ["MASTER_ADDR"] = master_addr
     environ["MASTER_PORT"] = str(master_port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"

@@ -130,12 +130,13 @@ def test_a_collective_that_is_given_up_takes_no_process_down_unless_the_user_wan
 
 def test_publish_writes_torchs_names() -> None:
     environ = {"RANK": "9", "HOME": "/root"}
-    publish(2, 1, 4, "::1", 29500, environ)
+    publish(2, 1, 4, 3, "::1", 29500, environ)
     assert environ == {
         "HOME": "/root",
         "RANK": "2",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "3",
         "MASTER_ADDR": "::1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -149,7 +150,7 @@ def test_with_what_is_published_torchs_rank_0_joins_the_store_that_holds_the_por
     dist = pytest.importorskip("torch.distributed")
     server = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30), wait_for_workers=False)
     written: dict[str, str] = {}
-    publish(0, 0, 1, "127.0.0.1", server.port, written)
+    publish(0, 0, 1, 1, "127.0.0.1", server.port, written)
     for name, text in written.items():
         monkeypatch.setenv(name, text)
     assert os.environ["RANK"] == "0"

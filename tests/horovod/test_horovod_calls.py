@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -270,7 +272,7 @@ def test_every_name_is_there_and_no_other() -> None:
     assert size is hvd.size
 
 
-def test_a_collective_of_the_scripts_own_before_elastic_run_is_refused_in_a_sentence() -> None:
+def test_a_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
     program = (
         "import torch; import runtime.horovod as hvd\n"
         "from runtime.training.group import group; from runtime.training.process import context\n"
@@ -278,5 +280,10 @@ def test_a_collective_of_the_scripts_own_before_elastic_run_is_refused_in_a_sent
         "try: hvd.allreduce(torch.ones(1))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith("UsageError a collective of the script's own before runtime.elastic.run"), done.stdout
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    assert done.stdout.startswith("UsageError script.py:4: a collective before runtime.elastic.run"), done.stdout

@@ -46,7 +46,8 @@ def test_torchs_sampler_divides_the_samples_or_says_why_not(new_job: Callable[..
     for rank in job.ranks:
         part = rf"\[{', '.join(map(str, range(rank, 10, 2)))}\]"
         assert job.matches(
-            rank, r"^UsageError a DistributedSampler without num_replicas and rank before runtime\.elastic"
+            rank,
+            r"^UsageError script\.py:8: a DistributedSampler without num_replicas and rank before runtime\.elastic",
         )
         assert job.matches(rank, f"^inside {part}")
         assert job.matches(rank, f"^after {part}")

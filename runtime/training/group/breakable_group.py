@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d
 
 from runtime.errors import UsageError
 from runtime.training.group.breaker import Breaker, join_at_exit, run_aside, run_breakable
+from runtime.training.group.calling_place import calling_place
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 
@@ -221,7 +222,7 @@ class BreakableGroup(dist.ProcessGroup):
         self.breaker.check()
         _await_this_thread_at_exit()
         if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
-            raise UsageError(self._refusal)
+            raise UsageError(f"{calling_place()}: {self._refusal}")
         try:
             work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError:
@@ -240,7 +241,7 @@ class BreakableGroup(dist.ProcessGroup):
         """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one."""
         self.breaker.check()
         if self._refusal is not None:
-            raise UsageError(self._refusal)
+            raise UsageError(f"{calling_place()}: {self._refusal}")
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
 
     def mesh(self) -> dist.ProcessGroupGloo:

@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler  # torch has loaded it already
 
 from runtime.errors import UsageError
+from runtime.training.group.calling_place import calling_place
 
 __all__ = ["SAMPLER_TOO_EARLY", "SamplerRefusal"]
 
@@ -53,7 +54,7 @@ class SamplerRefusal:
             **named: Any,
         ) -> None:
             if self._lasts and (num_replicas is None or rank is None):
-                raise UsageError(SAMPLER_TOO_EARLY)
+                raise UsageError(f"{calling_place()}: {SAMPLER_TOO_EARLY}")
             constructor(sampler, dataset, num_replicas, rank, *more, **named)
 
         return construct

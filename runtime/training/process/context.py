@@ -34,6 +34,7 @@ from runtime.service.buddy import CopyListener
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
 from runtime.training.group import breaker, ddp, device, gloo, group
+from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
 from runtime.training.process import numerics, plain_group
 from runtime.training.process.exit_status import ExitStatus
@@ -41,10 +42,11 @@ from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
 from runtime.training.process.plain_group import address_towards
 from runtime.training.process.sigterm import Departure
+from runtime.training.process.torchrun_calls import TorchrunCalls
 
 COLLECTIVE_TOO_EARLY = (
-    "a collective of the script's own before runtime.elastic.run would run in this process alone: move it into the "
-    "function that elastic.run calls"
+    "a collective before runtime.elastic.run would run in this process alone. Fix: move the call into the function "
+    "that elastic.run calls"
 )
 
 
@@ -96,6 +98,22 @@ class Worker:
             endpoints.peers |= self.group.endpoints.peers
         gloo.close_copies(endpoints)
 
+    def publish_place(self) -> None:
+        """Let the environment say this process's place, as torchrun's does."""
+        if (place := self.generation) is not None:
+            config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
+            return
+        rank, world_size = self.seat
+        index, devices = _index(self.admitted.slot, self.agent.node), torch.accelerator.device_count()
+        local_rank, local_world_size = (index % devices, min(world_size, devices)) if devices else (index, world_size)
+        config.publish_place(rank, local_rank, world_size, local_world_size)
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """The rank and the world size it stands for; a spare's rank is its node's number, or one that is nobody's."""
+        slot, world_size = self.admitted.slot, self.admitted.world_size
+        return max(world_size, _index(None, self.agent.node)) if slot is None else slot, world_size
+
     def take_seat_again(self) -> None:
         """Under a new session: another node has the slot of the old one. Waits as a process does that is started.
 
@@ -106,6 +124,7 @@ class Worker:
         self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
         self.generation = None
         self.admitted = self.agent.register()
+        self.publish_place()
         _say_seated(self.agent, self.admitted)
 
     def take_next_group(self, place: Place) -> NextGroup:
@@ -126,8 +145,9 @@ def init() -> None:
 
     ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
     ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
-    until :func:`runtime.elastic.run` replaces it; with ``ENABLE_RECOVERY=0`` the variables that
-    ``torch.distributed.init_process_group()`` reads are set.
+    until :func:`runtime.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the seat's,
+    then each generation's; with ``ENABLE_RECOVERY=0`` all variables that ``torch.distributed.init_process_group()``
+    reads are set.
 
     Raises:
         SettingsError: the environment is wrong; all problems are in the message.
@@ -179,6 +199,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         ending.departure = process.departure
         process.departure.install()
         process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
+        process.publish_place()
+        TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
     else:
         process.generation = plain_group.join_plain_group(agent, settings)
     os.register_at_fork(after_in_child=lambda: process.let_go_in_child())
@@ -243,8 +265,8 @@ def get_rank() -> int:
         return process.admitted.world_size
     if process.admitted.slot is None:
         raise UsageError(
-            "runtime.get_rank() in a spare, which has no rank yet: ask inside the function that elastic.run calls, or "
-            "ask runtime.is_spare() first"
+            f"{calling_place()}: runtime.get_rank() in a spare, which has no rank yet: ask inside the function that "
+            "elastic.run calls, or ask runtime.is_spare() first"
         )
     return process.admitted.slot
 

@@ -29,7 +29,8 @@ def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
     address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""
     agent.publish(generation.generation, address.encode())
     host, _, port = bytes(agent.address_map(generation.generation)[0]).decode().rpartition(":")
-    config.publish(generation.rank, generation.local_rank, generation.world_size, host, int(port))
+    place = (generation.rank, generation.local_rank, generation.world_size, generation.local_world_size)
+    config.publish(*place, host, int(port))
     agent.trains(generation.generation)
     return generation
 

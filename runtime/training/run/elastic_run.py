@@ -265,6 +265,7 @@ class ElasticRun:
         process, is_first = self._process, self._is_new
         self._is_new = False
         self._points.generation = process.generation = generation
+        process.publish_place()
         self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
         assert self._next_group is not None, "a generation's member has a place"
         if not self._agent.is_addressed:  # what it entered with was made for another one
