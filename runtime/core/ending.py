@@ -174,8 +174,7 @@ class Ending:
         """Every worker has left on purpose: with recovery on that is a finished job only if they have trained."""
         ledger = self._ledger
         if ledger.policy.recovery and ledger.state.final is None:
-            nodes = ledger.names_of(set(ledger.state.by_slot))
-            self.end_job(EndKind.UNTRAINED, f"worker {nodes} left before training began: {self._left_with}")
+            self.end_job(EndKind.UNTRAINED, f"every worker left before training began: {self._left_with}")
         else:
             self._job_finished()
 

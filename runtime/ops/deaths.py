@@ -6,6 +6,7 @@ script is met by all ranks within a moment, so a death waits a moment for others
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +14,15 @@ from runtime.ops.job_view import JobView
 from runtime.ops.local_processes import Death
 from runtime.tracebacks import Failure
 
-GATHER_S = 0.3  # from one death to the next of those that are said together
-GATHER_AT_MOST_S = 2.0
+GATHER_S = 0.3  # from one kill to the next of those that are said together
+GATHER_OWN_S = 1.5  # the same of processes that their own program ended, which each takes its time for
+GATHER_AT_MOST_S = 3.0
 NAMED = 12
 
 MISSING_LINES = (
     "`import runtime` and `runtime.init()` at its beginning and `@runtime.elastic.run` above its training function"
 )
+_NO_RANK = re.compile(r"\b(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
 _OURS = range(64, 100)  # the exit codes of runtime.errors: such a process has said in its own words what to do
 
 
@@ -60,6 +63,11 @@ class End:
         return self.death.status == 0 and not self.has_joined
 
     @property
+    def is_of_the_script(self) -> bool:
+        """Whether the script itself is what has to be changed, whatever became of the job meanwhile."""
+        return self.is_failure or self.is_stranger or "trained alone" in str(self.cause)
+
+    @property
     def title(self) -> str:
         """What it is called."""
         return f"{'spare' if self.is_spare else 'worker'} {self.node}"
@@ -76,7 +84,8 @@ class End:
             return "ended with status 0 and never called runtime.init()"
         if self.death.status == 0:
             return "ended with status 0 before training was finished"
-        return f"{self.death}: {self.cause}" if self.cause else str(self.death)
+        said = self.cause.removeprefix(f"{self.title} ")
+        return f"{self.death}: {said}" if said else str(self.death)
 
 
 def sentence(alike: Sequence[End]) -> str:
@@ -109,7 +118,7 @@ def advice(alike: Sequence[End], recover: str) -> str:
     if end.is_stranger:
         return f". Fix: add {MISSING_LINES}"
     if end.is_failure:
-        return f". Fix: correct the script, then {recover}"
+        return f". Fix: {correction(end.words)}, then {recover}"
     if end.has_own_advice or end.death.status == 0:
         return ""
     return f". Fix: {recover} brings {'them' if len(alike) > 1 else 'it'} back"
@@ -119,28 +128,42 @@ def _by_number(node: str) -> tuple[int, str]:
     return (int(node) if node.isdecimal() else 0), node
 
 
+def missing(cause: str) -> str:
+    """What to add to a script that came to its end and never trained in the job."""
+    if "runtime.init" in cause:
+        return f"add {MISSING_LINES}"
+    return "write `@runtime.elastic.run` above the training function and call that with its state"
+
+
+def correction(error: str) -> str:
+    """What to do in a script that failed so."""
+    if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
+        return "call runtime.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE"
+    return "correct the script"
+
+
 class Deaths:
     """Those that are not said yet."""
 
     def __init__(self) -> None:
         self._unsaid: list[End] = []
         self._is_held = False
-        self._first_at = self._last_at = 0.0
+        self._first_at = self._due_at = 0.0
 
     def add(self, end: End, now: float) -> None:
         """One more; it is due with those before it."""
-        self.hold(now)
+        self.hold(now, GATHER_S if end.death.signal is not None else GATHER_OWN_S)
         self._unsaid.append(end)
 
-    def hold(self, now: float) -> None:
+    def hold(self, now: float, for_s: float = GATHER_S) -> None:
         """Something else is to be said with what comes within a moment."""
         if not self._is_held:
-            self._first_at = now
-        self._last_at, self._is_held = now, True
+            self._first_at = self._due_at = now
+        self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
 
     def due_at(self) -> float | None:
         """When they are to be said; none where there are none."""
-        return min(self._last_at + GATHER_S, self._first_at + GATHER_AT_MOST_S) if self._is_held else None
+        return self._due_at if self._is_held else None
 
     def take(self) -> list[list[End]]:
         """All of them, those together that ended alike, in the order they came."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from runtime.config import Settings
 from runtime.errors import JournalDamagedError
 from runtime.ops import kept_start, scripts
-from runtime.ops.deaths import MISSING_LINES
+from runtime.ops.deaths import correction, missing
 from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind, JobView, stored_view
 from runtime.ops.local_processes import (
@@ -336,7 +336,7 @@ class Follower:
             at = f" at step {step}" if step else ""
         errors.say(f"the job {_ENDED.get(verdict.kind, 'was interrupted')}{at}: {verdict.cause}")
         first = self._following.first_death(verdict.cause)
-        if first and verdict.kind is not EndKind.STOPPED:
+        if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
             errors.say(f"the first to go: {first}")
         fix = self._fix(verdict)
         if fix:
@@ -351,11 +351,11 @@ class Follower:
         recover = f"{scripts.command('recover.sh')} goes on from there"
         match verdict.kind:
             case EndKind.UNTRAINED:
-                return f"add {MISSING_LINES}, then {again}"
+                return f"{missing(verdict.cause)}, then {again}"
             case EndKind.SCRIPT_FAILED if has_begun and self._settings.enable_recovery:
-                return f"correct the script, then {recover}"
+                return f"{correction(verdict.cause)}, then {recover}"
             case EndKind.SCRIPT_FAILED:
-                return f"correct the script, then {again}"
+                return f"{correction(verdict.cause)}, then {again}"
             case EndKind.FAILED:
                 return ""
         return recover if self._settings.enable_recovery else ""

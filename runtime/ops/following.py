@@ -172,8 +172,10 @@ class Following:
         if not view.nodes and self.view is not None and self.view.job == view.job:
             # Of a large job only the first snapshot names them.
             view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
-        if not self.is_closing:
-            self._orders.lines += changes(self.view, view)
+        changed = [] if self.is_closing else changes(self.view, view)
+        if changed:  # who died comes before what became of it
+            self._say_deaths(now)
+        self._orders.lines += changed
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
             self._first_death = ""  # made good: it is the cause of nothing that comes
@@ -225,7 +227,7 @@ class Following:
         if not self.is_closing:
             self._judge_by_processes(now)
         due_at = self._deaths.due_at()
-        if due_at is not None and (due_at <= now or self.is_closing or not self._workers_run()):
+        if due_at is not None and (due_at <= now or not self._workers_run()):
             self._say_deaths(now)
         if self.is_closing:
             self._send_due_signals(now)
@@ -262,6 +264,8 @@ class Following:
             # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or str(end)
+            if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
+                self._deaths.add(end, now)
             return
         local.end = end
         if (end.death.is_bad or end.is_failure or end.is_stranger) and not self._first_death:
@@ -288,7 +292,9 @@ class Following:
         if self.is_closing or not self._workers_run():
             return ""
         meanwhile = ""
-        if self._recovery and self.running() and not alike[0].is_spare:
+        if alike[0].has_own_advice:
+            return ""
+        if self._recovery and self.running() and not all(self._is_replaced(end) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
                 len(alike),
@@ -297,6 +303,11 @@ class Following:
                 shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
+
+    def _is_replaced(self, end: End) -> bool:
+        """Whether it held no slot, or another one has it by now."""
+        known = self.view.node(end.node) if self.view is not None else None
+        return end.is_spare or (known is not None and known.slot is None)
 
     # ---- how it ended
 

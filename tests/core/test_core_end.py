@@ -275,7 +275,7 @@ def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> Non
     house.leave("0", text="its script never called runtime.elastic.run")
     assert house.ended is None
     house.leave("1", text="its script never called runtime.elastic.run")
-    text = "worker 0, 1 left before training began: its script never called runtime.elastic.run"
+    text = "every worker left before training began: its script never called runtime.elastic.run"
     assert house.ended == Ended(EndKind.UNTRAINED, text)
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.UNTRAINED, 0, text, generation=0)]
     assert not house.core.state.finished

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from dataclasses import replace
+
 import pytest
 
 from tests.mistakes.mistake import RECOVER, Mistake
@@ -45,6 +49,16 @@ BEFORE_INIT = (
         arguments=("--epoch", "3"),
     ),
     Mistake(
+        "torchrun's variables, read before init()",
+        'import os\n\nrank = int(os.environ["RANK"])\n',
+        (
+            r"^samebits: workers 0, 1 failed at train\.py:3: KeyError: 'RANK'$",
+            r"^samebits: Fix: call runtime\.init\(\) before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE",
+        ),
+        87,
+        never=(RECOVER,),
+    ),
+    Mistake(
         "a script that trains alone and knows nothing of us",
         "print('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
         (
@@ -64,6 +78,125 @@ BEFORE_INIT = (
         settings={"ENABLE_RECOVERY": "0"},
     ),
 )
+
+
+MODEL = """\
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import runtime
+
+runtime.init()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = runtime.elastic.TorchState(model, optimizer, epoch=0, rng="per_step", seed=1)
+
+
+"""
+TRAIN = (
+    MODEL
+    + """\
+@runtime.elastic.run
+def train(state):
+    for step in range({steps}):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        {line}
+        state.commit()
+
+
+train(state)
+"""
+)
+DATASET = (
+    MODEL
+    + """\
+class Broken(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise ValueError(f"sample {index} cannot be read")
+
+
+@runtime.elastic.run
+def train(state):
+    for batch in DataLoader(Broken(), num_workers=1):
+        state.commit()
+
+
+train(state)
+"""
+)
+AFTER_INIT = (
+    Mistake(
+        "an error that every rank meets",
+        TRAIN.format(steps=10, line="assert step < 3, 'the loss is nan'"),
+        (
+            r"^samebits: workers 0, 1 failed at train\.py:18: AssertionError: the loss is nan$",
+            r"^samebits: the job was ended by its script at step 3: .*train\.py:18: AssertionError: the loss is nan",
+            r"^samebits: Fix: correct the script, then bash .*recover\.sh goes on from there$",
+        ),
+        87,
+        never=("was interrupted", "brings (it|them) back"),
+    ),
+    Mistake(
+        "an error in a DataLoader's worker process",
+        DATASET,
+        (
+            r"^samebits: workers? [01].* failed at train\.py:17: ValueError: sample 0 cannot be read",
+            r"^samebits: the job was ended by its script: .*train\.py:17: ValueError: sample 0 cannot be read",
+        ),
+        87,
+        never=("was interrupted", "Caught ValueError"),
+    ),
+    Mistake(
+        "a script that calls init() and trains alone",
+        "import runtime\n\nruntime.init()\nprint('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
+        (
+            r"^samebits: workers 0, 1 ended with status 88: trained alone: runtime\.elastic\.run was never called",
+            r"^samebits: the job was not trained: every worker left before training began: its script never called",
+            r"^samebits: Fix: write `@runtime\.elastic\.run` above the training function",
+        ),
+        88,
+        never=("finished$", "Loss", RECOVER),
+    ),
+)
+
+
+@pytest.mark.parametrize("mistake", AFTER_INIT, ids=[one.name for one in AFTER_INIT])
+def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob) -> None:
+    shell = job.run(*mistake.arguments, worker=mistake.make(job))
+    status = shell.end()
+    mistake.judge(status, shell.text, job.tails())
+    assert job.running() == []
+
+
+def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob) -> None:
+    line = "assert runtime.get_rank() != 1 or step < 3, 'the loss is nan'"
+    mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)
+    mistake = replace(mistake, settings={"WORKER_NUM": "3", "TOPO_TIMEOUT": "900"})
+    shell = job.run(worker=mistake.make(job))
+    said = shell.wait_for(r"samebits: worker 1 \(pid \d+\) failed at .*\n")[0]
+    assert re.search(
+        r"failed at train\.py:18: AssertionError: the loss is nan; the others wait for it until \d\d:\d\d:\d\d "
+        r"\(TOPO_TIMEOUT=900 s\)\. Fix: correct the script, then bash .*recover\.sh",
+        said,
+    )
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78, shell.text
+
+
+def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob) -> None:
+    mistake = Mistake("", "import time\n\nprint('Loss: 2.29')\ntime.sleep(600)\n", (), 0)
+    shell = job.run(worker=mistake.make(job))
+    said = shell.wait_for(r"samebits: workers 0, 1 have run for 15 s .*\n")[0]
+    assert "not called runtime.init()" in said
+    assert "Fix: if the script never makes it, add `import runtime` and `runtime.init()`" in said
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78, shell.text
+    assert job.running() == []
 
 
 @pytest.mark.parametrize("mistake", BEFORE_INIT, ids=[one.name for one in BEFORE_INIT])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.ops.deaths import GATHER_S
+from runtime.ops.deaths import GATHER_OWN_S, GATHER_S
 from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind, JobView, Presence
 from runtime.ops.local_processes import Death
@@ -73,7 +73,7 @@ class Scene:
         )
         self.settle()
         if alone and self.following.result is None:
-            self.settle(GATHER_S)
+            self.settle(GATHER_S if death.signal is not None else GATHER_OWN_S)
 
     def all_die(self, death: Death = KILLED) -> None:
         for node in range(3):
@@ -445,7 +445,7 @@ def test_an_exception_of_one_rank_says_what_the_others_do() -> None:
     scene = Scene()
     scene.dies(2, Death(status=1), Failure("ValueError: the loss is nan", "train.py:88"))
     assert scene.lines == [
-        "worker 2 (pid 102) failed at train.py:88: ValueError: the loss is nan; the others wait for it until 2800 "
+        "worker 2 (pid 102) failed at train.py:88: ValueError: the loss is nan; the others wait for it until 2802 "
         "(TOPO_TIMEOUT=1800 s). Fix: correct the script, then RECOVER"
     ]
 
@@ -473,11 +473,27 @@ def test_deaths_of_one_moment_that_are_alike_are_one_line() -> None:
     assert scene.lines[0].endswith("Fix: RECOVER brings them back")
 
 
+def test_a_death_is_said_before_what_became_of_it() -> None:
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
+    scene.dies(1, alone=False)
+    taken = (worker(0), worker(3, slot=1), worker(2))
+    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
+    assert "worker 1 (pid 101) was killed" in scene.lines[0] and "; a spare takes its place" in scene.lines[0]
+    assert "took slot 1 of worker 1" in scene.lines[1]
+    scene = Scene()
+    scene.following.found("worker_3", process(103), is_own=True)
+    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
+    scene.dies(1)
+    assert "wait for it" not in scene.said(), "the scheduler was faster to tell"
+
+
 def test_deaths_without_an_end_are_not_gathered_for_ever() -> None:
     scene = Scene()
     for node in range(3, 30):
         scene.following.found(f"worker_{node}", process(100 + node), is_own=True)
-    for node in range(3, 14):
+    for node in range(3, 18):
         scene.following.died(f"worker_{node}", process(100 + node), KILLED, "", scene.now)
         scene.settle(0.2)
     assert len(scene.lines) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import JobFailedError, JobInterruptedError
+from runtime.errors import JobFailedError, ScriptFailedError, UntrainedError
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system
@@ -76,7 +76,7 @@ def test_a_job_whose_worker_exits_is_not_finished(
     ended: Callable[..., tuple[Job, int, int]], text: str, said: str
 ) -> None:
     job, worker, scheduler = ended(text)
-    assert (worker, scheduler) == (3, JobInterruptedError.exit_code)
+    assert (worker, scheduler) == (3, ScriptFailedError.exit_code)
     assert job.matches("scheduler", rf"worker 0 \(pid \d+ on \S+\) is lost: {said}")
     assert not job.matches("scheduler", "job finished")
 
@@ -90,12 +90,8 @@ def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "sys.exit()",
-        "sys.exit(0)",
-        "sys.exit(give(None))",
-        "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
         TRAINING.format("pass"),
+        TRAINING.format("pass") + "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
         TRAINING.format("pass") + "sys.exit(give(None))",
         TRAINING.format("pass") + "end_with(0)",
     ],
@@ -107,6 +103,25 @@ def test_a_script_that_ends_with_status_0_finishes_the_job(
     assert (worker, scheduler) == (0, 0)
     assert job.matches("scheduler", "worker 0 left: its program ended with (status 0|a SystemExit after training was)")
     assert job.matches("scheduler", "job finished")
+
+
+@pytest.mark.parametrize("text", ["", "sys.exit()", "sys.exit(give(None))"])
+def test_a_script_that_never_calls_elastic_run_has_finished_nothing(
+    ended: Callable[..., tuple[Job, int, int]], text: str
+) -> None:
+    job, worker, scheduler = ended(text)
+    assert (worker, scheduler) == (UntrainedError.exit_code, UntrainedError.exit_code)
+    assert job.matches(0, r"^samebits: worker 0 trained alone: runtime\.elastic\.run was never called\. Fix: ")
+    assert job.matches("scheduler", "the job ends: every worker left before training began: its script never called")
+    assert not job.matches("scheduler", "job finished")
+
+
+def test_an_exit_with_0_inside_the_training_function_has_finished_nothing(
+    ended: Callable[..., tuple[Job, int, int]],
+) -> None:
+    job, worker, scheduler = ended(TRAINING.format("sys.exit(0)"))
+    assert (worker, scheduler) == (UntrainedError.exit_code, ScriptFailedError.exit_code)
+    assert job.matches("scheduler", "its program ended with status 0 inside runtime.elastic.run: return from")
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(give(0))", TRAINING.format("pass") + "end_with(0)"])

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn
 
@@ -27,12 +28,13 @@ import torch
 from runtime import config
 from runtime.config import Role, Settings
 from runtime.core.messages import Admitted, GenerationStarted, Place
-from runtime.errors import SameBitsError, UsageError
+from runtime.errors import SameBitsError, UntrainedError, UsageError
 from runtime.service import voice
 from runtime.service.agent import Agent
 from runtime.service.buddy import CopyListener
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
+from runtime.tracebacks import failure_in
 from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
@@ -49,6 +51,11 @@ COLLECTIVE_TOO_EARLY = (
     "that elastic.run calls"
 )
 
+
+_TRAINED_ALONE = (
+    "worker {node} trained alone: runtime.elastic.run was never called. Fix: write `@runtime.elastic.run` above the "
+    "training function, as in `def train(state): ...`, and call train(state)"
+)
 
 OWN_ERROR_GRACE_S = 0.3
 """From an exception of the script's own until the others are told: if it is the program's fault, they meet it as well,
@@ -348,10 +355,10 @@ class _Ending:
         else:
             self._previous_hook(kind, error, traceback)
             self._status = 1
-            if self.agent is not None:
-                if _process is not None and _process.has_trained:
-                    self.agent.verdict(OWN_ERROR_GRACE_S)
-                self.agent.speak_last(_last_words(kind, error, traceback))
+        if self.agent is not None and not (isinstance(error, SameBitsError) and not isinstance(error, UsageError)):
+            if _process is not None and _process.has_trained:
+                self.agent.verdict(OWN_ERROR_GRACE_S)
+            self.agent.speak_last(_last_words(kind, error, traceback))
 
     def _at_end(self) -> None:
         text = self._judge() if self._error is None else _named(self._error)
@@ -360,19 +367,34 @@ class _Ending:
             if self.departure.has_left:
                 text = "it was asked to (SIGTERM)"
             on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)
+            if self._error is None and not on_purpose:
+                self.agent.speak_last(text)
+            elif self._error is None and self._trained_alone():
+                self._status, text = UntrainedError.exit_code, "its script never called runtime.elastic.run"
+                print(f"samebits: {_TRAINED_ALONE.format(node=self.agent.node)}", file=sys.stderr, flush=True)
             self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
         if _process is not None and _process.next_group is not None:
             _process.next_group.group.breaker.throw("the process ends")  # its thread waits for a generation
         breaker.leave_with(self._status)
-        if isinstance(self._error, SameBitsError):
-            # Python itself leaves with 1 after any uncaught exception; the cause's own status says more.
+        if isinstance(self._error, SameBitsError) or self._status == UntrainedError.exit_code:
+            # Python itself leaves with 1 after any uncaught exception, and with 0 after none; this status says more.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._status)
 
+    def _trained_alone(self) -> bool:
+        """Whether the program came to its end without the training that the job is for."""
+        process = _process
+        if process is None or not self.recovers or self.is_through or self.departure.has_left:
+            return False
+        return process.admitted.finished is None
+
     def _judge(self) -> str:
         """The program's end in words, where no error was it; with the status."""
         found = self.exit_status.find()
+        if found == 0 and self.recovers and _process is not None and _process.has_trained and not self.is_through:
+            self._status = UntrainedError.exit_code
+            return "its program ended with status 0 inside runtime.elastic.run: return from the function instead"
         if found is not None:
             self._status = found
             return f"its program ended with status {found}"
@@ -386,7 +408,5 @@ def _named(error: BaseException) -> str:
 
 
 def _last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    place = f" at {Path(traceback.tb_frame.f_code.co_filename).name}:{traceback.tb_lineno}" if traceback else ""
-    return f"{kind.__name__}: {error}{place}"[:2000]
+    failure = failure_in("".join(format_exception(kind, error, traceback)), Path.cwd())
+    return str(failure or f"failed: {_named(error)}")[:2000]
