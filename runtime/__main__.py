@@ -147,6 +147,12 @@ def _add(arguments: Arguments) -> int:
     return resizing.add(arguments)
 
 
+def _clean(arguments: Arguments) -> int:
+    from runtime.ops import clean
+
+    return clean.main(arguments)
+
+
 def _remove(arguments: Arguments) -> int:
     from runtime.ops import resizing
 
@@ -192,6 +198,7 @@ SUBCOMMANDS = (
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),

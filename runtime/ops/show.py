@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
+from runtime.ops.clean import memory_line
 from runtime.ops.job_view import JobView, Presence, WorkerView, stored_view
 from runtime.ops.progress import world_text
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     view = JobView.of(content)
     print(table(view, settings))
+    memory = memory_line(view.job)
+    if memory:
+        print(f"{memory}; `samebits clean` frees it once nothing of the job runs")
     stored = None if view.from_journal else stored_view(settings.recovery_path)
     if stored is not None and stored.job != view.job:
         print(f"this is another job than the one in RECOVERY_PATH={settings.recovery_path}: {stored}")

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from runtime.errors import UsageError
 from runtime.ops import kept_start
+from runtime.ops.clean import memory_line
 from runtime.ops.follow import Follower, Signals
-from runtime.ops.job_view import EndKind
+from runtime.ops.job_view import EndKind, stored_view
 from runtime.ops.local_processes import process_names, read_pid_files
 from runtime.ops.scheduler_link import is_listening
 
@@ -32,4 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         )
     with Signals() as signals:
         verdict = Follower(settings, signals).run(stop_by="samebits stop").verdict
+    view = stored_view(settings.recovery_path)
+    memory = memory_line(view.job) if view is not None else ""
+    if memory:
+        print(f"samebits: {memory}; `samebits clean` frees it")
     return 0 if verdict.kind in (None, EndKind.STOPPED) else verdict.exit_code
