@@ -18,6 +18,7 @@ from runtime import config
 from runtime.config import Role, Settings
 from runtime.errors import SettingsError, StoreError, UsageError
 from runtime.ops import scripts
+from runtime.ops.changed_script import ScriptVersion
 from runtime.store import durable, private
 
 START_FILE = "start.json"
@@ -40,6 +41,8 @@ class KeptStart:
     """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
     nodes: tuple[str, ...] | None = None
     """The nodes of this machine, once workers were added or removed; until then those that run.sh starts."""
+    script_version: ScriptVersion | None = None
+    """The script as it was; None where it could not be read."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -90,6 +93,9 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         "environment": dict(start.environment),
         "needs_secret": start.needs_secret,
     }
+    if start.script_version is not None:
+        content["script_sha256"] = start.script_version.digest
+        content["script_changed_at"] = start.script_version.changed_at_s
     if start.nodes is not None:
         content["nodes"] = list(start.nodes)
     private.make_folder(log_dir)
@@ -123,6 +129,8 @@ def read(log_dir: Path) -> KeptStart | None:
         args = tuple(str(arg) for arg in content["args"])
         needs_secret = bool(content.get("needs_secret", False))
         nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
+        digest, changed_at_s = content.get("script_sha256"), content.get("script_changed_at", 0.0)
+        version = None if digest is None else ScriptVersion(str(digest), float(changed_at_s))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
@@ -130,7 +138,7 @@ def read(log_dir: Path) -> KeptStart | None:
             "the job again with `bash scripts/run.sh` and its script"
         ) from None
     folder, interpreter, script = words
-    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret, nodes)
+    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret, nodes, version)
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:

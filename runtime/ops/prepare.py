@@ -20,6 +20,7 @@ from runtime.errors import ListenError, LockedError, SecretError, StoreError
 from runtime.net.address import check_free, folder_of_holder, free_port, local_addresses
 from runtime.net.curve import secret_words
 from runtime.ops import kept_start, scripts, starting
+from runtime.ops.changed_script import version_of
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
@@ -68,6 +69,7 @@ def read_start(command: Sequence[str]) -> Ready:
         args=tuple(command[1:]),
         environment=environment,
         needs_secret=settings.cluster_secret is not None,
+        script_version=version_of(Path(command[0])),
     )
     settings = kept_start.settings_in(start.folder, settings)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process

@@ -18,6 +18,7 @@ from runtime import config
 from runtime.config import Settings
 from runtime.errors import StoreError, UsageError
 from runtime.ops import from_checkpoints, kept_start, scripts
+from runtime.ops.changed_script import change, version_of
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
@@ -103,8 +104,9 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         recovery = plan_recovery(remains)
         if recovery.start:
             kept_start.require_secrets(kept, secrets)
-        for line in recovery.lines:
-            _say(line)
+        for line in (*recovery.lines, _script_change(kept, remains, recovery)):
+            if line:
+                _say(line)
         if recovery.over:
             return None
         logs = LogEnds(settings.log_dir)
@@ -166,6 +168,16 @@ def _begin_journal(log_dir: Path, kept: KeptStart) -> None:
         f"a new journal in {settings.recovery_path}: job {candidate.job} goes on from step {candidate.point.step}, "
         f"which all {candidate.world_size} ranks hold, every byte compared"
     )
+
+
+def _script_change(kept: KeptStart, remains: Remains, recovery: Recovery) -> str:
+    """What is to be said of the script, where workers are started that it is read by."""
+    if not any(name != SCHEDULER for name in recovery.start):
+        return ""
+    others = (name for name in remains.started if name != SCHEDULER and name not in recovery.start)
+    now = version_of(kept.folder / kept.script)
+    others_run = any(remains.is_alive(remains.started[name]) for name in others)
+    return change(kept.script, kept.script_version, now, others_run=others_run)
 
 
 def start_again(log_dir: Path, recovery: Recovery, program: Program) -> None:
