@@ -12,7 +12,7 @@ if [ $# -gt 1 ] || [[ ${1-1} != [1-9]* ]]; then
     exit 64
 fi
 
-bash "$root/scripts/setup.sh"
 . "$root/scripts/processes.sh"
+bash "$root/scripts/setup.sh"
 
 become add "${1-1}"

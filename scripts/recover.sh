@@ -17,7 +17,7 @@ case ${1-} in
         ;;
 esac
 
-bash "$root/scripts/setup.sh"
 . "$root/scripts/processes.sh"
+bash "$root/scripts/setup.sh"
 
 become recover "$@"

@@ -37,8 +37,8 @@ if [ ! -f "$script" ]; then
     script=$root/$script
 fi
 
-bash "$root/scripts/setup.sh"
 . "$root/scripts/processes.sh"
+bash "$root/scripts/setup.sh"
 
 # default NAME VALUE: what is exported unless the user has set it, also with MindSpore's prefix.
 default() {

@@ -70,10 +70,12 @@ class Signals:
         self.caught: list[int] = []
 
     def __enter__(self) -> Signals:
+        # Blocked until it can be polled for: one that came between handler and descriptor would wake nobody.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BY_SIGNAL)
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {number: signal.signal(number, self._catch) for number in _BY_SIGNAL}
         self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BY_SIGNAL)  # the scripts block them until somebody listens
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BY_SIGNAL)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from runtime.errors import StoreError
 from runtime.ops import spawning
+from runtime.ops.follow import Signals
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import Death, process_names, read_pid_files, reap
 from runtime.ops.recover import program_of, start_again
@@ -204,3 +206,18 @@ def test_a_pid_file_that_others_may_write_names_nobody(tmp_path: Path, sleeping:
     (tmp_path / "logs" / "worker_1.pid").chmod(0o666)
     with pytest.raises(StoreError, match=r"worker_1\.pid: others may write it \(mode 0666\)"):
         read_pid_files(tmp_path / "logs", ["worker_1"])
+
+
+def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the handler and the descriptor that is polled: else the job would run on after a Ctrl-C."""
+    listen = signal.set_wakeup_fd
+
+    def late(descriptor: int, *, warn_on_full_buffer: bool = True) -> int:
+        monkeypatch.setattr(signal, "set_wakeup_fd", listen)
+        os.kill(os.getpid(), signal.SIGINT)
+        return listen(descriptor, warn_on_full_buffer=warn_on_full_buffer)
+
+    monkeypatch.setattr(signal, "set_wakeup_fd", late)
+    with Signals() as signals:
+        assert select.select([signals], [], [], WAIT_S)[0]
+        assert signals.take() == ["Ctrl-C"]
