@@ -60,15 +60,17 @@ def _load_bundled() -> Digits:
 
 
 def _load_mnist(folder: Path) -> Digits:
-    train, held_out = _load_labelled(folder, "train"), _load_labelled(folder, "t10k")
+    train, held_out = _load_labelled(folder, "train"), _load_labelled(folder, "t10k", beside="test")
     sizes = {part.tensors[0].shape[-1] for part in (train, held_out)}
     if len(sizes) != 1:
         raise DataError(f"{folder}: the training and t10k images differ in size, {sorted(sizes)}: expected one size")
     return Digits(train=train, held_out=held_out, image_size=sizes.pop())
 
 
-def _load_labelled(folder: Path, part: str) -> TensorDataset:
-    images_file, labels_file = _find(folder, f"{part}-images-idx3-ubyte"), _find(folder, f"{part}-labels-idx1-ubyte")
+def _load_labelled(folder: Path, part: str, beside: str = "train") -> TensorDataset:
+    """``beside``: where MindSpore's MNIST_Data has this part, whether its folder is named or one of its two."""
+    folders = (folder, folder / beside, folder.parent / beside)
+    images_file, labels_file = _find(folders, f"{part}-images-idx3-ubyte"), _find(folders, f"{part}-labels-idx1-ubyte")
     images, labels = read_idx(images_file, dimensions=3), read_idx(labels_file, dimensions=1)
     if len(images) != len(labels):
         raise DataError(f"{labels_file}: {len(labels)} labels for {len(images)} images in {images_file.name}")
@@ -79,12 +81,14 @@ def _load_labelled(folder: Path, part: str) -> TensorDataset:
     return TensorDataset(images.to(torch.float32).unsqueeze(1) / 255, labels.to(torch.int64))
 
 
-def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
+def _find(folders: tuple[Path, ...], name: str) -> Path:
+    for candidate in (file for folder in folders for file in (folder / name, folder / f"{name}.gz")):
         if candidate.is_file():
             return candidate
+    looked = ", ".join(map(str, folders[1:]))
     raise DataError(
-        f"DATA_PATH={folder}: found neither {name} nor {name}.gz there; unset DATA_PATH for the bundled digits"
+        f"DATA_PATH={folders[0]}: found neither {name} nor {name}.gz there, nor in {looked}. "
+        "Fix: export DATA_PATH=<the folder with the four MNIST files>, or unset it for the bundled digits"
     )
 
 

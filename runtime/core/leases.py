@@ -69,7 +69,7 @@ class Leases:
             presence.closed_at = ledger.now
             presence.grace_until = ledger.now + ledger.policy.reconnect_grace_s
         if witness is not None:
-            return f"its process is gone, as worker {witness.node} beside it saw"
+            return f"its process ended (seen by worker {witness.node} on the same host)"
         if gone:
             was_heard = presence.heard_at is not None
             return "its connection closed and its process is gone" if was_heard else "its process was found dead"

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         findings += [Finding("environment", problem, "as it says") for problem in error.problems]
     else:
-        findings += [*(folder(name, path) for name, path in _folders(settings)), port(settings), descriptors(settings)]
+        findings += [*(folder(name, path) for name, path in folders(settings)), port(settings), descriptors(settings)]
     for finding in findings:
         print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
         if finding.fix and "Fix: " not in finding.found:
@@ -145,7 +145,8 @@ def descriptors(settings: Settings) -> Finding:
     return Finding("open files", found, "" if enough else f"raise the hard limit: ulimit -Hn {needed} (as root)")
 
 
-def _folders(settings: Settings) -> list[tuple[str, Path | str]]:
+def folders(settings: Settings) -> list[tuple[str, Path | str]]:
+    """The variables that name the job's folders, and those."""
     return [
         ("RECOVERY_PATH", settings.recovery_path),
         ("CHECKPOINT_PATH", settings.checkpoint_path),

@@ -1,8 +1,9 @@
 """``follow``: stays with a job to its end, shows how it stands, and ends all of it on Ctrl-C.
 
 The descriptors and the loop live here; what is made of events is ``following``'s. The one idea: one ``poll`` on
-everything that can happen (the scheduler's push, a process's end, a signal, a deadline); nothing is looked at on a
-timer. kill -9 or a hang-up of this process changes nothing for the job.
+everything that can happen (the scheduler's push, a process's end, a signal, a deadline); only a log has to be looked
+at on a timer, where a training that never commits gives no other sign. kill -9 or a hang-up of this process changes
+nothing for the job.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ from runtime.ops.local_processes import (
     watch,
 )
 from runtime.ops.log_ends import LogEnds
+from runtime.ops.memory_kills import MemoryKills
 from runtime.ops.progress import LossTail, Screen, progress_line, world_text
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.silence import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict
 from runtime.store.process_identity import ProcessIdentity
+from runtime.tracebacks import Failure
 
+LOG_LOOK_S = 5.0  # what a log alone tells, while nothing else happens
 _ENDED = {
     EndKind.FAILED: "failed",
     EndKind.STOPPED: "was stopped",
@@ -110,9 +114,11 @@ class Follower:
         self._signals = signals
         self._logs = logs or LogEnds(settings.log_dir)
         self._silence = Silence()
+        self._memory_kills = MemoryKills()
         self._screen = Screen(sys.stdout)
         self._tail = LossTail(settings.log_dir / f"{name_of('0')}.log")
         self._link = SchedulerLink(settings)
+        self._advised: set[str] = set()
         self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
@@ -152,6 +158,7 @@ class Follower:
             self._take_news()
             self._look_for_processes()
             self._take_deaths(ready)
+            self._memory_kills.look(time.monotonic())
             for by in self._signals.take():
                 following.stop_asked(by, time.monotonic())
             self._carry_out()
@@ -160,7 +167,10 @@ class Follower:
         return following.result
 
     def _timeout_ms(self) -> int | None:
-        ats = (self._following.wake_at(), self._silence.wake_at())
+        view = self._following.view
+        trains = view is not None and view.phase == "training" and not self._following.is_closing
+        log_at = time.monotonic() + LOG_LOOK_S if trains else None
+        ats = (self._following.wake_at(), self._silence.wake_at(), log_at)
         at = min((at for at in ats if at is not None), default=None)
         return None if at is None else max(0, math.ceil((at - time.monotonic()) * 1000))
 
@@ -221,6 +231,7 @@ class Follower:
             self._poll.register(descriptor, select.POLLIN)
             is_own = is_own_child(identity)
             self._following.found(name, identity, is_own=is_own)
+            self._memory_kills.watch(name, identity.pid)
             if is_own and name != SCHEDULER:
                 self._silence.began(name, identity, time.monotonic())
 
@@ -237,7 +248,7 @@ class Follower:
                 name,
                 identity,
                 death,
-                self._logs.cause(name, death, Path.cwd()),
+                self._cause(name, death),
                 time.monotonic(),
                 is_done=not death.is_bad and self._training_is_finished(),
                 was_removed=name not in self._names,
@@ -246,6 +257,11 @@ class Follower:
             self._logs.begin(name)  # for whoever is started in its place
             if name == SCHEDULER:
                 self._scheduler_death = death
+
+    def _cause(self, name: str, death: Death) -> Failure | str:
+        if death.signal == signal.SIGKILL:
+            return self._memory_kills.cause(name)
+        return self._logs.cause(name, death, Path.cwd())
 
     def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
         """Whether the process has called ``runtime.init()``; of another's child that is taken for granted."""
@@ -314,13 +330,19 @@ class Follower:
             self._screen.progress(text, key, now)
 
     def _loss(self) -> str:
-        """From the log of whoever is rank 0: that may be another node after a loss."""
+        """From the log of whoever is rank 0, which may be another node after a loss; with what it advises."""
         workers = self._following.view.workers if self._following.view is not None else ()
         node = next((worker.node for worker in workers if not worker.is_joining), None)
         log = self._settings.log_dir / f"{name_of(node)}.log" if node is not None else self._tail.log
         if log != self._tail.log:
             self._tail = LossTail(log, self._tail.loss)
-        return self._tail.read()
+        loss = self._tail.read()
+        for text in self._tail.advice:
+            if text not in self._advised:
+                self._screen.say(text)
+        self._advised |= set(self._tail.advice)
+        self._tail.advice = []
+        return loss
 
     def _say_result(self, result: Result) -> None:
         self._screen.close()

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from runtime import config
 from runtime.config import Settings
-from runtime.errors import ListenError, LockedError, SecretError, StoreError
+from runtime.errors import ListenError, LockedError, SecretError, SettingsError, StoreError
 from runtime.net.address import check_free, folder_of_holder, free_port, local_addresses
 from runtime.net.curve import secret_words
-from runtime.ops import kept_start, scripts, starting
+from runtime.ops import doctor, kept_start, scripts, starting
 from runtime.ops.changed_script import version_of
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
@@ -57,6 +57,7 @@ def read_start(command: Sequence[str]) -> Ready:
     settings, warnings = config.read({**shared, "ROLE": "scheduler"})
     for warning in warnings:
         say(warning)
+    refuse_unusable(settings)
     environment, said = config.kept_environment(), ""
     port = _port_instead(settings)
     if port is not None:
@@ -74,6 +75,18 @@ def read_start(command: Sequence[str]) -> Ready:
     settings = kept_start.settings_in(start.folder, settings)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     return Ready(settings, start, said)
+
+
+def refuse_unusable(settings: Settings) -> None:
+    """Raise where one of the job's folders cannot be written, before anything is started.
+
+    Raises:
+        SettingsError: with a line for each.
+    """
+    findings = (doctor.folder(name, path) for name, path in doctor.folders(settings) if isinstance(path, Path))
+    problems = [f"{one.what}: {one.found}. Fix: {one.fix}" for one in findings if one.fix]
+    if problems:
+        raise SettingsError(problems)
 
 
 def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:

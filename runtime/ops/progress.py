@@ -24,14 +24,19 @@ _LOSS = re.compile(
 )
 
 
-class LossTail:
-    """The last loss that a worker's log tells; what was in the log before does not count.
+# What a process of ours says with a remedy, but for what its environment says, which was said before it was started.
+_ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\b).*Fix: .*)$", re.MULTILINE)
 
-    ``loss`` is what was known before this log told any.
+
+class LossTail:
+    """The last loss that a worker's log tells, and what it asks its user to do; earlier lines do not count.
+
+    ``loss`` is what was known before this log told any. ``advice`` is for the caller to take.
     """
 
     def __init__(self, log: Path, loss: str = "") -> None:
         self.log = log
+        self.advice: list[str] = []
         self._rest = ""
         try:
             self._offset = log.stat().st_size
@@ -52,6 +57,7 @@ class LossTail:
         except FileNotFoundError:
             return self.loss
         whole, _, self._rest = text.rpartition("\n")
+        self.advice += _ADVICE.findall(whole)
         found = _LOSS.findall(whole)
         if found:
             self.loss = found[-1]

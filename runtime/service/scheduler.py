@@ -176,9 +176,10 @@ class SchedulerService:
             pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
             if self._abandoned:
-                raise SchedulerLeftError(
-                    "this scheduler was told to leave; the job goes on without one: `bash scripts/recover.sh` starts it"
-                )
+                goes_on = "the job goes on without one. Fix: bash scripts/recover.sh starts it again"
+                ends = "with ENABLE_RECOVERY=0 its job ends with it"
+                then = goes_on if self._settings.enable_recovery else ends
+                raise SchedulerLeftError(f"this scheduler was told to leave; {then}")
             now = clock.now_s()
             # A slow disk, or a SIGSTOP while it wrote, counts like one while it slept.
             late_s = now - decided_at - pause_s

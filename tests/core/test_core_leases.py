@@ -90,7 +90,7 @@ def test_a_process_seen_dead_is_lost_at_once() -> None:
 def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
     house = training_house(3)
     house.receive("s0", PeerGone(house.credential("0"), "s1"))
-    lost = SeatLost("1", 1, house.now, "its process is gone, as worker 0 beside it saw")
+    lost = SeatLost("1", 1, house.now, "its process ended (seen by worker 0 on the same host)")
     assert house.records(SeatLost) == [lost]
     assert house.invited().keys() == {"s0", "s2"}
     house.now += 0.1

@@ -98,6 +98,17 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
             read_idx(file, dimensions=2)
 
 
+@pytest.mark.parametrize("given", ["MNIST_Data", "MNIST_Data/train", "MNIST_Data/test"])
+def test_the_two_folders_of_mindspores_mnist_are_one_data_set(tmp_path: Path, given: str) -> None:
+    write_mnist(tmp_path)
+    for folder, part in (("train", "train"), ("test", "t10k")):
+        (tmp_path / "MNIST_Data" / folder).mkdir(parents=True)
+        for file in tmp_path.glob(f"{part}-*"):
+            file.rename(tmp_path / "MNIST_Data" / folder / file.name)
+    digits = load_digits(str(tmp_path / given) + "/")
+    assert (len(digits.train), len(digits.held_out)) == (6, 6)
+
+
 def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"found neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz"):
         load_digits(str(tmp_path))

@@ -188,6 +188,17 @@ def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: Shell
     assert shell.end() == 78, shell.text
 
 
+def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob) -> None:
+    script = TRAIN.format(steps=100_000_000, line="").replace("        state.commit()\n", "")
+    assert "commit" not in script
+    shell = job.run(worker=Mistake("", script, (), 0).make(job))
+    said = shell.wait_for(r"samebits: worker 0: .*commit.*\n")[0]
+    assert "100 optimizer steps and no state.commit()" in said
+    assert "Fix: call state.commit() after every optimizer.step()" in said
+    shell.send(signal.SIGINT)
+    assert shell.end() == 78, shell.text
+
+
 def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob) -> None:
     mistake = Mistake("", "import time\n\nprint('Loss: 2.29')\ntime.sleep(600)\n", (), 0)
     shell = job.run(worker=mistake.make(job))

@@ -131,7 +131,7 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
             waiting = house.pool.submit(agent.address_map, place.generation)  # the third never gave its part
             assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
         (lost,) = [record for record in journaled(house) if isinstance(record, SeatLost)]
-        assert (lost.node, lost.reason) == ("2", "its process is gone, as worker 1 beside it saw")
+        assert (lost.node, lost.reason) == ("2", "its process ended (seen by worker 1 on the same host)")
 
 
 def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House) -> None:

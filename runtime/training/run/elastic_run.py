@@ -39,6 +39,7 @@ from runtime.training.state.checkpoint_config import StepLog
 
 __all__ = ["ElasticRun"]
 
+UNCOMMITTED_AT = 100
 _SETTLED_AT = 3
 """At this commit of a process everything a step needs has been made, and its first, slow steps are over."""
 
@@ -61,6 +62,7 @@ class ElasticRun:
         self._replay: Replay | None = None
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         self._commits = 0  # of this process
+        self._uncommitted = 0  # optimizer steps since its last commit
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
@@ -127,6 +129,12 @@ class ElasticRun:
         On an accelerator a collective is only queued when its call returns. Were it given up after the step was queued
         behind it, the step would use what was never reduced, and this rank would take that for its next commit.
         """
+        self._uncommitted += 1
+        if self._uncommitted == UNCOMMITTED_AT:
+            voice.warn(
+                f"{UNCOMMITTED_AT} optimizer steps and no state.commit(): a loss now would lead back to before them. "
+                "Fix: call state.commit() after every optimizer.step()"
+            )
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
@@ -166,7 +174,8 @@ class ElasticRun:
         self._points.folder.flush()
 
     def check(self) -> None:
-        """Raise what ended the generation, or asks this rank to leave it, or the job."""
+        """Raise what ended the generation, or asks this rank to leave it, or the job; every commit comes here."""
+        self._uncommitted = 0
         if self._agent.must_end is None:
             self._process.departure.obey()
         self._agent.check()
