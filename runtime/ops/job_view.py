@@ -69,7 +69,8 @@ class JobView:
     ``workers`` hold the slots; ``retired`` are nodes whose slot was given away. They and ``spares`` are empty in a
     pushed snapshot of a large job. ``world_size`` is that of now: in an elastic world not always ``wanted_size``
     (WORKER_NUM). ``ended`` is how this scheduler start ended the job. ``seat_free_in_s`` is how long a process that
-    asked for its seat has to wait yet; None where none does.
+    asked for its seat has to wait yet; None where none does. ``losses`` counts the processes that were lost so far, and
+    ``last_losses`` says why, the last ones; only a journal tells both.
     """
 
     from_journal: bool
@@ -97,6 +98,8 @@ class JobView:
     spares_alive: int = 0
     spares: tuple[WorkerView, ...] = ()
     retired: tuple[WorkerView, ...] = ()
+    losses: int = 0
+    last_losses: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -130,6 +133,8 @@ class JobView:
             spares_alive=content["spares_alive"],
             spares=tuple(_worker(spare) for spare in content.get("spares", ())),
             retired=tuple(_worker(node) for node in content.get("retired", ())),
+            losses=content.get("losses", 0),
+            last_losses=tuple(content.get("last_losses", ())),
         )
 
     @property

@@ -35,11 +35,11 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(content, ensure_ascii=False))
         return 0
     view = JobView.of(content)
-    print(table(view, settings))
+    stored = view if view.from_journal else stored_view(settings.recovery_path)
+    print(table(view, settings, stored))
     memory = memory_line(view.job)
     if memory:
         print(f"{memory}; `samebits clean` frees it once nothing of the job runs")
-    stored = None if view.from_journal else stored_view(settings.recovery_path)
     if stored is not None and stored.job != view.job:
         print(f"this is another job than the one in RECOVERY_PATH={settings.recovery_path}: {stored}")
     return 0
@@ -61,8 +61,12 @@ def find(settings: Settings) -> status.Content:
     return content
 
 
-def table(view: JobView, settings: Settings) -> str:
-    """For people: a line on the job, then a line a worker, spares after them, then nodes whose slot was given away."""
+def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
+    """For people: lines on the job, then a line a worker, spares after them, then nodes whose slot was given away.
+
+    Args:
+        stored: what the journal says, which alone remembers who was lost and is back.
+    """
     head = [str(view), f"{view.phase} · step {view.step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
     if view.restore_step is not None:
@@ -74,6 +78,10 @@ def table(view: JobView, settings: Settings) -> str:
         )
     if view.first_cause:
         head.append(f"first cause: {view.first_cause}")
+    is_told = 1 if view.first_cause else 0
+    if stored is not None and stored.job == view.job and stored.losses > is_told:
+        lost = f"{stored.losses} processes were" if stored.losses > 1 else "1 process was"
+        head.append(f"{lost} lost so far; the last: {'; '.join(stored.last_losses)}")
     rows: list[tuple[str, ...]] = [("slot", "node", "state", "step", "process", "")]
     rows += [_row(view, str(worker.slot), worker) for worker in view.workers]
     rows += [_row(view, "spare", spare) for spare in view.spares]

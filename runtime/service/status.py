@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from runtime.core.messages import Status, StatusQuery, StopJob
-from runtime.core.records import JobInterrupted, Record, TermStarted
+from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
 from runtime.service.history import history_of
@@ -23,6 +23,7 @@ from runtime.store.journal import read_journal
 
 LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
 
+SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
 Content: TypeAlias = dict[str, Any]
@@ -79,6 +80,7 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
         "seat_free_in_s": None,
         "first_cause": ended.cause if ended else "",
         "ended": _interruption(ended) if ended and not state.finished else None,
+        **_losses(history),
         **nodes,
     }
 
@@ -137,6 +139,13 @@ def _durable(state: JobState) -> dict[str, Any]:
         "job_finished": state.finished,
         "interruptions": [_interruption(record) for record in state.interruptions],
     }
+
+
+def _losses(history: list[Record]) -> dict[str, Any]:
+    """How many processes were lost, and why the last few; as far as the journal goes back."""
+    reasons = {(one.node, one.incarnation): one.reason for one in history if isinstance(one, SeatLost)}
+    last = [f"worker {node}: {reason}" for (node, _), reason in reasons.items()][-SHOWN_LOSSES:]
+    return {"losses": len(reasons), "last_losses": last}
 
 
 def _interruption(record: JobInterrupted) -> dict[str, Any]:

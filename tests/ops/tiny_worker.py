@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
+    parser.add_argument("--linger-while", type=Path, help="does not end while this file is there")
     parser.add_argument("--not-while", type=Path, help="does not start while this file is there")
     parser.add_argument("--only-node", default="", help="the only node that --not-while is meant for")
     options = parser.parse_args()
@@ -59,6 +60,8 @@ def main() -> int:
         agent.leave(on_purpose=False, text=f"ValueError: {error}")
         raise
     print(f"final step={final.step}", flush=True)
+    while options.linger_while is not None and options.linger_while.exists():
+        threading.Event().wait(0.02)  # as if it wrote its results
     agent.leave(on_purpose=True, text="its program ended with status 0")
     return 0
 

@@ -87,6 +87,19 @@ def test_a_journal_with_a_record_of_a_large_job_made_anew_is_read_by_who_only_lo
     assert (content["job"], len(content["workers"])) == ("job-old", WORKERS)
 
 
+def test_the_journal_remembers_who_was_lost_and_is_back(tmp_path: Path) -> None:
+    house = House(policy(2, cool_down_s=0.0)).fill()
+    for number in range(4):
+        house.close(f"s1-{number}" if number else "s1", gone=True)
+        house.register("1", session=f"s1-{number + 1}")
+    with Journal.open(tmp_path)[0] as journal:
+        journal.append([records.SCHEMA.pack(record) for record in house.journal])
+    content = stored_snapshot(tmp_path)
+    assert content is not None
+    assert content["losses"] == 4
+    assert content["last_losses"] == ["worker 1: its connection closed and its process is gone"] * 3
+
+
 def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> None:
     with Journal.open(tmp_path)[0] as journal:
         journal.append([b"\x91\xcc\xfa"])

@@ -1,0 +1,87 @@
+"""Mistakes in the environment: what ``run.sh``, or a script that was started by hand, says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.mistakes.mistake import RECOVER, Mistake
+from tests.ops.shell_job import ROOT, ShellJob
+
+pytestmark = pytest.mark.system
+
+PYTHON = str(ROOT / ".venv" / "bin" / "python")
+INIT = "import runtime\n\nruntime.init()\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A variable, what is said where it is set so, and the exit status."""
+
+    name: str
+    value: str
+    says: str
+    status: int = 64
+
+
+SETTINGS = (
+    Setting("LOG_DIR", "/dev/null/logs", r"LOG_DIR=/dev/null/logs cannot be written\. Fix: export LOG_DIR=<a folder"),
+    Setting("RECOVERY_PATH", "/dev/null/r", r"RECOVERY_PATH: /dev/null is not a folder\. Fix: export RECOVERY_PATH=<a"),
+    Setting("CHECKPOINT_PATH", "/dev/null/c", r"CHECKPOINT_PATH: /dev/null is not a folder\. Fix: export CHECKPOINT"),
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=[one.name for one in SETTINGS])
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_started(setting: Setting, job: ShellJob) -> None:
+    shell = job.run("--steps", "5", **{setting.name: setting.value})
+    status = shell.end()
+    Mistake("", "", (setting.says,), setting.status, never=("Traceback", "mkdir", "started")).judge(
+        status, shell.text, ""
+    )
+    assert not list(job.folder.rglob("*.pid"))
+
+
+def test_a_misspelt_variable_is_said_on_the_terminal_and_the_job_runs(job: ShellJob) -> None:
+    shell = job.run("--steps", "5", WORKER_NUMS="8", MS_SCHED_PROT="9")
+    assert shell.end() == 0, shell.text
+    assert shell.text.count("WORKER_NUMS=8 is read by nobody: did you mean WORKER_NUM? Fix: ") == 1
+    assert "MS_SCHED_PROT=9 is read by nobody: did you mean MS_SCHED_PORT? Fix: " in shell.text
+
+
+def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob) -> None:
+    (job.folder / "train.py").write_text(INIT)
+    shell = job.shell(PYTHON, "train.py")
+    assert shell.end() == 64
+    lines = shell.text.splitlines()
+    assert len(lines) == 1, shell.text
+    assert lines[0].startswith("samebits: ROLE and WORKER_NUM are not set")
+    assert "Fix: start the script with `bash scripts/run.sh train.py`" in lines[0]
+
+
+def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob) -> None:
+    shell = job.run("--steps", "100000000", ENABLE_RECOVERY="0")
+    job.wait_training()
+    pid = job.kill("worker_1").pid
+    status = shell.end()
+    said = rf"^samebits: worker 1 \(pid {pid}\) was killed by signal 9 \(SIGKILL\) \(ENABLE_RECOVERY=0: the job ends\)$"
+    Mistake("", "", (said,), 76, never=(RECOVER, "brings it back")).judge(status, shell.text, job.tails())
+    for name in ("worker_0", "worker_2", "scheduler"):
+        assert "recover.sh" not in job.log(name)
+
+
+def test_a_worker_and_a_spare_that_are_killed_are_said_without_what_they_logged(job: ShellJob) -> None:
+    shell = job.run("--steps", "100000000", SPARE_NUM="1")
+    job.wait_view(lambda view: view.phase == "training" and view.spares_alive == 1 and view.step >= 3)
+    spare = job.kill("worker_3").pid
+    said = shell.wait_for(rf"samebits: spare 3 \(pid {spare}\) .*\n")[0]
+    assert said.startswith(f"samebits: spare 3 (pid {spare}) was killed by signal 9 (SIGKILL). Fix: bash ")
+    worker = job.kill("worker_1").pid
+    said = shell.wait_for(rf"samebits: worker 1 \(pid {worker}\) .*\n")[0]
+    assert "(SIGKILL); the others wait for it until" in said
+    assert "loss" not in said and "epoch" not in said
+    shell.process.send_signal(2)
+    assert shell.end() == 78, shell.text
+    status = job.tool("status")
+    assert status.end() == 0
+    assert "2 processes were lost so far; the last: worker 3: its connection closed" in status.text
