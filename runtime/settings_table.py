@@ -289,7 +289,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "RECOVERY_PATH", "recovery_path", _FOLDER, "./recovery", _RECOVERY,
         "Folder of the scheduler's journal and lock.",
-        "scheduler 的日志（journal）和锁所在目录。",
+        "scheduler 的记录簿（journal）和锁所在目录。",
     ),
     Variable(
         "REGISTER_COOLDOWN", "register_cooldown_s", _seconds(0), "30", _RECOVERY,

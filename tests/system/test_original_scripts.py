@@ -1,4 +1,4 @@
-"""Promise i: the original's own start script and its recovery command work as they stand."""
+"""Promise i: a start script and a recovery command that were written for the original work as they stand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The original's own start script for a job with disaster recovery on one machine, as its documentation prints it; only
-# paths and the script's arguments are this test's. MS_NODE_ID=7 leaks from the loop into the scheduler.
+# A start script after the one in the original's documentation for a job with disaster recovery on one machine: its
+# variables in its order, all on one host. MS_NODE_ID=7 leaks from the loop into the scheduler, as it does there.
 export MS_WORKER_NUM=8
 export MS_SCHED_HOST=127.0.0.1
 export MS_SCHED_PORT=$1
