@@ -1,9 +1,33 @@
 #!/usr/bin/env bash
-# Sets itself up and runs every check: ruff, mypy, then pytest. With arguments only pytest runs, and gets them:
+# Sets itself up and runs the checks: ruff, mypy, then pytest. What --quick and --all make of it says --help.
+# With arguments that are pytest's, only pytest runs, and gets them:
 #   bash scripts/test.sh tests/core -k cool_down
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+how=default
+case ${1-} in
+    -h | --help)
+        cat <<'USAGE'
+usage: test.sh [--quick | --all]
+       test.sh PYTEST-ARGUMENTS...
+  without arguments: ruff, mypy and the tests; what every change waits for
+  --quick  a minute, at every edit: ruff, mypy, the core's tests and stories, 500 simulated schedules, one kill
+  --all    everything, for a release: what shows once more what another test shows (marked "thorough"), too
+  with a path or another argument of pytest's: only pytest, with these, "thorough" or not
+USAGE
+        exit 0
+        ;;
+    --quick | --all)
+        how=${1#--}
+        if [ $# -gt 1 ]; then
+            echo "test.sh: $1 stands alone, found '${*:2}' after it. Fix: leave one of both out" >&2
+            exit 64
+        fi
+        ;;
+    ?*) how=pytest ;;
+esac
+
 bash "$root/scripts/setup.sh" --dev
 cd "$root"
 bin=$root/.venv/bin
@@ -20,10 +44,19 @@ stage() {
     printf 'test: %s passed in %s s\n' "$what" "$((SECONDS - began))"
 }
 
-if [ $# -eq 0 ]; then
-    stage 'ruff check' "$bin/ruff" check .
-    stage 'ruff format' "$bin/ruff" format --check .
-    stage mypy "$bin/mypy" --strict runtime
-    set -- -n 3 --dist worksteal  # most tests wait for processes more than they compute
+if [ "$how" = pytest ]; then
+    exec "$bin/python" -m pytest "$@"
 fi
-exec "$bin/python" -m pytest "$@"
+stage 'ruff check' "$bin/ruff" check .
+stage 'ruff format' "$bin/ruff" format --check .
+stage mypy "$bin/mypy" --strict runtime
+many=(-n 3 --dist worksteal) # most tests wait for processes more than they compute
+case $how in
+    quick)
+        stage 'the core' "$bin/python" -m pytest -q -n 2 tests/core
+        stage 'simulation' "$bin/python" -m tests.simulation --seeds 500 --jobs 2
+        stage 'one kill' "$bin/python" -m pytest -q 'tests/system/test_kill_list.py::test_a_kill_changes_no_bit[rank 0]'
+        ;;
+    all) stage 'all tests' "$bin/python" -m pytest "${many[@]}" ;;
+    default) exec "$bin/python" -m pytest "${many[@]}" -m 'not thorough' ;;
+esac

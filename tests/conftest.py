@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import cpu_times
+from tests import cpu_times, long_first
 from tests.system.processes import WarmStarter
 
 _FAILED = pytest.StashKey[bool]()
@@ -101,6 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if hasattr(config, "workerinput"):  # with several processes: in one that runs tests
         CrashesExplained.in_worker(config.workerinput)
+        config.pluginmanager.register(long_first)
         if config.getoption("cpu_times") is not None:
             config.pluginmanager.register(cpu_times.Measured())
         return

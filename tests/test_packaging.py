@@ -150,15 +150,15 @@ def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path
 def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
     installed: Path, repository: Path, tmp_path: Path
 ) -> None:
-    """Case (a) with nothing of the checkout but the example's files: one train.py, started four times."""
+    """Case (a) with nothing of the checkout but the example's files: one train.py, started three times."""
     shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    roles = [{"ROLE": "scheduler"}, *({"ROLE": "worker", "NODE_ID": str(rank)} for rank in range(3))]
+    roles = [{"ROLE": "scheduler"}, *({"ROLE": "worker", "NODE_ID": str(rank)} for rank in range(2))]
     environ = {
         "PATH": os.environ["PATH"],
-        "WORKER_NUM": "3",
+        "WORKER_NUM": "2",
         "SCHED_PORT": str(port),
         "ENABLE_RECOVERY": "1",
         "OMP_NUM_THREADS": "1",
@@ -180,7 +180,7 @@ def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0, 0, 0], "\n".join(printed)
+    assert [process.returncode for process in processes] == [0, 0, 0], "\n".join(printed)
     finals = {text.splitlines()[-1] for text in printed[1:]}
     assert len(finals) == 1
     assert "final step=30 " in finals.pop()

@@ -7,15 +7,12 @@ what every page must keep (links, paths, its twin) is looked for in each.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import importlib.util
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,6 +22,8 @@ import runtime
 from runtime import config, errors
 from runtime.__main__ import SUBCOMMANDS
 from runtime.errors import SameBitsError
+from tests.system.job import Job
+from tests.system.processes import WarmStarter
 
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
@@ -311,100 +310,59 @@ def test_nothing_of_the_machine_it_was_written_on(page: str) -> None:
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-class RecipeJob:
-    """The recipe as two workers and a scheduler; ends only what it has started."""
-
-    def __init__(self, folder: Path, *, spares: int = 0) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[str]] = []
-        ours = {variable for name in config.KEPT_NAMES for variable in (name, f"MS_{name}")} - {"PATH", "MS_PATH"}
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        self._environment = {name: value for name, value in os.environ.items() if name not in ours} | {
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "WORKER_NUM": "2",
-            "SCHED_PORT": str(port),
-            "ENABLE_RECOVERY": "1",
-            "REGISTER_COOLDOWN": "0",
-            "SPARE_NUM": str(spares),
-        }
-        (recipe,) = blocks_of(*ENGLISH, language="python")
-        (folder / "train.py").write_text(recipe, encoding="utf-8")
-
-    def start(self, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "train.py"],
-            cwd=self._folder,
-            env=self._environment | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=(self._folder / f"{environment.get('NODE_ID', 'scheduler')}.log").open("a"),
-            text=True,
-        )
-        self._processes.append(process)
-        return process
-
-    def start_all(self) -> list[subprocess.Popen[str]]:
-        workers = [self.start(ROLE="worker", NODE_ID=str(node)) for node in range(2)]
-        return [*workers, self.start(ROLE="scheduler")]
-
-    def __enter__(self) -> RecipeJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
-
-
-def run_recipe(folder: Path, *, kill: bool) -> str:
-    """The sha256 that both workers print; with ``kill`` worker 1 is killed in the middle and started again."""
+@contextlib.contextmanager
+def recipe_job(folder: Path, warm: WarmStarter, *, spares: int = 0) -> Iterator[Job]:
+    """The recipe as two workers and a scheduler, not yet started; nothing of it is left afterwards."""
     folder.mkdir()
-    with RecipeJob(folder) as job:
-        first, second, scheduler = job.start_all()
-        if kill:
-            assert first.stdout is not None
-            assert any(line.startswith("epoch 3 ") for line in first.stdout), (folder / "0.log").read_text()
-            assert second.poll() is None
-            second.send_signal(signal.SIGKILL)
-            second.wait()
-            second = job.start(ROLE="worker", NODE_ID="1")
-        lasts = [process.communicate(timeout=120)[0].splitlines()[-1:] for process in (first, second)]
-        assert [process.wait(timeout=60) for process in (first, second, scheduler)] == [0, 0, 0], lasts
-        assert lasts[0] == lasts[1]
-        return lasts[0][0]
+    (recipe,) = blocks_of(*ENGLISH, language="python")
+    (folder / "train.py").write_text(recipe, encoding="utf-8")
+    settings = {"REGISTER_COOLDOWN": "0", "SPARE_NUM": str(spares)}
+    job = Job(folder, warm, script=folder / "train.py", workers=2, settings=settings)
+    try:
+        yield job
+    finally:
+        job.end()
 
 
-def run_recipe_with_a_spare(folder: Path) -> str:
-    """The sha256 that worker 0 and the spare print: worker 1 is killed in the middle and never started again."""
-    folder.mkdir()
-    with RecipeJob(folder, spares=1) as job:
-        scheduler, spare = job.start(ROLE="scheduler"), job.start(ROLE="worker", NODE_ID="2")
-        deadline = time.monotonic() + 60
-        while "this spare is warm" not in (folder / "2.log").read_text(encoding="utf-8"):
-            assert time.monotonic() < deadline and spare.poll() is None, (folder / "2.log").read_text()
-            time.sleep(0.01)
-        first, second = (job.start(ROLE="worker", NODE_ID=str(node)) for node in range(2))
-        assert first.stdout is not None
-        assert any(line.startswith("epoch 3 ") for line in first.stdout), (folder / "0.log").read_text()
-        second.send_signal(signal.SIGKILL)
-        lasts = [process.communicate(timeout=120)[0].splitlines()[-1:] for process in (first, spare)]
-        assert [process.wait(timeout=60) for process in (first, spare, scheduler)] == [0, 0, 0], lasts
-        assert lasts[0] == lasts[1]
-        return lasts[0][0]
+def result_of(job: Job, *ranks: int, but: tuple[int, ...] = ()) -> str:
+    """The last line, the same of all these, once all have ended with status 0 (``but`` those who were killed)."""
+    statuses = job.wait_ended()
+    assert {status for name, status in statuses.items() if name not in but} == {0}, f"{statuses}\n{job.tails()}"
+    lasts = {job.lines(rank)[-1] for rank in ranks}
+    assert len(lasts) == 1, job.tails()
+    return lasts.pop()
+
+
+def undisturbed_recipe(folder: Path, warm: WarmStarter) -> str:
+    with recipe_job(folder, warm) as job:
+        job.start()
+        return result_of(job, 0, 1)
 
 
 @pytest.mark.system
-def test_the_recipe_need_not_know_of_spares(tmp_path: Path) -> None:
-    spared = run_recipe_with_a_spare(tmp_path / "spared")
-    assert "generation 2: rank 1 of 2 goes on from step" in (tmp_path / "spared" / "2.log").read_text(encoding="utf-8")
-    assert spared == run_recipe(tmp_path / "undisturbed", kill=False)
+def test_the_recipe_need_not_know_of_spares(tmp_path: Path, warm: WarmStarter) -> None:
+    """Worker 1 is killed in the middle and never started again."""
+    with recipe_job(tmp_path / "spared", warm, spares=1) as job:
+        job.start_scheduler()
+        job.start_worker(2)
+        job.wait_for(2, "this spare is warm")
+        for rank in job.ranks:
+            job.start_worker(rank)
+        job.wait_for(0, "^epoch 3 ")
+        job.kill(1)
+        spared = result_of(job, 0, 2, but=(1,))
+        assert job.matches(2, "generation 2: rank 1 of 2 goes on from step")
+    assert spared == undisturbed_recipe(tmp_path / "undisturbed", warm)
 
 
 @pytest.mark.system
-def test_the_recipe_survives_a_kill_with_the_same_bits(tmp_path: Path) -> None:
-    killed = run_recipe(tmp_path / "killed", kill=True)
+def test_the_recipe_survives_a_kill_with_the_same_bits(tmp_path: Path, warm: WarmStarter) -> None:
+    with recipe_job(tmp_path / "killed", warm) as job:
+        job.start()
+        job.wait_for(0, "^epoch 3 ")
+        job.kill(1)
+        job.start_worker(1)
+        killed = result_of(job, 0, 1)
+        assert job.matches(1, "goes on from step")
     assert re.fullmatch(r"sha256 [0-9a-f]{64}", killed)
-    assert "goes on from step" in (tmp_path / "killed" / "1.log").read_text(encoding="utf-8")
-    assert killed == run_recipe(tmp_path / "undisturbed", kill=False)
+    assert killed == undisturbed_recipe(tmp_path / "undisturbed", warm)

@@ -190,6 +190,7 @@ def test_the_phases_of_a_loss_are_all_its_points() -> None:
     assert list(SPARE_PHASES) == points
 
 
+@pytest.mark.thorough
 @pytest.mark.system
 def test_a_real_recovery_passes_through_all_points_in_order() -> None:
     found, step_ms = recover_ours(victim=1, rng=random.Random(1))

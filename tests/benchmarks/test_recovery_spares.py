@@ -108,6 +108,7 @@ def test_a_pace_stops_all_at_the_same_step(tmp_path: Path) -> None:
     assert said == ["pauses", "waits"]
 
 
+@pytest.mark.thorough
 @pytest.mark.system
 def test_a_spare_takes_over_twice_and_every_step_is_taken_once() -> None:
     with LossyJob(2) as job:

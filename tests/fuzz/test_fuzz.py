@@ -21,11 +21,13 @@ from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.fuzz import environment, heartbeats, journal_file, manifest
 from tests.fuzz.targets import TARGETS
 
-EXAMPLES = 1500
+EXAMPLES = 400
+THOROUGH_EXAMPLES = 1500
 LONGEST = 600
 MOST_MEMORY_BYTES = 128 << 20
 
 patient = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+very_patient = settings(patient, max_examples=THOROUGH_EXAMPLES)
 targets = pytest.mark.parametrize("name", TARGETS)
 changes = st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), min_size=1, max_size=6)
 
@@ -51,6 +53,21 @@ def test_any_bytes_are_read_or_refused_in_a_sentence(name: str, data: bytes) -> 
 def test_a_good_input_that_was_changed_is_read_or_refused(
     name: str, data: st.DataObject, changed: list[tuple[int, int]], cut: int
 ) -> None:
+    _check_changed(name, data, changed, cut)
+
+
+@pytest.mark.thorough
+@targets
+@very_patient
+@given(data=st.binary(max_size=LONGEST), good=st.data(), changed=changes, cut=st.integers(0, 4))
+def test_neither_is_one_of_many_more(
+    name: str, data: bytes, good: st.DataObject, changed: list[tuple[int, int]], cut: int
+) -> None:
+    TARGETS[name].check(data)
+    _check_changed(name, good, changed, cut)
+
+
+def _check_changed(name: str, data: st.DataObject, changed: list[tuple[int, int]], cut: int) -> None:
     damaged = bytearray(data.draw(st.sampled_from(list(TARGETS[name].seeds()))))
     for at, value in changed:
         damaged[at % len(damaged)] = value

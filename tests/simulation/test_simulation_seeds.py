@@ -1,6 +1,6 @@
-"""Twenty thousand schedules, other ones every day: the invariants of docs/architecture.md hold in each.
+"""Three thousand schedules a run, twenty thousand in a thorough one: docs/architecture.md's invariants hold in each.
 
-How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
+Other ones every day. How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
 ``python -m tests.simulation``.
 """
 
@@ -14,7 +14,8 @@ from tests.simulation.mix import USUALLY_EVERY_S
 from tests.simulation.runs import first_seed_of_today, run_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "20000"))
-PART = 500
+EVERY_RUN = 3_000
+PART = 250
 FIRST = first_seed_of_today()
 
 # Besides the planned faults: what the network, the disk and the job's own life bring about.
@@ -33,7 +34,13 @@ HAPPENINGS = (
 )
 
 
-@pytest.mark.parametrize("start", range(FIRST, FIRST + SEEDS, PART))
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, marks=[pytest.mark.thorough] if start >= FIRST + EVERY_RUN else [])
+        for start in range(FIRST, FIRST + SEEDS, PART)
+    ],
+)
 def test_every_promise_is_kept(start: int) -> None:
     seeds = min(PART, FIRST + SEEDS - start)
     tally = run_seeds(start, seeds)

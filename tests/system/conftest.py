@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from tests.system.job import Job, JobFolder
@@ -64,19 +66,29 @@ def script_job(tmp_path: Path, watched: Callable[[JobFolder], None]) -> Callable
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter) -> Callable[..., str]:
-    """The sha256 of a run of the same script with the same arguments that nobody kills; run once a session."""
-    known: dict[tuple[Any, ...], str] = {}
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter, request: pytest.FixtureRequest
+) -> Callable[..., str]:
+    """The sha256 of a run of the same script with the same arguments that nobody kills.
+
+    Run once, whatever the number of processes that run tests: xdist's keep what they find in the folder above theirs.
+    """
+    known = tmp_path_factory.getbasetemp() / "undisturbed"
+    if hasattr(request.config, "workerinput"):
+        known = known.parents[1] / known.name
+    known.mkdir(exist_ok=True)
 
     def sha256(*args: str, **options: Any) -> str:
-        key = (*args, *sorted(options.items()))
-        if key not in known:
-            job = Job(tmp_path_factory.mktemp("undisturbed"), warm, args=args, **options)
-            try:
-                job.start()
-                known[key] = job.wait_finished()
-            finally:
-                job.end()
-        return known[key]
+        key = hashlib.sha256(repr((args, sorted(options.items()))).encode()).hexdigest()[:16]
+        with filelock.FileLock(known / f"{key}.lock"):
+            found = known / key
+            if not found.exists():
+                job = Job(tmp_path_factory.mktemp("undisturbed-run"), warm, args=args, **options)
+                try:
+                    job.start()
+                    found.write_text(job.wait_finished())
+                finally:
+                    job.end()
+            return found.read_text()
 
     return sha256

@@ -123,17 +123,35 @@ class JobFolder:
 
     def wait_for(self, name: str | int, pattern: str, *, since: int = 0, timeout_s: float = WAIT_S) -> re.Match[str]:
         """The first line with the pattern, as soon as it is there."""
-        return self.wait_until(
-            lambda: next(iter(self.matches(name, pattern, since)), None), f"{pattern!r} in {name}'s log", timeout_s
+        return self._wait_for_line(
+            name, lambda line: re.search(pattern, line), f"{pattern!r} in {name}'s log", since, timeout_s
         )
 
     def wait_for_step(self, step: int, rank: int = 0, *, since: int = 0, timeout_s: float = WAIT_S) -> None:
         """Until this rank has said a step from ``step`` on."""
-        self.wait_until(
-            lambda: any(int(match[2]) >= step for match in self.matches(rank, _STEP.pattern, since)) or None,
-            f"step {step} of rank {rank}",
-            timeout_s,
-        )
+
+        def reached(line: str) -> re.Match[str] | None:
+            match = _STEP.search(line)
+            return match if match is not None and int(match[2]) >= step else None
+
+        self._wait_for_line(rank, reached, f"step {step} of rank {rank}", since, timeout_s)
+
+    def _wait_for_line(
+        self, name: str | int, found: Callable[[str], Value | None], what: str, since: int, timeout_s: float
+    ) -> Value:
+        """Every line is looked at once: a log of thousands is waited on a hundred times a second."""
+        path, seen, size = self.log(name), since, -1
+
+        def look() -> Value | None:
+            nonlocal seen, size
+            now = path.stat().st_size if path.exists() else -1
+            if now == size:
+                return None
+            lines = self.lines(name)
+            new, seen, size = lines[seen:], len(lines), now
+            return next((value for line in new if (value := found(line)) is not None), None)
+
+        return self.wait_until(look, what, timeout_s)
 
     def wait_until(self, found: Callable[[], Value | None], what: str, timeout_s: float = WAIT_S) -> Value:
         """What the function returns, once that is not None."""
@@ -162,7 +180,7 @@ class JobFolder:
     @staticmethod
     def finals_of(log: Path) -> list[str]:
         """Every hash that a worker's log gives."""
-        return [found[2] for line in lines_of(log) if (found := _FINAL.search(line))]
+        return [found[2] for line in lines_of(log) if "final" in line and (found := _FINAL.search(line))]
 
     def tails(self) -> str:
         """The end of every log."""

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -246,7 +247,13 @@ def free_port() -> int:
 def lines_of(path: Path) -> Sequence[str]:
     """The whole lines of a log; none where there is no log yet."""
     try:
-        text = path.read_text(errors="replace")
+        return _lines_of(path, path.stat().st_size)
     except FileNotFoundError:
         return []
-    return text.rpartition("\n")[0].splitlines()
+
+
+@lru_cache(maxsize=64)
+def _lines_of(path: Path, size: int) -> Sequence[str]:
+    """Logs only grow, and tests look at them a hundred times a second: one that has not grown is not read again."""
+    with path.open("rb") as log:
+        return log.read(size).decode(errors="replace").rpartition("\n")[0].splitlines()

@@ -23,7 +23,6 @@ from tests.system.processes import Running, signal_process
 
 SCHEDULER = "scheduler"
 CALM_STEPS = 240  # the last gate stands behind these: a job that is through before its chaos is waits there
-_STEPS = ("--steps", str(CALM_STEPS + 20), "--interval", "20")
 CHAOS_S = (10.0, 25.0)
 ENDS_WITHIN_S = 90.0  # after the chaos
 LEAVES_WITHIN_S = 5.0  # after the scheduler
@@ -31,16 +30,16 @@ SPARE = 10
 _LOOKS_EVERY_S = 0.01
 
 
-def trained(seed: int) -> tuple[str, ...]:
+def trained(seed: int, calm_steps: int = CALM_STEPS) -> tuple[str, ...]:
     """The probe's arguments that decide the bits."""
     rng = random.Random(f"model of {seed}")
     model, kept = rng.choice(("ddp", "batch-norm", "by-hand")), rng.choice(("per_step", "saved"))
-    return (*_STEPS, "--model", model, "--rng", kept)
+    return ("--steps", str(calm_steps + 20), "--interval", "20", "--model", model, "--rng", kept)
 
 
-def disturbed(seed: int) -> tuple[str, ...]:
+def disturbed(seed: int, calm_steps: int = CALM_STEPS) -> tuple[str, ...]:
     """The same, and what lets it be disturbed."""
-    return (*trained(seed), "--gates", str(CALM_STEPS), "--pause-ms", "20")
+    return (*trained(seed, calm_steps), "--gates", str(calm_steps), "--pause-ms", "20")
 
 
 def settings_of(seed: int) -> dict[str, str]:
@@ -60,10 +59,14 @@ class Soak:
 
     Args:
         job: not yet started; of the probe, with :func:`disturbed` and :func:`settings_of` the seed.
+        calm_steps: as there.
+        chaos_s: between these lies how long it is disturbed.
     """
 
     job: Job
     seed: int
+    calm_steps: int = CALM_STEPS
+    chaos_s: tuple[float, float] = CHAOS_S
     happened: Counter[str] = field(default_factory=Counter)
     _rng: random.Random = field(init=False)
     _began: float = field(init=False)
@@ -86,8 +89,8 @@ class Soak:
         job.start()
         if has_spare:
             job.start_worker(SPARE)
-        self._disturb(until=self._began + self._rng.uniform(*CHAOS_S))
-        gate_of(job.folder, CALM_STEPS).touch()
+        self._disturb(until=self._began + self._rng.uniform(*self.chaos_s))
+        gate_of(job.folder, self.calm_steps).touch()
         self._say("calm")
         self._wait_until(lambda: self._is_trained() and not job.scheduler.is_alive())
         self._leave()

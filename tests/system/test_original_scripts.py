@@ -15,7 +15,7 @@ from runtime.store.process_identity import ProcessIdentity
 from tests.system.job import PROBE, JobFolder
 from tests.system.processes import environment_of_tests, signal_process
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 ORIGINAL = Path(__file__).with_name("original")
 TRAINED = ("--steps", "80", "--interval", "10")

@@ -34,7 +34,10 @@ def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[...
     job.wait_for(0, r"worker 0: no scheduler answered after 5 s \(TOPO_TIMEOUT\)")
 
 
-@pytest.mark.parametrize("late", [(), ("--late-rank", "0")], ids=["all at once", "one rank late"])
+@pytest.mark.parametrize(
+    "late",
+    [pytest.param((), marks=pytest.mark.thorough, id="all at once"), pytest.param(("--late-rank", "0"), id="one late")],
+)
 def test_an_error_in_every_rank_ends_the_job_with_its_text(
     late: tuple[str, ...], script_job: Callable[..., ScriptJob]
 ) -> None:
@@ -53,6 +56,7 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
     assert len(failed) >= 2, "one may have been torn out of its step before; the traceback is the user's"
 
 
+@pytest.mark.thorough
 def test_a_follower_may_die_and_ctrl_c_ends_everything(
     script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
 ) -> None:
@@ -84,6 +88,7 @@ def test_a_follower_may_die_and_ctrl_c_ends_everything(
     assert "nothing to do" in nothing.text()
 
 
+@pytest.mark.thorough
 def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*TRAINED, *PACE, workers=2)
     run = job.run()

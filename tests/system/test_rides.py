@@ -38,7 +38,19 @@ RIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "kills"), RIDES.values(), ids=RIDES.keys())
+THOROUGH = {
+    "accumulation",  # as not reduced inside a window
+    "mixed precision",  # as with batch norm, cut off inside the scaler's step
+    "batch norm",  # as there, and in the kill list
+    "a compiled module",  # four ranks compile twice: as much as all the others
+}
+LISTED = [
+    pytest.param(*ride, id=name, marks=[pytest.mark.thorough] if name in THOROUGH else [])
+    for name, ride in RIDES.items()
+]
+
+
+@pytest.mark.parametrize(("arguments", "kills"), LISTED)
 def test_it_rides_through(
     arguments: tuple[str, ...],
     kills: tuple[str, ...],

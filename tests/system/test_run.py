@@ -13,7 +13,10 @@ pytestmark = pytest.mark.system
 FINAL = r"^final step=600 loss=\S+ accuracy=(\S+) sha256=([0-9a-f]{64})$"
 
 
-def test_the_default_job_finishes_and_gives_the_same_bits_twice(script_job: Callable[..., ScriptJob]) -> None:
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_the_default_job_finishes_and_gives_the_same_bits_again(
+    runs: int, script_job: Callable[..., ScriptJob]
+) -> None:
     unset = {"WORKER_NUM": "", "OMP_NUM_THREADS": "", "ENABLE_RECOVERY": "", "REGISTER_COOLDOWN": ""}
     job = script_job(script=None, settings=unset)
     first = job.run()
@@ -22,6 +25,9 @@ def test_the_default_job_finishes_and_gives_the_same_bits_twice(script_job: Call
     accuracy = job.matches(0, FINAL)[0][1]
     assert float(accuracy) > 0.95
 
+    if runs == 1:
+        assert {match[2] for rank in job.ranks for match in job.matches(rank, FINAL)} == {sha256}
+        return
     again = job.run()
     assert job.finished(again) == sha256
     assert "is finished; its folders are moved aside" in again.text()
@@ -30,6 +36,7 @@ def test_the_default_job_finishes_and_gives_the_same_bits_twice(script_job: Call
     assert len(list(job.folder.glob("recovery*"))) == 2, "a finished job's journal is gone"
 
 
+@pytest.mark.thorough
 def test_eight_workers(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(script=None, workers=8)
     job.finished(job.run())

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import pytest
 
 from tests.system.job import Job, JobFolder, Step
-from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
+
+SCHEDULER = "scheduler"
 
 TRAINED = ("--steps", "270", "--interval", "1000")
 FIRST_STEPS = 10  # slower than the others: DDP lays its buckets out, memory is touched for the first time
@@ -24,25 +25,19 @@ PAUSED_S = 8.0
 
 
 def test_twenty_seconds_without_a_scheduler_cost_no_step(
-    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, "--pause-ms", "5")
-    job = script_job(*TRAINED, "--pause-ms", "100", "--say-queued")
-    run = job.run()
+    job = new_job(*TRAINED, "--pause-ms", "100", "--say-queued")
+    job.start()
     job.wait_for_step(15)
-    before = job.pids()
-    job.kill(SCHEDULER)
+    job.scheduler.kill()
     killed_at = time.monotonic()
     time.sleep(AWAY_S)
     recovered_at = time.monotonic()
-    recover = job.recover()
+    job.start_scheduler()
     job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
-    assert job.finished(run) == expected
-    assert recover.wait() == 0
-
-    assert "the scheduler" in job.wait_said(run, "was killed by signal 9 (SIGKILL)")
-    after = job.pids()
-    assert {name for name in before if after[name] != before[name]} == {SCHEDULER}
+    assert job.wait_finished() == expected
     assert_no_new_round(job)
     assert "is away (step" in job.wait_for(0, "the scheduler is away").string
     steps = [job.steps(rank) for rank in job.ranks]
@@ -73,23 +68,19 @@ def test_a_scheduler_that_stands_still_loses_nobody(
 
 
 def test_a_lost_journal_is_made_anew_from_the_workers(
-    script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, "--pause-ms", "5")
-    job = script_job(*TRAINED, "--pause-ms", "40")
-    run = job.run()
+    job = new_job(*TRAINED, "--pause-ms", "40")
+    job.start()
     job.wait_for_step(15)
-    before = job.pids()
-    job.kill(SCHEDULER)
+    job.scheduler.kill()
     shutil.rmtree(job.folder / "recovery")
-    recover = job.recover()
+    job.start_scheduler()
     job.wait_for(
         SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 1002"
     )
-    assert job.finished(run) == expected
-    assert recover.wait() == 0
-    after = job.pids()
-    assert {name for name in before if after[name] != before[name]} == {SCHEDULER}
+    assert job.wait_finished() == expected
     assert_no_new_round(job)
 
 

@@ -10,14 +10,17 @@ import pytest
 from tests.system import soak
 from tests.system.job import Job
 
+CALM_STEPS, CHAOS_S = 80, (5.0, 10.0)  # a campaign's jobs are longer, and are disturbed longer
+
 
 @pytest.mark.system
 def test_whatever_happens_when_it_happens_the_job_ends_with_the_same_bits(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     seed = datetime.datetime.now(datetime.UTC).date().toordinal()
-    expected = undisturbed(*soak.trained(seed))
-    one = soak.Soak(new_job(*soak.disturbed(seed), settings=soak.settings_of(seed)), seed)
+    expected = undisturbed(*soak.trained(seed, CALM_STEPS))
+    job = new_job(*soak.disturbed(seed, CALM_STEPS), settings=soak.settings_of(seed))
+    one = soak.Soak(job, seed, CALM_STEPS, CHAOS_S)
     sha256 = one.run()
     print(one.story())
     assert sha256 == expected

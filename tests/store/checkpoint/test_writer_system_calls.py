@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ _CALL = re.compile(r"(\d+) +(\w+)\((.*)")
 # which thread is faster. A kill there is one at the next call.
 _OF_ITS_OWN = frozenset({"brk", "madvise", "mmap", "mprotect", "mremap", "munmap", "clone", "clone3", "exit", "futex"})
 _OF_ITS_OWN |= {"gettid", "rseq", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "set_robust_list"}
+COUNTED = 3  # whole saves: a call that one of them does without may never come again
 ATTEMPTS = 12
 _TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names the slot: an array of three
 _SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
@@ -74,14 +76,20 @@ def killed_in(folder: Path, name: str, number: int) -> Path | None:
 
 
 @pytest.mark.system
-def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path, every: int) -> None:
+    """Where not every call has its kill, other ones have it each day."""
     if (why := refusal()) is not None:
         pytest.skip(f"{why}; test_an_error_at_any_call_leaves_no_trace_of_the_attempt fails the calls without it")
-    assert save_under_strace(tmp_path / "whole") == Outcome(Point(2, 1))
-    calls = calls_of_a_save(tmp_path / "whole" / "log")
+    counted = []
+    for number in range(COUNTED):
+        assert save_under_strace(tmp_path / f"whole{number}") == Outcome(Point(2, 1))
+        counted.append(calls_of_a_save(tmp_path / f"whole{number}" / "log"))
+    calls = [call for call in counted[0] if all(call in others for others in counted)]
     assert {"openat", "pwrite64", "mkdir", "write", "fsync", "rename", "sendto"} <= {name for name, _ in calls}
     left: Counter[str] = Counter()
-    for index, (name, number) in enumerate(calls):
+    today = datetime.datetime.now(datetime.UTC).date().toordinal() % every
+    for index, (name, number) in list(enumerate(calls))[today::every]:
         at = f"call {index} of {len(calls)}, {name}"
         place = killed_in(tmp_path / str(index), name, number)
         assert place is not None, f"{at}: was not killed"
@@ -97,4 +105,4 @@ def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_
             successor.close()
         assert whole_steps(place / "points") == [3, *whole], at
         assert [one for one in names_in(place / "points" / "0") if one.startswith(".tmp")] == [], at
-    assert len(left) == 3, f"before it is hashed, before it is durable, after that: {left}"
+    assert len(left) == 3 or every > 1, f"before it is hashed, before it is durable, after that: {left}"
