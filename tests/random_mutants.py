@@ -75,6 +75,7 @@ class Mutant:
     at: int
     old: str
     new: str
+    text: str  # of the line, as it is
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.old} → {self.new or 'nothing'}"
@@ -87,7 +88,7 @@ class Mutant:
 
 def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
     """Every mutant of a file, in the order of its lines."""
-    starts = [0]
+    lines, starts = source.decode().splitlines(), [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tokens = [(starts[row - 1] + column, text) for row, column, text in _tokens(source)]
@@ -111,7 +112,8 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
             at = between(first, second, pair[0])
             old = re.match(re.escape(pair[0]).replace(r"\ ", r"\s+"), source[at:].decode())
             assert old is not None
-            yield Mutant(path, source[:at].count(b"\n") + 1, at, old[0], pair[1])
+            line = source[:at].count(b"\n")
+            yield Mutant(path, line + 1, at, old[0], pair[1], lines[line])
 
     found: list[Mutant] = []
     for node in _outside_texts(ast.parse(source)):
@@ -125,7 +127,7 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
         elif isinstance(node, ast.BinOp) and not (_is_text(node.left) or _is_text(node.right)):
             found += swapped(node.op, node.left, node.right)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found.append(Mutant(path, node.lineno, _start(node), "not ", ""))
+            found.append(Mutant(path, node.lineno, _start(node), "not ", "", lines[node.lineno - 1]))
     yield from sorted(found, key=lambda mutant: mutant.at)
 
 
@@ -266,8 +268,7 @@ def run(room: str, chosen: Sequence[Mutant], jobs: int) -> list[Outcome]:
                 said = f"killed in {outcome.took_s:5.1f} s by {outcome.killed_by}" if outcome.killed_by else "SURVIVES"
                 print(f"{len(outcomes):4}/{len(chosen)}  {outcome.mutant}  {said}", flush=True)
                 if not outcome.killed_by:
-                    line = (REPOSITORY / outcome.mutant.path).read_text().splitlines()[outcome.mutant.line - 1]
-                    print(f"           {line.strip()}", flush=True)
+                    print(f"           {outcome.mutant.text.strip()}", flush=True)
     return outcomes
 
 
