@@ -66,10 +66,6 @@ class World:
         committed = self._ledger.state.generation
         return committed is not None and bool(committed.slots) and rank_of_slot(committed, slot) is None
 
-    def expects(self, slot: int) -> bool:
-        """Whether the world has this slot, held or not."""
-        return slot in self._ledger.state.by_slot or slot in self._ledger.absent
-
     def size(self) -> int:
         """How many slots the world has, held or not."""
         ledger = self._ledger

@@ -206,6 +206,13 @@ def test_no_name_breaks_the_scheduler(name: str) -> None:
     assert house.sent["s" + name]
 
 
+def test_those_who_wait_for_a_full_house_are_counted_with_those_who_have_a_slot() -> None:
+    house = House(policy(3))
+    house.register("blue")
+    house.register("1")
+    assert house.notes[-1] == "2/3 registered: worker 1 (pid 1001 on host-a) has slot 1"
+
+
 def test_it_is_said_once_that_somebody_waits_for_a_full_house() -> None:
     house = House(policy(2))
     house.register("blue")

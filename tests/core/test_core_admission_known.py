@@ -396,6 +396,20 @@ def test_who_asks_while_the_job_ends_is_told_so() -> None:
     assert house.answer("new", EndJob).text == "stopped by Ctrl-C"
 
 
+def test_who_has_to_wait_longest_says_when_a_seat_is_free() -> None:
+    house = training_house(3)
+    assert house.core.seat_free_in_s() is None
+    for node in "12":
+        house.close(f"s{node}", gone=True)
+        house.now += 4.0
+        house.beat("0")
+        house.register(node, session=f"again{node}")
+    assert house.core.seat_free_in_s() == 26.0
+    house.now += 10.0
+    house.beat("0")
+    assert house.core.seat_free_in_s() == 16.0
+
+
 def test_no_more_who_were_refused_are_remembered_than_stated() -> None:
     house = training_house(2)
     for number in range(MAX_REFUSED + 10):

@@ -180,6 +180,14 @@ def test_another_place_and_a_look_are_asked_for_together() -> None:
     assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=True)]
 
 
+@pytest.mark.parametrize(("look", "looked"), [(False, False), (True, True)])
+def test_a_look_is_asked_for_only_where_it_is_wanted_and_was_not_taken(look: bool, looked: bool) -> None:
+    desk = seated()
+    desk.enters(looked=looked)
+    desk.opens(1, place=SMALLER, look=look)
+    assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)]
+
+
 # ---- gently
 
 

@@ -308,6 +308,19 @@ def test_a_restarted_scheduler_gives_the_grace_again() -> None:
     assert retired(house) == [1]
 
 
+def test_a_world_that_shrank_to_its_minimum_waits_for_nobody_else_after_a_restart() -> None:
+    house = training(shrink_grace_s=0.0)
+    house.close("s1", gone=True)
+    house.tick()
+    house.join("0")
+    house.join("2")
+    assert house.committed().slots == (0, 2)
+    house.crash(after_s=1.0)
+    house.beat("0")
+    house.beat("2")
+    assert house.core.phase() == "training" and not house.core._ledger.absent
+
+
 def test_a_job_of_fixed_size_never_shrinks() -> None:
     house = House(policy(3, shrink_grace_s=0.0, node_timeout_s=60.0)).fill().train()
     house.close("s1", gone=True)
@@ -546,12 +559,17 @@ def test_a_newcomer_is_still_one_after_a_restart_of_the_scheduler() -> None:
     assert house.answer("s1", RoundOpened).gently
 
 
-def test_a_newcomer_that_was_lost_before_a_restart_is_not_expected_after_it() -> None:
+@pytest.mark.parametrize("end", ["lost", "left"])
+def test_a_newcomer_that_was_gone_before_a_restart_is_not_expected_after_it(end: str) -> None:
     house = training(3, 1, 5, shrink_grace_s=0.0)
     house.register("3")
     house.register("4")
-    house.close("s3", gone=True)
+    if end == "lost":
+        house.close("s3", gone=True)
+    else:
+        house.leave("3")
     house.crash(after_s=1.0)
+    assert house.core._world.coming == {4}
     house.close("s2", gone=True)
     house.tick()
     house.join("0", [(5, 1)])

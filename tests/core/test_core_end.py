@@ -166,6 +166,19 @@ def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
     assert house.now < 4000
 
 
+def test_a_finished_job_whose_last_processes_were_lost_ends_although_nobody_comes_back() -> None:
+    house = finished_house()
+    for session in ("s0", "s1"):
+        house.close(session, gone=True)
+    house.crash()
+    loaded_at = house.now
+    while house.ended is None:
+        wake_at = house.core.wake_at()
+        assert wake_at is not None
+        house.tick(wake_at - house.now)
+    assert house.now == loaded_at + house.policy.topo_timeout_s
+
+
 def test_finished_stays_finished_whatever_is_asked_for() -> None:
     house = finished_house()
     house.stop("Ctrl-C")
@@ -211,6 +224,17 @@ def test_a_stop_does_not_wait_for_ever() -> None:
         assert house.ended is None
     house.tick(1.0)
     assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
+
+
+def test_a_pause_of_the_scheduler_prolongs_what_a_stop_waits() -> None:
+    house = training_house(node_timeout_s=100.0)
+    house.stop("Ctrl-C")
+    house.now += 2.0
+    house.stall(4.0)
+    house.tick(7.9)
+    assert house.ended is None, "8 s were left, and nobody could leave meanwhile"
+    house.tick(0.1)
+    assert house.ended is not None
 
 
 def test_a_second_stop_changes_nothing() -> None:

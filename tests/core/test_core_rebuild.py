@@ -232,6 +232,21 @@ def test_a_late_member_takes_nothing_from_the_process_that_came_for_its_node() -
     assert house.seat("host-2").session == "fresh"
 
 
+@pytest.mark.parametrize("end", ["lost", "left"])
+def test_a_late_member_gets_its_seat_where_the_process_that_came_for_its_node_has_ended(end: str) -> None:
+    house = empty_house(spare_num=1)
+    for slot in (0, 1, 3):
+        report(house, slot, node=f"host-{slot}")
+    house.tick(5.1)
+    house.register("host-2", session="fresh")
+    if end == "lost":
+        house.close("fresh", gone=True)
+    else:
+        house.leave("host-2")
+    report(house, 2, node="host-2")
+    assert house.admission("old2").slot == 2
+
+
 def test_a_late_process_of_another_generation_is_fenced() -> None:
     house = empty_house()
     for slot in (0, 1, 3):
@@ -358,10 +373,12 @@ def test_a_spare_that_comes_first_announces_the_members_of_its_job() -> None:
     assert refusals(house) == {Refusal.ALIVE}, "nobody is seated meanwhile"
 
 
-@pytest.mark.parametrize("job", ["", "job-new"])
-def test_who_brings_no_other_job_announces_nobody(job: str) -> None:
-    house = empty_house(spare_num=1)
-    house.register("9", session="old9", job=job, incarnation=2)
+@pytest.mark.parametrize(
+    ("job", "incarnation", "spare_num"), [("", 2, 1), ("job-new", 2, 1), ("job-old", 0, 1), ("job-old", 2, 0)]
+)
+def test_who_is_no_spare_of_another_job_announces_nobody(job: str, incarnation: int, spare_num: int) -> None:
+    house = empty_house(spare_num=spare_num)
+    house.register("9", session="old9", job=job, incarnation=incarnation)
     house.register("0")
     assert house.admission("s0").slot == 0
 
