@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.errors import JobInterruptedError, JobStoppedError, SchedulerUnreachableError
+from runtime.errors import JobStoppedError, SchedulerUnreachableError, ScriptFailedError
 from tests.system.job import WAIT_S, Job
 from tests.system.processes import free_port
 from tests.system.scripted import SCHEDULER, ScriptJob
@@ -47,10 +47,10 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
     failed_at = time.monotonic()
     status = run.wait(17.0)
     assert time.monotonic() - failed_at <= 15.0
-    assert status == JobInterruptedError.exit_code
+    assert status == ScriptFailedError.exit_code
     assert not job.processes()
     text = "ValueError: the probe was told to fail at step 30"
-    assert text in job.wait_said(run, "the job was interrupted at step 29")
+    assert text in job.wait_said(run, "the job was ended by its script")
     assert text in job.wait_for(SCHEDULER, "the job ends: ").string
     failed = [rank for rank in job.ranks if job.matches(rank, f"^{text}$")]
     assert len(failed) >= 2, "one may have been torn out of its step before; the traceback is the user's"
