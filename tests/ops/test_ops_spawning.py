@@ -147,12 +147,13 @@ def test_a_start_that_cannot_be_written_down_changes_nothing(
 def test_whose_pid_cannot_be_written_down_does_not_stay(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     identities: list[ProcessIdentity] = []
+    before = children()  # other tests' starters, for one
     with reserved(logs, ["worker_0", "worker_1"]) as berths:
         (logs / "worker_1.pid").mkdir()
         with pytest.raises(StoreError, match=r"worker_1\.pid"):
             launch(berths, program(tmp_path, SLEEP), identities)
     assert len(identities) == 1
-    (second,) = [pid for pid in children() if pid != identities[0].pid]
+    (second,) = set(children()) - {*before, identities[0].pid}
     assert os.waitpid(second, 0)[1] != 0
     os.kill(identities[0].pid, signal.SIGKILL)
     assert ended(identities[0]) == Death(signal=9)
