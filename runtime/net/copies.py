@@ -6,15 +6,15 @@ more of a point outside the slots than that, however large it is and however slo
 
 With a secret both sockets speak CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair: its public
 half is as secret as the rest, and without it no handshake can even be asked for (RFC 26, section 6.2), so whoever gets
-through knows the secret. Without a secret the keeper believes whoever can reach its port and names the job, a slot that
-it keeps and a point that is whole by its own hashes, as the scheduler does.
+through knows the secret. With or without one an offer carries the keeper's ticket, made at random by its process and
+told to the members of its generation by way of the scheduler: who can only reach the port has nothing to say there.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -28,6 +28,7 @@ PIECE_BYTES = 4 << 20  # per GiB a third less of both ends' processors than with
 WINDOW_BYTES = 2 * PIECE_BYTES
 MAX_WORDS_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 4 * 1024
+TICKET_BYTES = 16
 _QUEUE = 8
 """Messages waiting in one direction. ZeroMQ hears of what was read in steps of half a queue, so the window and as many
 messages again must fit.
@@ -38,9 +39,33 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
+class Keeper:
+    """Where copies are taken in, and the word that lets somebody in; as text for the members of a generation."""
+
+    endpoint: str
+    ticket: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}/{self.ticket.hex()}"
+
+    @classmethod
+    def of(cls, text: str) -> Keeper:
+        """The reverse of ``str``; :class:`ProtocolError` where it is none."""
+        where, _, ticket = text.rpartition("/")
+        try:
+            keeper = cls(where, bytes.fromhex(ticket))
+        except ValueError:
+            raise ProtocolError(f"{text[:80]!r} is no keeper's address") from None
+        if not where.startswith("tcp://") or len(keeper.ticket) != TICKET_BYTES:
+            raise ProtocolError(f"{text[:80]!r} is no keeper's address")
+        return keeper
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The sender has this point for the keeper."""
 
+    ticket: bytes  # the keeper's
     transfer: int  # rises with every offer of the sender's
     job: str
     slot: int

@@ -8,12 +8,14 @@ which a generation meets, and whoever connects before the writer runs waits in t
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import weakref
 from dataclasses import dataclass
 
 from runtime.core.schema import Schema
 from runtime.net.address import endpoint
+from runtime.net.copies import TICKET_BYTES, Keeper
 from runtime.net.curve import ClusterKeys
 from runtime.store.checkpoint.writer import command_of
 
@@ -27,9 +29,10 @@ class Brief:
 
     Attributes:
         base, job: where in memory copies are kept, and whose.
-        keeper: where this rank's are to go, ``tcp://address:port``; empty where there is nobody.
+        keeper: where this rank's are to go, :class:`runtime.net.copies.Keeper` as text; empty where there is nobody.
         who: the keeper, for people.
         keeps: the slots whose copies come here.
+        ticket: by which they come, this process's own.
         public_key, secret_key: both ends', where there is a secret.
     """
 
@@ -38,6 +41,7 @@ class Brief:
     keeper: str
     who: str
     keeps: tuple[int, ...]
+    ticket: bytes
     public_key: bytes = b""
     secret_key: bytes = b""
 
@@ -56,10 +60,12 @@ class Brief:
 _SCHEMA = Schema({1: Brief})
 
 
-def brief_of(keys: ClusterKeys | None, base: str, job: str, keeper: str, who: str, keeps: tuple[int, ...]) -> Brief:
+def brief_of(
+    keys: ClusterKeys | None, base: str, job: str, keeper: str, who: str, keeps: tuple[int, ...], ticket: bytes
+) -> Brief:
     """A :class:`Brief` with the cluster's keys."""
     pair = (b"", b"") if keys is None else (keys.worker.public, keys.worker.secret)
-    return Brief(base, job, keeper, who, keeps, *pair)
+    return Brief(base, job, keeper, who, keeps, ticket, *pair)
 
 
 class CopyListener:
@@ -67,6 +73,9 @@ class CopyListener:
 
     Args:
         address: a numeric IP address of this host that all peers reach.
+
+    Attributes:
+        keeper: what the members of a generation are told.
     """
 
     def __init__(self, address: str) -> None:
@@ -74,7 +83,7 @@ class CopyListener:
         self._socket.bind((address, 0))
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)  # ZeroMQ asks for connections when there may be none any more
-        self.endpoint = endpoint(address, self._socket.getsockname()[1])
+        self.keeper = Keeper(endpoint(address, self._socket.getsockname()[1]), secrets.token_bytes(TICKET_BYTES))
         _open_listeners.add(self)
 
     @property

@@ -7,13 +7,14 @@ stays, and a refusal is a sentence to its sender, who alone has to act on it.
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from runtime.errors import LockedError, StoreError
+from runtime.errors import CheckpointError, LockedError, StoreError
 from runtime.net.copies import MAX_TEXT_BYTES, Declined, FromKeeper, KeeperSocket, Offer, Piece, Said, Taken, Whole
 from runtime.net.curve import KeyPair
 from runtime.store.checkpoint import MemoryRoom
@@ -38,11 +39,14 @@ class CopyKeeper:
         keys: both ends' where there is a secret.
         base: the folder in memory.
         job: whose.
+        ticket: what an offer must carry.
     """
 
-    def __init__(self, context: zmq.Context[Any], descriptor: int, keys: KeyPair | None, base: Path, job: str) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], descriptor: int, keys: KeyPair | None, base: Path, job: str, ticket: bytes
+    ) -> None:
         self._socket = KeeperSocket(context, descriptor, keys)
-        self._base, self._job = base, job
+        self._base, self._job, self._ticket = base, job, ticket
         self._slots: frozenset[int] = frozenset()
         self._rooms: dict[int, MemoryRoom] = {}
         self._incoming: dict[int, _Incoming] = {}  # by slot
@@ -68,12 +72,13 @@ class CopyKeeper:
 
     def _offered(self, said: Said, offer: Offer) -> FromKeeper:
         number = offer.transfer
+        if not hmac.compare_digest(offer.ticket, self._ticket):
+            return Declined(number, "the offer does not carry the ticket of this keeper", again=False)
         if offer.job != self._job:
             return Declined(number, f"it keeps copies of job {self._job}, not of job {offer.job}", again=False)
         if offer.slot not in self._slots:  # or not yet: not every member hears of a generation at once
             return Declined(number, f"it does not keep copies of slot {offer.slot}", again=True)
         copied = CopyOffer(offer.job, offer.slot, offer.point, offer.digest, offer.manifest_bytes, offer.data_bytes)
-        self._incoming.pop(offer.slot, None)
         try:
             room = self._rooms.get(offer.slot)
             if room is None:
@@ -81,6 +86,8 @@ class CopyKeeper:
             if has_copy(room, copied):
                 return Whole(number)
             self._incoming[offer.slot] = _Incoming(said.sender, number, IncomingCopy(room, copied))
+        except CheckpointError as error:  # what is offered cannot be: nothing of what is here is touched
+            return Declined(number, _short(error), again=False)
         except LockedError:  # whoever kept it before has not heard yet that it does not any more
             return Declined(number, "another process of its host still has the copies", again=True)
         except StoreError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from runtime.errors import StoreError
-from runtime.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Offer, Piece, SenderSocket, Taken, Whole
+from runtime.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Keeper, Offer, Piece, SenderSocket, Taken, Whole
 from runtime.net.curve import KeyPair
 from runtime.store.checkpoint import Location
 from runtime.store.checkpoint.memory.copied_buffer import OutgoingCopy, outgoing_copy
@@ -47,7 +47,8 @@ class CopySender:
         self._root = root
         self._room, self._room_descriptor = room, room_descriptor
         self._report = report
-        self._endpoint, self._who = "", ""
+        self._keeper: Keeper | None = None
+        self._who = ""
         self._keys: KeyPair | None = None
         self._socket: SenderSocket | None = None
         self._newest: tuple[int, str] | None = None  # sequence, slot
@@ -69,13 +70,13 @@ class CopySender:
         deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
         return min(deadlines, default=None)
 
-    def go_to(self, endpoint: str, who: str, keys: KeyPair | None, now: float) -> None:
-        """From now on this is the keeper, who has nothing yet; with no endpoint there is none."""
-        if endpoint == self._endpoint:
+    def go_to(self, keeper: Keeper | None, who: str, keys: KeyPair | None, now: float) -> None:
+        """From now on this is the keeper, who has nothing yet; None where there is none."""
+        if keeper == self._keeper:
             return
         self._drop()
         self._hang_up()
-        self._endpoint, self._who, self._keys, self._settled = endpoint, who, keys, 0
+        self._keeper, self._who, self._keys, self._settled = keeper, who, keys, 0
         if self._newest is None:
             self._newest = self._newest_there_is()
         self._begin(now)
@@ -126,7 +127,7 @@ class CopySender:
 
     def _begin(self, now: float) -> None:
         """Offer the newest point, if the keeper does not have it."""
-        if not self._endpoint or self._newest is None or self._newest[0] <= self._settled:
+        if self._keeper is None or self._newest is None or self._newest[0] <= self._settled:
             return
         sequence, name = self._newest
         try:
@@ -140,14 +141,23 @@ class CopySender:
                 outgoing.close()
             return
         if self._socket is None:
-            self._socket = SenderSocket(self._context, self._endpoint, self._keys)
+            self._socket = SenderSocket(self._context, self._keeper.endpoint, self._keys)
         self._outgoing, self._again_at = outgoing, None
         self._transfer += 1
         self._sent_bytes = self._answered_bytes = 0
         self._give_up_at = now + SILENT_S
         what = outgoing.offer
         self._socket.send(
-            Offer(self._transfer, what.job, what.slot, what.point, what.digest, what.manifest_bytes, what.data_bytes)
+            Offer(
+                self._keeper.ticket,
+                self._transfer,
+                what.job,
+                what.slot,
+                what.point,
+                what.digest,
+                what.manifest_bytes,
+                what.data_bytes,
+            )
         )
 
     def _send_on(self, now: float) -> None:

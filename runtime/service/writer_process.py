@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from runtime.net.copies import Keeper
 from runtime.net.curve import KeyPair
 from runtime.net.waker import Waker
 from runtime.service.buddy import Brief
@@ -84,9 +85,10 @@ class Copies:
     def _begin(self, brief: Brief) -> None:
         keys = KeyPair(brief.public_key, brief.secret_key) if brief.secret_key else None
         if self._keeper is None:
-            self._keeper = CopyKeeper(self._context, self._listener, keys, Path(brief.base), brief.job)
+            self._keeper = CopyKeeper(self._context, self._listener, keys, Path(brief.base), brief.job, brief.ticket)
         self._keeper.keep(frozenset(brief.keeps))
-        self._sender.go_to(brief.keeper, brief.who, keys, time.monotonic())
+        keeper = Keeper.of(brief.keeper) if brief.keeper else None
+        self._sender.go_to(keeper, brief.who, keys, time.monotonic())
 
     def _end(self) -> None:
         self._is_over = True

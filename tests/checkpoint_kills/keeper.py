@@ -72,8 +72,8 @@ def main(memory: Path) -> None:
     room, listener = MemoryRoom(memory, JOB, OWN_SLOT), CopyListener("127.0.0.1")
     descriptor = os.dup(listener.descriptor)
     copies = Copies(room.path, room.descriptor, memory, descriptor, ProcessIdentity.current(), lambda *words: None)
-    copies.brief(brief_of(None, str(memory), JOB, "", "", (SLOT,)).pack())
-    print(listener.endpoint, flush=True)
+    copies.brief(brief_of(None, str(memory), JOB, "", "", (SLOT,), listener.keeper.ticket).pack())
+    print(listener.keeper, flush=True)
     parent.wait_for_exit(float(1 << 20))
     copies.close()
 

@@ -69,7 +69,7 @@ class Place:
 
     def open(self, committed: Committed | None = None, *, is_async: bool = True, buddy: str = "") -> RankCheckpoints:
         """``buddy``: where a keeper listens."""
-        committed = committed or Committed()
+        committed, listener = committed or Committed(), CopyListener("127.0.0.1") if buddy else None
         checkpoints = RankCheckpoints(
             CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async),
             self.root,
@@ -80,10 +80,11 @@ class Place:
             committed=lambda: committed.point,
             report=committed.report,
             memory=self.memory,
-            listener=CopyListener("127.0.0.1") if buddy else None,
+            listener=listener,
         )
-        if buddy:
-            checkpoints.exchange_copies(brief_of(None, str(self.memory), JOB, buddy, "the keeper", ()))
+        if listener is not None:
+            ticket = listener.keeper.ticket
+            checkpoints.exchange_copies(brief_of(None, str(self.memory), JOB, buddy, "the keeper", (), ticket))
         return checkpoints
 
     def newest_on_disk(self) -> int:

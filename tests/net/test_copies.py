@@ -26,7 +26,7 @@ from runtime.net.copies import (
 )
 
 WAIT_MS = 10_000
-OFFER = Offer(1, "job", 0, Point(1, 1), b"d" * 16, 100, 1000)
+OFFER = Offer(b"t" * 16, 1, "job", 0, Point(1, 1), b"d" * 16, 100, 1000)
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
 from runtime.core.point import Point
-from runtime.errors import LockedError
+from runtime.errors import LockedError, ProtocolError
+from runtime.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
 from runtime.net.curve import derive_keys
 from runtime.service import copy_sender
 from runtime.service.buddy import Brief, CopyListener, brief_of
@@ -46,9 +50,10 @@ class End:
             lambda *words: self.told.put(words),
         )
 
-    def brief(self, keeper: str = "", *, keeps: tuple[int, ...] = (), secret: bytes | None = None) -> None:
+    def brief(self, keeper: Keeper | str = "", *, keeps: tuple[int, ...] = (), secret: bytes | None = None) -> None:
         keys = None if secret is None else derive_keys(secret)
-        self.copies.brief(brief_of(keys, str(self.base), JOB, keeper, "rank 1", keeps).pack())
+        ticket = self.listener.keeper.ticket
+        self.copies.brief(brief_of(keys, str(self.base), JOB, str(keeper), "rank 1", keeps, ticket).pack())
 
     def save(self, step: int, *, count: int = 1000) -> None:
         name = fill(self.room, step, count=count, chunk_bytes=max(100, count // 10))
@@ -89,7 +94,7 @@ def pair(ends: Callable[..., End]) -> tuple[End, End]:
     """A rank, and its buddy on another host, both told so."""
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(0,))
-    rank.brief(buddy.listener.endpoint)
+    rank.brief(buddy.listener.keeper)
     return rank, buddy
 
 
@@ -121,7 +126,7 @@ def test_who_was_hashed_before_there_was_a_buddy_is_copied_when_there_is(ends: C
     rank, buddy = ends("here"), ends("there", 1)
     fill_and_hash(rank.room, 1)  # by a process before this one
     buddy.brief(keeps=(0,))
-    rank.brief(buddy.listener.endpoint)
+    rank.brief(buddy.listener.keeper)
     assert rank.heard() == ("copied", 1, "")
     assert buddy.kept() == [1]
 
@@ -132,7 +137,7 @@ def test_a_new_buddy_gets_the_newest_at_once(pair: tuple[End, End], ends: Callab
     rank.heard()
     other = ends("elsewhere", 2)
     other.brief(keeps=(0,))
-    rank.brief(other.listener.endpoint)
+    rank.brief(other.listener.keeper)
     assert rank.heard() == ("copied", 1, "")
     assert other.kept() == [1]
 
@@ -140,7 +145,7 @@ def test_a_new_buddy_gets_the_newest_at_once(pair: tuple[End, End], ends: Callab
 def test_a_buddy_may_hear_of_it_later(ends: Callable[..., End]) -> None:
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(7,))
-    rank.brief(buddy.listener.endpoint)
+    rank.brief(buddy.listener.keeper)
     rank.save(1)
     with pytest.raises(queue.Empty):
         rank.told.get(timeout=0.1)
@@ -184,7 +189,7 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
     monkeypatch.setattr(copy_sender, "SILENT_S", 0.2)
     rank = ends("here")
     nobody = CopyListener("127.0.0.1")
-    rank.brief(nobody.endpoint)
+    rank.brief(nobody.keeper)
     rank.save(1)
     assert rank.heard() == ("uncopied", 1, "rank 1 has not answered for 0.2 s")
     nobody.close()
@@ -203,7 +208,7 @@ def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
         assert rank.heard()[0] == "uncopied"
     other = ends("elsewhere", 2)
     other.brief(keeps=(0,))
-    rank.brief(other.listener.endpoint)
+    rank.brief(other.listener.keeper)
     assert rank.heard() == ("copied", 2, "")
     assert buddy.kept() == [1]
 
@@ -227,7 +232,7 @@ def test_only_who_knows_the_secret_is_heard(
     monkeypatch.setattr(copy_sender, "SILENT_S", WAIT_S if is_copied else 0.5)
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(0,), secret=theirs)
-    rank.brief(buddy.listener.endpoint, secret=ours)
+    rank.brief(buddy.listener.keeper, secret=ours)
     rank.save(1, count=LARGE)
     assert (rank.heard()[0] == "copied") is is_copied
     assert buddy.kept() == ([1] if is_copied else [])
@@ -235,8 +240,8 @@ def test_only_who_knows_the_secret_is_heard(
 
 def test_another_jobs_points_are_refused(ends: Callable[..., End]) -> None:
     rank, buddy = ends("here"), ends("there", 1)
-    buddy.copies.brief(Brief(str(buddy.base), "another", "", "", (0,)).pack())
-    rank.brief(buddy.listener.endpoint)
+    buddy.copies.brief(Brief(str(buddy.base), "another", "", "", (0,), buddy.listener.keeper.ticket).pack())
+    rank.brief(buddy.listener.keeper)
     rank.save(1)
     what, _, text = rank.heard()
     assert what == "uncopied"
@@ -250,7 +255,7 @@ def test_over_ipv6_as_well(tmp_path: Path) -> None:
         pytest.skip("this machine has no IPv6")
     rank, buddy = End(tmp_path / "here"), End(tmp_path / "there", 1, listener)
     buddy.brief(keeps=(0,))
-    rank.brief(buddy.listener.endpoint)
+    rank.brief(buddy.listener.keeper)
     rank.save(1)
     assert rank.heard() == ("copied", 1, "")
     assert rank.room.points()[0].point == Point(1, 1)
@@ -271,3 +276,69 @@ def test_a_keeper_whose_memory_was_emptied_takes_the_next_copy(pair: tuple[End, 
     rank.save(4)
     assert rank.heard() == ("copied", 4, "")
     assert buddy.kept() == [4]
+
+
+# ---- strangers
+
+
+@pytest.fixture
+def stranger(pair: tuple[End, End]) -> Iterator[SenderSocket]:
+    """Whoever can reach the port of the buddy, and has seen what its kind says."""
+    context: zmq.Context[Any] = zmq.Context()
+    yield SenderSocket(context, pair[1].listener.keeper.endpoint, None)
+    context.destroy(linger=0)
+
+
+def answer_to(stranger: SenderSocket, offer: Offer) -> object:
+    stranger.send(offer)
+    assert stranger.socket.poll(WAIT_S * 1000)
+    (answer,) = stranger.drain()
+    return answer
+
+
+LIES: list[dict[str, object]] = [
+    {"point": Point(0, 2**40)},  # behind which every copy would be of a line that was left
+    {"point": Point(-1, 1)},
+    {"point": Point(1, -(2**63))},
+    {"slot": 2**62},
+    {"slot": -1},
+    {"job": "x" * 5000},
+    {"digest": b""},
+    {"manifest_bytes": -1},
+    {"manifest_bytes": 2**63 - 1},
+    {"data_bytes": 2**63 - 1},
+    {"data_bytes": -1},
+    {"transfer": -(2**63)},
+]
+
+
+@pytest.mark.parametrize("knows_the_ticket", [False, True], ids=["stranger", "member"])
+def test_an_offer_that_is_a_lie_costs_no_copy_and_no_transfer(
+    pair: tuple[End, End], stranger: SenderSocket, knows_the_ticket: bool
+) -> None:
+    rank, buddy = pair
+    for step in (1, 2):
+        rank.save(step)
+        assert rank.heard() == ("copied", step, "")
+    ticket = buddy.listener.keeper.ticket if knows_the_ticket else b"t" * 16
+    good = Offer(ticket, 1, JOB, 0, Point(3, 1), b"d" * 16, 100, 1000)
+    for lie in LIES:
+        answer = answer_to(stranger, dataclasses.replace(good, **lie))  # type: ignore[arg-type]
+        assert isinstance(answer, Declined) or (knows_the_ticket and isinstance(answer, Taken)), lie
+        assert buddy.kept() == [2, 1]
+    answer = answer_to(stranger, good)
+    assert isinstance(answer, Taken if knows_the_ticket else Declined)
+    assert stranger.send_piece(Piece(1, 0), b"no manifest".ljust(100))
+    rank.save(3)
+    assert rank.heard() == ("copied", 3, "")
+    assert buddy.kept() == [3, 2]
+
+
+def test_a_ticket_is_in_no_repr_and_in_no_other_process(ends: Callable[..., End]) -> None:
+    one, other = ends("here").listener.keeper, ends("there", 1).listener.keeper
+    assert one.ticket != other.ticket
+    assert one.ticket.hex() not in repr(one)
+    assert Keeper.of(str(one)) == one
+    for text in ("", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/zz", f"{one}00", f"udp://127.0.0.1:1/{'0' * 32}"):
+        with pytest.raises(ProtocolError, match="is no keeper's address"):
+            Keeper.of(text)

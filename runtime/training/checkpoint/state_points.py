@@ -135,6 +135,7 @@ class StatePoints:
                 MemberInfo.unpack(formed.info_of(generation.buddy)).copies,
                 f"rank {generation.buddy}",
                 generation.keeps,
+                process.copy_listener.keeper.ticket,
             )
         self.folder.exchange_copies(brief)
         self._copies.begin(generation.generation, () if brief is None else generation.keeps)

@@ -17,7 +17,7 @@ class MemberInfo:
     """Of one process.
 
     Attributes:
-        copies: where its writer takes other ranks' points in, ``tcp://address:port``; empty where it does not.
+        copies: where its writer takes other ranks' points in, a ``net.copies.Keeper`` as text; empty where it does not.
         life_sign: what its death is seen by.
     """
 
@@ -42,4 +42,5 @@ _SCHEMA = Schema({1: MemberInfo})
 def own_info(agent: Agent, listener: CopyListener | None) -> bytes:
     """This process's."""
     sign = agent.life_sign
-    return MemberInfo("" if listener is None else listener.endpoint, None if sign is None else sign.whereabouts).pack()
+    copies = "" if listener is None else str(listener.keeper)
+    return MemberInfo(copies, None if sign is None else sign.whereabouts).pack()

@@ -54,9 +54,9 @@ class Rank:
         assert self.checkpoints.save(header, tensors, tree, {})
 
     def exchange(self, other: Rank | None) -> None:
-        endpoint, keeps = ("", ()) if other is None else (other.listener.endpoint, (other.slot,))
+        keeper, keeps = ("", ()) if other is None else (str(other.listener.keeper), (other.slot,))
         self.checkpoints.exchange_copies(
-            brief_of(None, str(self.memory), JOB, endpoint, f"rank {1 - self.slot}", keeps)
+            brief_of(None, str(self.memory), JOB, keeper, f"rank {1 - self.slot}", keeps, self.listener.keeper.ticket)
         )
 
     def writer(self) -> int:
@@ -151,7 +151,9 @@ def test_a_rank_takes_copies_in_from_its_first_commit_on(ranks: tuple[Rank, Rank
     )
     (ranks[1].host / "elsewhere").mkdir()
     third = Rank(ranks[1].host, 1, newcomer._saves._listener, newcomer)  # type: ignore[arg-type]
-    newcomer.exchange_copies(brief_of(None, str(ranks[1].host / "elsewhere"), JOB, "", "", (0,)))
+    newcomer.exchange_copies(
+        brief_of(None, str(ranks[1].host / "elsewhere"), JOB, "", "", (0,), third.listener.keeper.ticket)
+    )
     newcomer.settle()
     ranks[0].exchange(third)
     wait_until(lambda: points_in_memory(ranks[1].host / "elsewhere", JOB, 0, is_copy=True)[0] != [])

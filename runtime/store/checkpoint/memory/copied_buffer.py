@@ -3,8 +3,9 @@
 Here live the order of the bytes (the manifest, then the data file, as one stream) and what is compared when; how they
 travel is not known. The one idea: the manifest comes first and brings the hash of every chunk, so the receiving end
 compares each chunk as it completes, in the memory where it will stay, and a point that changed on the way, or in its
-slot while it was read, never becomes a copy. A slot is filled anew two saves later, whoever still reads it; by then the
-same bytes are on disk, and the rest is read there.
+slot while it was read, never becomes a copy. Until the whole manifest has come and says what was offered nothing is
+touched of what is kept, and the newest copy stays until the new one is whole. A slot is filled anew two saves later,
+whoever still reads it; by then the same bytes are on disk, and the rest is read there.
 """
 
 from __future__ import annotations
@@ -23,9 +24,20 @@ from runtime.store.checkpoint.local.folder import DATA_FILE, MANIFEST_FILE, poin
 from runtime.store.checkpoint.local.pruning import is_abandoned
 from runtime.store.checkpoint.local.reading import require_digest
 from runtime.store.checkpoint.local.scanning import FoundPoint
-from runtime.store.checkpoint.memory.memory_buffer import SlotHeader, Stage, open_slot, read_header, read_manifest
+from runtime.store.checkpoint.memory.memory_buffer import (
+    MemoryBuffer,
+    SlotHeader,
+    Stage,
+    open_slot,
+    read_header,
+    read_manifest,
+)
 from runtime.store.checkpoint.memory.memory_room import MemoryRoom
 from runtime.store.checkpoint.point_store import Location
+
+_DIGEST_BYTES = 16
+MAX_DATA_BYTES = 1 << 46
+"""More than any rank's state; behind it begin numbers that no system call takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +171,17 @@ class IncomingCopy:
 
     Raises:
         CheckpointError: no such point can be.
-        StoreError: there is no memory for it; the newest copy stays.
     """
 
     def __init__(self, room: MemoryRoom, offer: CopyOffer) -> None:
-        if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES or offer.data_bytes < 0:
-            raise CheckpointError(f"a manifest of {offer.manifest_bytes} bytes, {offer.data_bytes} of data")
+        _require_possible(offer)
         self.offer = offer
         self.received_bytes = 0
         self._room = room
-        room.forget(lambda one: is_abandoned(one, offer.point))
-        self._slot = room.next_slot()
-        self._slot.reserve(offer.manifest_bytes, offer.data_bytes)
-        self._slot.open()
-        self._data = self._slot.data(offer.data_bytes)
         self._manifest_data = bytearray()
         self._manifest: Manifest | None = None
+        self._slot: MemoryBuffer | None = None  # from when the manifest is there
+        self._data = memoryview(b"")
         self._compared_bytes = 0  # of the data
 
     def take(self, piece: bytes | memoryview) -> bool:
@@ -182,6 +189,7 @@ class IncomingCopy:
 
         Raises:
             CheckpointError: it is not what was offered, or not what was saved.
+            StoreError: there is no memory for it; the newest copy stays.
         """
         if self.received_bytes + len(piece) > self.offer.stream_bytes:
             raise CheckpointError(f"more than the {self.offer.stream_bytes} bytes that were offered")
@@ -191,20 +199,35 @@ class IncomingCopy:
         of_data = piece[len(of_manifest) :]
         start = self.received_bytes + len(of_manifest) - self.offer.manifest_bytes
         self.received_bytes += len(piece)
-        if of_data:
-            self._data[start : start + len(of_data)] = of_data
         if self.received_bytes < self.offer.manifest_bytes:
             return False
-        self._compare(self._manifest or self._decoded(), self.received_bytes - self.offer.manifest_bytes)
+        manifest, slot = self._manifest or self._decoded(), self._slot or self._opened()
+        if of_data:
+            self._data[start : start + len(of_data)] = of_data
+        self._compare(manifest, self.received_bytes - self.offer.manifest_bytes)
         if self.received_bytes < self.offer.stream_bytes:
             return False
-        self._room.seal(self._slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
+        self._room.seal(slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
         self._data.release()
+        self._room.forget(self._is_abandoned)
         return True
+
+    def _is_abandoned(self, point: Point) -> bool:
+        return is_abandoned(point, self.offer.point)
+
+    def _opened(self) -> MemoryBuffer:
+        """The slot that is filled from now on; what was in it is gone."""
+        slot = self._room.next_slot(self._is_abandoned)
+        slot.reserve(self.offer.manifest_bytes, self.offer.data_bytes)
+        slot.open()
+        self._slot, self._data = slot, slot.data(self.offer.data_bytes)
+        return slot
 
     def _decoded(self) -> Manifest:
         """The manifest, all of which is there."""
         offer = self.offer
+        if xxhash.xxh3_128_digest(self._manifest_data) != offer.digest:
+            raise CheckpointError(f"its manifest's {offer.manifest_bytes} bytes are not those that were offered")
         manifest = decode_manifest(bytes(self._manifest_data))
         whose = manifest.header
         if (whose.job, whose.slot, whose.point, manifest.data_bytes) != (
@@ -227,6 +250,16 @@ class IncomingCopy:
             digest = xxhash.xxh3_128_digest(self._data[start:end])
             require_digest(digest, end - start, f"the copy of slot {self.offer.slot}", manifest, start // size)
             self._compared_bytes = end
+
+
+def _require_possible(offer: CopyOffer) -> None:
+    """Refuse what no rank offers, whatever its numbers are."""
+    if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES or not 0 <= offer.data_bytes <= MAX_DATA_BYTES:
+        raise CheckpointError(f"a manifest of {offer.manifest_bytes} bytes, {offer.data_bytes} of data")
+    if offer.slot < 0 or offer.point.step < 0 or offer.point.generation < 1:
+        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank ever has saved that")
+    if len(offer.digest) != _DIGEST_BYTES:
+        raise CheckpointError(f"a manifest's digest of {len(offer.digest)} bytes, expected {_DIGEST_BYTES}")
 
 
 def has_copy(room: MemoryRoom, offer: CopyOffer) -> bool:

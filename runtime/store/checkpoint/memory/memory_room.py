@@ -68,13 +68,15 @@ class MemoryRoom:
         self._points: dict[int, Point] = {}  # those sealed here, by sequence
         _open_rooms.add(self)
 
-    def next_slot(self) -> MemoryBuffer:
-        """The slot to be filled: one that nobody can use, else the older one."""
+    def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
+        """The slot to be filled: one that nobody can use, else one whose point is unwanted, else the older one."""
         headers = {slot: slot.header() for slot in self._slots}
 
-        def worth(slot: MemoryBuffer) -> int:
-            header = headers[slot]
-            return 0 if header is None or header.stage is not Stage.HASHED else header.sequence
+        def worth(slot: MemoryBuffer) -> tuple[bool, int]:
+            header, point = headers[slot], self._point_of(slot)
+            if header is None or point is None:
+                return False, 0
+            return not is_unwanted(point), header.sequence
 
         return min(self._slots, key=worth)
 

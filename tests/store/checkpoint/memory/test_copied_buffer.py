@@ -148,15 +148,28 @@ def test_more_than_was_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRoom]) 
         ({"manifest_bytes": 0}, "a manifest of 0 bytes"),
         ({"manifest_bytes": 1 << 40}, "a manifest of"),
         ({"data_bytes": -1}, "-1 of data"),
+        ({"data_bytes": 2**63 - 1}, "of data"),
+        ({"digest": b"short"}, "digest of 5 bytes"),
+        ({"digest": b"d" * 16}, "are not those that were offered"),
+        ({"slot": -1}, "no rank ever has saved that"),
+        ({"point": Point(-1, 1)}, "no rank ever has saved that"),
+        ({"point": Point(0, 0)}, "no rank ever has saved that"),
+        ({"point": Point(0, 2**62)}, "step 1 of generation 1"),
     ],
 )
-def test_an_offer_must_be_true(rooms: tuple[MemoryRoom, MemoryRoom], changes: dict[str, object], problem: str) -> None:
+def test_an_offer_must_be_true(
+    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    """A lie costs none of the copies that are there."""
     ours, theirs = rooms
+    for step in (2, 1):
+        copy(ours, fill_and_hash(ours, step), theirs)
     outgoing = opened(ours, fill_and_hash(ours, 1))
     true = outgoing.offer
     values = {name: getattr(true, name) for name in ("job", "slot", "point", "digest", "manifest_bytes", "data_bytes")}
     with pytest.raises(CheckpointError, match=problem):
         send(in_order(outgoing, 1000), CopyOffer(**(values | changes)), theirs, 1 << 20)
+    assert steps_there(tmp_path) == [2, 1]
 
 
 def test_a_slot_that_is_filled_anew_gives_no_more_pieces(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
@@ -219,7 +232,7 @@ def test_where_memory_is_short_the_newest_copy_stays(
     outgoing = opened(ours, fill_and_hash(ours, 3, count=COUNT * 100))
     monkeypatch.setattr(memory_buffer, "available_bytes", lambda: 1000)
     with pytest.raises(StoreError, match="are needed and 1000 are available"):
-        IncomingCopy(theirs, outgoing.offer)
+        send(in_order(outgoing, 1000), outgoing.offer, theirs, 1 << 20)
     assert steps_there(tmp_path) == [2]
 
 
