@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.core.ledger import Ledger
+from runtime.core.lost_records import next_generation
 from runtime.core.messages import (
     AddressMap,
     GenerationStarted,
@@ -291,9 +292,12 @@ class Rendezvous:
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
         restore = choose(by_rank, state.generation, slots)
+        generation, lost = next_generation(state, by_rank.values())
+        if lost:
+            ledger.ready.say(lost, Level.WARNING)
         ledger.write(
             GenerationCommitted(
-                generation=state.next_generation,
+                generation=generation,
                 round=round_.id,
                 members=tuple((seat.node, seat.incarnation) for seat in seats),
                 restore=restore.point,

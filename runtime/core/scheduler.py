@@ -13,6 +13,7 @@ from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
+from runtime.core.lost_records import told_more
 from runtime.core.messages import (
     Activity,
     Credential,
@@ -105,6 +106,7 @@ class SchedulerCore:
         self._newcomers: list[str] = []  # it can go on, and these nodes are ready to join it
         self._accepted: Seat | None = None  # whose heartbeat this step is about
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
+        self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
@@ -269,6 +271,7 @@ class SchedulerCore:
             return
         if self._admission.difference(message) is None and self._rebuild.takes(message):
             return
+        self._doubt_journal(message)
         before = self._ledger.state.seats.get(message.node)
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
@@ -285,6 +288,13 @@ class SchedulerCore:
                 what = "was started again" if old_incarnation else "takes the place of a lost one"
                 self._break(f"worker {seat.node} {what} ({seat.process})")
         self._rendezvous.invite(seat)
+
+    def _doubt_journal(self, message: Register) -> None:
+        """Say it, once, where a worker was told more than the journal holds."""
+        lost = "" if self._is_journal_doubted else told_more(message, self._ledger.state)
+        if lost:
+            self._is_journal_doubted = True
+            self._ledger.ready.say(lost, Level.WARNING)
 
     def _judge_reports(self) -> None:
         """Where a lost journal is made anew, this is a load like any other, with those who reported heard already."""

@@ -1,0 +1,84 @@
+"""A journal that was cut at a record's end, or an older one put back: its workers know better, and that is said."""
+
+from __future__ import annotations
+
+from runtime.core.messages import RoundId, Standing
+from runtime.core.records import GenerationCommitted, SeatGranted
+from tests.core.house import House, policy, training_house
+
+
+def said(house: House) -> list[str]:
+    return [note.text for note in house.ready.notes if "last records are gone" in note.text]
+
+
+def cut_before(house: House, kind: type) -> None:
+    """Start the scheduler anew with the records before the last one of this kind."""
+    house.crash(keep=max(index for index, record in enumerate(house.journal) if isinstance(record, kind)))
+
+
+def standing(generation: int, rank: int) -> Standing:
+    return Standing(1, generation, RoundId(1, generation), rank, 2, None, None, rank)
+
+
+def test_a_worker_that_was_told_a_later_generation_says_so_once() -> None:
+    house = training_house()
+    cut_before(house, GenerationCommitted)
+    house.register("0", job="job-1", incarnation=1, standing=standing(1, 0))
+    (text,) = said(house)
+    assert text.startswith("worker 0 (pid ")
+    assert "knows of generation 1, and the journal of generation 0" in text
+    assert "Fix: " in text
+    house.register("1", job="job-1", incarnation=1, standing=standing(1, 1))
+    assert said(house) == []
+
+
+def test_a_worker_that_was_told_a_later_incarnation_says_so() -> None:
+    house = House(policy(2)).fill()
+    house.crash(after_s=40.0)
+    house.tick(6.0)
+    house.tick(31.0)
+    house.register("1", session="second")
+    assert house.admission("second").incarnation == 2
+    cut_before(house, SeatGranted)
+    house.register("1", session="second", job="job-1", incarnation=2)
+    (text,) = said(house)
+    assert "knows of its incarnation 2, and the journal of incarnation 1 of it" in text
+
+
+def test_who_knows_no_more_or_is_of_another_job_says_nothing() -> None:
+    house = training_house()
+    house.crash()
+    house.register("0", job="job-1", incarnation=1, standing=standing(1, 0))
+    assert said(house) == []
+    house.register("0", session="stranger", job="another", incarnation=9, standing=standing(9, 0))
+    house.register("0", session="stranger", incarnation=9, standing=standing(9, 0))
+    house.register("0", session="stranger", job="job-1", incarnation=2**62, standing=standing(2**62, 0))
+    assert said(house) == []
+
+
+def test_a_generations_number_is_not_given_twice_though_its_record_is_lost() -> None:
+    """Its points would pass for the new one's: each rank may hold another state under the same name."""
+    house = training_house()
+    cut_before(house, GenerationCommitted)
+    for node in ("0", "1"):
+        house.register(node)
+    house.train(n0=[(20, 1), (10, 1)], n1=[(10, 1)])
+    assert house.committed().generation == 2
+    assert house.committed().restore is None, "nothing is known of the line that its points are on"
+
+
+def test_points_of_a_generation_that_the_journal_does_not_know_are_said() -> None:
+    house = training_house()
+    cut_before(house, GenerationCommitted)
+    for node in ("0", "1"):
+        house.register(node)
+    house.join("0", [(20, 1)])
+    house.join("1")
+    (text,) = said(house)
+    assert text.startswith("there are points of generation 1, and the journal ends before it")
+
+
+def test_a_number_beyond_any_jobs_life_leads_nowhere() -> None:
+    house = House(policy(2)).fill()
+    house.train(n0=[(20, 2**62)])
+    assert house.committed().generation == 1
