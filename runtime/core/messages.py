@@ -16,6 +16,8 @@ from runtime.core.schema import Schema
 
 PROTOCOL = 1
 MAX_SAVED_POINTS = 8
+MAX_STOPPED_BY = 200
+"""Characters of ``StopJob.by``; a scheduler takes no longer one."""
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -232,7 +234,7 @@ class StatusQuery:
 class StopJob:
     """Asks the scheduler to end the job gracefully; ``by`` is told to everybody."""
 
-    by: str
+    by: str  # printable, of at most MAX_STOPPED_BY characters
 
 
 # ---- scheduler → worker -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runtime.core.messages import Status, StatusQuery, StopJob
+from runtime.core.messages import MAX_STOPPED_BY, Status, StatusQuery, StopJob
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
@@ -91,8 +91,12 @@ def question(*, follow: bool) -> StatusQuery:
 
 
 def stop_request(by: str) -> StopJob:
-    """Asks a scheduler to end the job gracefully; ``by`` is told to everybody."""
-    return StopJob(by)
+    """Asks a scheduler to end the job gracefully; ``by`` is told to everybody, as far as a line holds it.
+
+    A cause may be an exception's whole text, with its line breaks: a scheduler takes none of those, nor a longer one.
+    """
+    line = "".join(character if character.isprintable() else " " for character in by)
+    return StopJob(line if len(line) <= MAX_STOPPED_BY else f"{line[: MAX_STOPPED_BY - 1]}…")
 
 
 def message_of(content: Content) -> Status:

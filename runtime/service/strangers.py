@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.core.messages import MAX_SAVED_POINTS, Credential, Pairs, Register, SavedPoints, StopJob
+from runtime.core.messages import MAX_SAVED_POINTS, MAX_STOPPED_BY, Credential, Pairs, Register, SavedPoints, StopJob
 from runtime.core.ready import Level, Note
 from runtime.net.server import Rejection
 
@@ -162,7 +162,7 @@ def implausible(message: object) -> str | None:
             few = len(points) <= MAX_SAVED_POINTS
             return None if few else f"SavedPoints has {len(points)} points, at most {MAX_SAVED_POINTS} are accepted"
         case StopJob(by):
-            return None if _is_text(by, MAX_NAME_CHARS) else "StopJob.by is too long or not printable"
+            return None if _is_text(by, MAX_STOPPED_BY) else "StopJob.by is too long or not printable"
         case _:
             return None
 

@@ -13,7 +13,8 @@ from runtime.core.messages import GenerationStarted, Process, RoundId, RoundOpen
 from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
 from runtime.errors import JournalDamagedError
 from runtime.service.history import history_of
-from runtime.service.status import message_of, snapshot, snapshot_in, stored_snapshot
+from runtime.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
+from runtime.service.strangers import implausible
 from runtime.store.journal import Journal
 from tests.core.house import House, policy
 
@@ -107,3 +108,20 @@ def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> N
         history_of(tmp_path, [b"\x91\xcc\xfa"])
     with pytest.raises(JournalDamagedError, match=str(tmp_path)):
         stored_snapshot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        ("Ctrl-C", "Ctrl-C"),
+        ("é" * 200, "é" * 200),
+        ("no worker is left; first cause: " + "x" * 5000, "no worker is left; first cause: " + "x" * 167 + "…"),
+        ("Traceback:\n\tValueError: \x1b[31mred", "Traceback:  ValueError:  [31mred"),
+    ],
+    ids=["short", "as long as may be", "too long", "several lines"],
+)
+def test_a_request_to_stop_is_one_that_a_scheduler_takes(by: str, told: str) -> None:
+    """A follower's cause holds a dead worker's last words: a longer one was refused, and the job stayed."""
+    asked = stop_request(by)
+    assert asked.by == told
+    assert implausible(asked) is None
