@@ -1,0 +1,20 @@
+"""The storm for a few seconds, as a test; at length it is ``python -m tests.hostile.storm``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.storm import MODES, run
+from tests.system.processes import WarmStarter
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_job_in_a_storm_of_strangers_ends_with_the_undisturbed_bits(
+    mode: str, tmp_path: Path, warm: WarmStarter
+) -> None:
+    result = run(mode, 3.0, 3, tmp_path, warm, print, calm_s=1.0)
+    assert all(result.came[kind] > 0 for kind in result.came)
+    assert len(result.came) == 8
+    assert result.ports >= 3
