@@ -356,7 +356,7 @@ class _AcceleratorLink:
         pg = self._pg()
         if pg is not None:
             pg.abort()
-        gloo.cut(self._endpoints)  # the later store's
+        gloo.cut(self._endpoints)  # to and from rank 0's keys
 
 
 class _Alone:
