@@ -25,7 +25,6 @@ answered by ZeroMQ.
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +47,7 @@ from runtime.errors import ProtocolError
 from runtime.net.address import cannot_listen, endpoint
 from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
 from runtime.net.curve import ClusterKeys
+from runtime.net.descriptors import raise_descriptor_limit
 from runtime.net.gate import UNKNOWN, Gate, Rejected, Rejection
 from runtime.net.waker import Waker
 
@@ -138,7 +138,7 @@ class Server:
         most_connections: int = MAX_SOCKETS,
     ) -> None:
         # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
-        self.max_connections = min(most_connections, _raise_descriptor_limit() * 3 // 4)
+        self.max_connections = min(most_connections, raise_descriptor_limit() * 3 // 4)
         self._drain_limit = max(DRAIN_LIMIT, self.max_connections)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -366,11 +366,3 @@ def _was_renamed(body: zmq.Frame) -> bool:
     except (zmq.ZMQError, UnicodeDecodeError):
         return False
     return _PEER.fullmatch(introduced_as.encode()) is not None
-
-
-def _raise_descriptor_limit() -> int:
-    """Allow as many descriptors as this user may have; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1 << 20

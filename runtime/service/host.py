@@ -1,8 +1,9 @@
-"""This process, as others see it: host, pid, start time."""
+"""This process on its host: as others see it (host, pid, start time), and what it may have of it."""
 
 from __future__ import annotations
 
 from runtime.core.messages import Process
+from runtime.net.descriptors import raise_descriptor_limit as raise_descriptor_limit
 from runtime.store.process_identity import ProcessIdentity, host_id
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import zmq
 
@@ -81,3 +82,21 @@ def registration(
     """A Register that is right in all that can be known from outside."""
     process = Process("elsewhere", 4242, 1, "cpu")
     return messages.SCHEMA.pack(Register(protocol, job, "", node, session, incarnation, process, settings))
+
+
+def listening_ports(pid: int) -> list[tuple[str, int]]:
+    """Where this process listens for TCP over IPv4: its addresses and ports."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    found = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+    return [(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)) for host, port in found]
+
+
+def is_let_in(address: tuple[str, int]) -> bool:
+    """Whether a handshake comes about there; over loopback the kernel has done it before ``connect`` returns."""
+    with socket.socket() as caller:
+        caller.settimeout(0.2)
+        return caller.connect_ex(address) == 0

@@ -1,15 +1,17 @@
 """gloo's own connections: how one mesh is made, which sockets are its, and how they are cut.
 
 Here live the address gloo publishes for itself, the set of addresses one generation listens on, cutting exactly the
-connections between them, and building a ``ProcessGroupGloo`` on an address of our choice. Never here: futures, the
-store, torch's registries. The one idea: gloo tells a peer only through the store where it listens, and the store is
-ours, so every connection of a generation, its subgroups' included, is known by address and never guessed from what
-else the process has open.
+connections between them, and building a ``ProcessGroupGloo`` on an address of our choice, which nobody reaches any
+longer once it stands. Never here: futures, the store, torch's registries. The one idea: gloo tells a peer only through
+the store where it listens, and the store is ours, so every connection of a generation, its subgroups' included, is
+known by address and never guessed from what else the process has open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import ipaddress
 import os
 import socket
@@ -26,8 +28,9 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroupGloo, distributed_c10d
 
 from runtime.errors import UsageError
+from runtime.service import voice
 
-__all__ = ["Address", "Endpoints", "address_in", "close_copies", "connect", "cut", "wrap"]
+__all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut", "wrap"]
 
 READER_NICE = 10
 """Nicer than the process. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH the one that was never slower than 0, beside whatever
@@ -41,6 +44,9 @@ _FAMILY = struct.Struct("=H")
 _PORT = struct.Struct("!H")
 _SOCKADDR_STORAGE_BYTES = 128
 _OPEN_FILES = Path("/proc/self/fd")
+
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python has no name for it
+_DROP_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction, BPF_RET | BPF_K: keep 0 bytes (bpf(4))
 
 
 class Endpoints:
@@ -108,7 +114,44 @@ def connect(
         options._devices = [aside.submit(_device_with_nice_reader, address).result()]
     mesh = ProcessGroupGloo(store, rank, world_size, options)
     mesh._set_default_timeout(timeout)
+    key = f"0/{rank}"  # as gloo's rendezvous::Context names it; where it does not, waiting for it would be for ever
+    own = address_in(bytes(store.get(key))) if store.check([key]) else None
+    if own is not None and sys.platform == "linux":
+        close_to_newcomers(own)
     return mesh
+
+
+def close_to_newcomers(own: Address) -> bool:
+    """Let no further connection come about where this process listens at ``own``; True where it does listen.
+
+    gloo accepts whatever comes for as long as the mesh lives, keeps what has sent eight bytes until then, and ends the
+    process when no descriptor is left or accept fails. So the listener stays as it is, in gloo's epoll too, but the
+    kernel drops every packet to it (socket(7), SO_ATTACH_FILTER), from the first of a handshake on: whoever asks gets
+    no answer at all. The connections that stand are not touched.
+    """
+    for descriptor in _OPEN_FILES.iterdir():
+        listener = _socket_of(int(descriptor.name))
+        if listener is None:
+            continue
+        with listener:
+            if _is_listening(listener) and _address(listener.getsockname()) == own:
+                _drop_everything(listener)
+                return True
+    return False
+
+
+def _drop_everything(listener: socket.socket) -> None:
+    program = ctypes.create_string_buffer(_DROP_EVERYTHING)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+    except OSError as error:
+        if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):
+            raise
+        voice.warn(
+            f"this system does not let a socket drop packets ({error.strerror}), so whoever reaches port "
+            f"{listener.getsockname()[1]} can use up this process's descriptors. Fix: let only the job's hosts reach "
+            "it, as docs/security.md says"
+        )
 
 
 def _device_with_nice_reader(address: str) -> Any:
@@ -187,9 +230,15 @@ def close_copies(endpoints: Endpoints) -> int:
 
 
 def _is_listener(connection: socket.socket, endpoints: Endpoints) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    return _address(connection.getsockname()) in endpoints.own
+    return _is_tcp(connection) and _address(connection.getsockname()) in endpoints.own
+
+
+def _is_tcp(connection: socket.socket) -> bool:
+    return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+
+
+def _is_listening(connection: socket.socket) -> bool:
+    return _is_tcp(connection) and bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _socket_of(descriptor: int) -> socket.socket | None:
@@ -205,10 +254,10 @@ def _socket_of(descriptor: int) -> socket.socket | None:
 
 
 def _is_between(connection: socket.socket, endpoints: Endpoints) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+    if not _is_tcp(connection):
         return False
     try:
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if _is_listening(connection):
             return False
         return _address(connection.getpeername()) in endpoints.peers or (
             _address(connection.getsockname()) in endpoints.own

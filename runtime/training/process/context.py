@@ -29,7 +29,7 @@ from runtime import config
 from runtime.config import Role, Settings
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
-from runtime.service import voice
+from runtime.service import host, voice
 from runtime.service.agent import Agent
 from runtime.service.buddy import CopyListener
 from runtime.service.scheduler import SchedulerService, exit_code_of
@@ -186,6 +186,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
+    host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
     kind = device.choose(settings.device, 0).type
     listener = None
     if settings.enable_recovery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runtime.training.group import ddp
 from runtime.training.group.group import Group, form_alone, is_communication_failure
-from tests.training.hub import Member
+from tests.training.hub import WAIT_S, Member
 
 CPU = torch.device("cpu")
 ROUNDS = 3  # of a loop, until it counts as running
@@ -275,6 +276,35 @@ def cycles(member: Member, count: int) -> None:
     member.wait_for_word("end")
 
 
+def besieged(member: Member) -> None:
+    """Form, train in the group, a subgroup and DDP, drop: the test sends strangers meanwhile."""
+    form_alone(CPU).drop()
+    before, _ = _open()
+    group, generation = planned(member, -1)
+    group.form()
+    member.say("stands", generation=generation)
+    member.wait_for_word("train")
+    torch.manual_seed(0)
+    subgroup = dist.new_group(list(range(dist.get_world_size())))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        optimizer.zero_grad()
+        model(torch.full((2, 30), float(group.rank + step))).sum().backward()
+        optimizer.step()
+        dist.all_reduce(torch.ones(1), group=subgroup)
+    weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+    member.say("trained", sha256=hashlib.sha256(weights).hexdigest())
+    member.wait_for_word("drop")
+    del model, optimizer, subgroup
+    group.drop()
+    deadline = time.monotonic() + WAIT_S
+    while (after := _open()[0]) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    member.say("left open", before=before, after=after)
+    member.wait_for_word("end")
+
+
 def _open() -> tuple[int, int]:
     """Descriptors and threads, once all that was dropped is freed and every helper thread has ended."""
     for thread in threading.enumerate():
@@ -283,7 +313,7 @@ def _open() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
 
-SCENARIOS = {one.__name__: one for one in (loop, forming, subgroup_forming, ending, many_calls, cycles)}
+SCENARIOS = {one.__name__: one for one in (loop, forming, subgroup_forming, ending, many_calls, cycles, besieged)}
 
 
 def main() -> None:
