@@ -1,7 +1,8 @@
 """ENABLE_RECOVERY=0: the script makes its own process group; here it is told where.
 
 Rank 0 hosts the store and so holds the port already when the others are told it; every rank, rank 0 too, joins it
-through ``init_process_group("env://")`` as a client.
+through ``init_process_group("env://")`` as a client. It is torch's ``TCPStore``, which believes whoever reaches it, so
+it listens where the peers are and on no other address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from runtime.core.messages import GenerationStarted
 from runtime.errors import UsageError
 from runtime.service.agent import Agent
 
+_BACKLOG = 1024
 _hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
 
 
@@ -37,9 +39,21 @@ def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
 
 def _host_store(settings: Settings, world_size: int) -> str:
     host = address_towards(settings.sched_host, settings.sched_port)
-    store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(_BACKLOG)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timedelta(minutes=5),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # by itself it would listen on every address
+    )
     _hosted.append(store)
-    return f"{host}:{store.port}"
+    return f"{host}:{port}"
 
 
 def address_towards(host: str, port: int) -> str:
