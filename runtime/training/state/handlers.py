@@ -16,12 +16,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.errors import UsageError
 from runtime.training.sharding.pieces import local
 from runtime.training.state.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
+_INNER = ("_orig_mod", "_forward_module")  # under which torch.compile and Lightning Fabric keep what they wrap
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -135,6 +137,9 @@ class OptimizerHandler(StateHandler):
     """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
 
     loads_in_place = True
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        super().__init__(bare_optimizer(value))
 
     def load(self, contents: Any) -> None:
         """As it was given: torch's own way back turns every moment into its parameter's dtype."""
@@ -278,15 +283,43 @@ def is_stateful(value: object) -> bool:
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The script's own module inside DistributedDataParallel and torch.compile, whose names depend on no wrapper."""
+    """The script's own module inside DistributedDataParallel, torch.compile and Lightning Fabric's wrapper.
+
+    Its names depend on no wrapper.
+    """
     while True:
-        compiled = module._modules.get("_orig_mod")
-        if compiled is not None:
-            module = compiled
+        inner = next((module._modules[name] for name in _INNER if module._modules.get(name) is not None), None)
+        if inner is not None:
+            module = inner
         elif isinstance(module, DistributedDataParallel):
             module = module.module
         else:
             return module
+
+
+def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose ``step`` changes the weights, inside Accelerate's and Lightning Fabric's wrappers.
+
+    They are known by their shape: ``.optimizer`` is an optimizer, and has the same state and parameter groups. One that
+    keeps a state of its own besides is no wrapper to us, and keeps its place.
+
+    Raises:
+        UsageError: this one lacks what torch's optimizers have, and so cannot be followed.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    while isinstance(inner, torch.optim.Optimizer) and inner is not optimizer and _is_only_wrapped(inner, optimizer):
+        optimizer = inner
+        inner = getattr(optimizer, "optimizer", None)
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        raise UsageError(
+            f"a {type(optimizer).__name__} is no optimizer that a state can follow: it was not made by "
+            "torch.optim.Optimizer's constructor. Fix: give the state the optimizer inside it"
+        )
+    return optimizer
+
+
+def _is_only_wrapped(inner: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> bool:
+    return wrapper.state is inner.state and wrapper.param_groups is inner.param_groups
 
 
 def _has_extra_state(module: nn.Module) -> bool:

@@ -86,7 +86,7 @@ class OpenSteps:
             parameter.grad = None
 
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if len(args) > 1 or kwargs.get("closure") is not None:
+        if any(one is not None for one in (*args[1:2], kwargs.get("closure"))):
             self._needs_copies()
         if len(self._optimizers) > 1:
             if not any(self._counts):

@@ -34,7 +34,8 @@ class TorchState(ObjectState):
 
     Args:
         model: the module to train: as it is, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, which
-            makes a rank's own point the only one that holds its part.
+            makes a rank's own point the only one that holds its part. What Accelerate or Lightning Fabric have wrapped
+            is taken for what is inside, here and in all that follows.
         optimizer: its steps are what ``save_checkpoint_steps`` counts. Of several (the others among the attributes) a
             step is one of each, or of the busiest.
         sampler: an :class:`ElasticSampler`: the data position is part of the state.

@@ -1,0 +1,117 @@
+"""Wrappers of the shape that Accelerate and Lightning Fabric give: the state follows what is inside.
+
+The frameworks themselves are in ``tests/foreign/frameworks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.core.point import Point
+from runtime.errors import UsageError
+from runtime.training.process import context
+from runtime.training.state.torch_state import TorchState
+from tests.training.commits import Commits
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "get_rank", lambda: 0)
+    monkeypatch.setattr(context, "get_world_size", lambda: 1)
+
+
+class OfAccelerate(torch.optim.Optimizer):
+    """A subclass whose constructor is never called, and which passes all on."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+
+class OfFabric:
+    """No optimizer, until it takes the class of the one inside besides its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("FabricSGD", (OfFabric, type(optimizer)), {})
+
+    optimizer = property(lambda self: self._optimizer)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+class ModuleOfFabric(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = module
+        self._original_module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward_module(x)
+
+
+@pytest.mark.parametrize("wrap", [OfAccelerate, OfFabric, lambda one: OfAccelerate(OfAccelerate(one))])
+def test_the_steps_of_a_wrapped_optimizer_are_counted_and_taken_back(
+    wrap: Callable[[torch.optim.Optimizer], Any],
+) -> None:
+    layer = nn.Linear(3, 2)
+    inner = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = ModuleOfFabric(layer), wrap(inner)
+    state = TorchState(model, optimizer, copy_commits=True)
+    commits = Commits(state)
+    assert state.model is model and state.optimizer is optimizer
+    for step in (1, 2):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        inner.zero_grad()
+        state.commit()
+        assert state.completed_steps == step
+    del commits
+    before = [one.clone() for one in layer.parameters()]
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(layer.weight, before[0])
+    assert state.recall() == Point(2, 1)
+    assert all(torch.equal(one, other) for one, other in zip(layer.parameters(), before, strict=True))
+
+
+def test_points_have_the_names_of_what_is_inside() -> None:
+    layer = nn.Linear(3, 2)
+    state = TorchState(ModuleOfFabric(layer), OfAccelerate(torch.optim.SGD(layer.parameters(), lr=0.1)))
+    values = state.contents()["shared"]["values"]
+    assert set(values["model"]) == {"weight", "bias"}
+    assert set(values["optimizer"]) == {"state", "param_groups"}
+
+
+class WithMoreOfItsOwn(torch.optim.Optimizer):
+    """Lookahead's shape: it keeps slow weights beside the optimizer it drives."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_that_keeps_a_state_of_its_own_is_no_wrapper() -> None:
+    optimizer = WithMoreOfItsOwn(torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1))
+    state = TorchState(optimizer=optimizer)
+    assert state.handlers["optimizer"].value is optimizer
+
+
+def test_one_that_cannot_be_followed_is_refused_in_a_sentence() -> None:
+    optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
+    with pytest.raises(UsageError, match=r"a SGD is no optimizer .* Fix: give the state the optimizer inside it"):
+        TorchState(optimizer=optimizer)
