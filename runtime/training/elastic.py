@@ -20,6 +20,7 @@ from runtime.training.run.elastic_run import ElasticRun
 from runtime.training.state.base_state import State
 from runtime.training.state.handlers import StateHandler, register_handler
 from runtime.training.state.local_sgd import LocalSGD
+from runtime.training.state.loop_habits import OutsideCounters
 from runtime.training.state.object_state import ObjectState
 from runtime.training.state.torch_state import TorchState
 
@@ -54,8 +55,10 @@ def run(
     @functools.wraps(function)
     def wrapper(state: AnyState, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         process = context.current("runtime.elastic.run")
+        counters = OutsideCounters(function)
 
         def call() -> Result:
+            counters.begin()
             result = function(state, *args, **kwargs)
             state.finish()
             return result

@@ -49,6 +49,7 @@ def test_the_elastic_guides_loop_trains_through_a_kill(new_job: Jobs) -> None:
     job.wait_finished()
     said = [match[1] for match in job.matches(0, r"(epoch \d+ batch \d+) ")]
     assert len(set(said)) == 39 and 39 <= len(said) <= 41
+    assert job.matches(0, r"elastic_script\.py:\d+: state\.batch is the loop's own variable")
 
 
 def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: Jobs) -> None:

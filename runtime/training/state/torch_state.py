@@ -8,6 +8,7 @@ gradient does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from runtime.training.process import context
 from runtime.training.sharding.pieces import is_distributed
 from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
-from runtime.training.state.handlers import ModuleHandler
+from runtime.training.state.handlers import ModuleHandler, PlainHandler
+from runtime.training.state.loop_habits import LoopHabits
 from runtime.training.state.object_state import ObjectState
 from runtime.training.state.open_steps import Marks, OpenSteps, same_marks
 from runtime.training.state.sampler import ElasticSampler
@@ -79,7 +81,17 @@ class TorchState(ObjectState):
         if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
             self._last_commit.copy_from_now_on()
         self._sharded = ShardedValues.of(self.handlers)
+        self._habits = LoopHabits(
+            [one.value for one in self.handlers.values() if isinstance(one, ModuleHandler)],
+            [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
+            has_position=lambda: any(one.consumed for one in self._samplers),
+        )
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
+
+    def commit(self) -> None:
+        """As :meth:`State.commit`."""
+        self._habits.committed(sys._getframe(1))
+        super().commit()
 
     @property
     def completed_steps(self) -> int:

@@ -1,0 +1,167 @@
+"""Habits of a training loop that give other bits after a loss, told in a sentence while the loop still runs.
+
+Here live three looks at the script's own code: at a batch that was taken before the commit that it follows, at a loop
+that commits the number of the step it has just taken, and at counters outside the state. Never here: a refusal; each of
+these loops is right as long as nobody is lost. The one idea: what a loop carries from one step to the next is seen
+where it commits, in the frame that calls ``commit()``, and the first steps show it.
+"""
+
+from __future__ import annotations
+
+import dis
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.service import voice
+from runtime.training.group.calling_place import calling_place
+
+__all__ = ["LoopHabits", "OutsideCounters"]
+
+_LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
+_LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+
+
+class LoopHabits:
+    """A look at the first commits of a process.
+
+    Args:
+        modules: of the state, whose forward passes show which batch a step uses.
+        counters: the names of the state's plain values.
+        has_position: whether a sampler of the state has been told of samples.
+    """
+
+    def __init__(
+        self, modules: Collection[nn.Module], counters: Collection[str], *, has_position: Callable[[], bool]
+    ) -> None:
+        self._counters = counters
+        self._has_position = has_position
+        self._commits = 0
+        self._used: list[weakref.ref[torch.Tensor]] = []
+        self._used_before: list[weakref.ref[torch.Tensor]] = []
+        self._at_commit: list[weakref.ref[torch.Tensor]] = []
+        self._hooks = [one.register_forward_pre_hook(self._forward, with_kwargs=True) for one in modules]
+
+    def committed(self, frame: FrameType) -> None:
+        """``commit()`` was called from here."""
+        if self._commits >= _LOOKED_AT:
+            return
+        self._commits += 1
+        if self._commits == 1 and not self._has_position():
+            self._look_at_loop(frame)
+        self._used, self._used_before = [], self._used
+        self._at_commit = [weakref.ref(one) for value in frame.f_locals.values() for one in _tensors(value)]
+        if self._commits == _LOOKED_AT:
+            self._end()
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._at_commit, self._used, self._used_before = [], [], [], []
+
+    def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for given in _tensors([*args, *kwargs.values()]):
+            if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
+                voice.warn(
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: a loss "
+                    "takes it along, and the step that is done again has another one. Fix: take each batch in the step "
+                    "that uses it"
+                )
+                self._commits = _LOOKED_AT
+                self._end()
+                return
+            self._used.append(weakref.ref(given))
+
+    def _look_at_loop(self, frame: FrameType) -> None:
+        name = _counted_by_loop(frame.f_code, frame.f_lasti)
+        if name in self._counters:
+            voice.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
+                "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
+                f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
+            )
+
+
+class OutsideCounters:
+    """Numbers that a training function changes, and that are no part of its state: they do not go back with it.
+
+    Args:
+        function: the training function as the script has it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._first: dict[str, float] | None = None
+
+    def begin(self) -> None:
+        """The function is about to be called, for the first time or anew."""
+        code = getattr(self._function, "__code__", None)
+        if code is None:
+            return
+        now = dict(self._numbers(code))
+        if self._first is None:
+            self._first = now
+            return
+        for name, value in now.items():
+            first = self._first.get(name, value)
+            if value != first:
+                voice.warn(
+                    f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name} was {first} when training began in "
+                    f"this process and is {value} as it begins anew: a variable outside the state does not go back. "
+                    f"Fix: make it the state's, TorchState(…, {name}={first})"
+                )
+                self._first[name] = value
+
+    def _numbers(self, code: CodeType) -> Iterator[tuple[str, float]]:
+        cells = zip(code.co_freevars, self._function.__closure__ or (), strict=True)
+        values = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        stored = {one.argval for one in _instructions(code) if one.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+        values |= {name: self._function.__globals__[name] for name in stored & self._function.__globals__.keys()}
+        for name, value in values.items():
+            if name in stored and type(value) in (int, float):
+                yield name, value
+
+
+def _counted_by_loop(code: CodeType, at: int) -> str | None:
+    """``x`` where the innermost loop around this instruction is ``for state.x in …``."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
+    jumps = (one for one in instructions if "JUMP_BACKWARD" in one.opname)
+    begins = max((one.argval for one in jumps if one.argval <= at <= one.offset), default=None)
+    for number, one in enumerate(instructions):
+        if one.offset == begins and one.opname == "FOR_ITER":
+            load, store = instructions[number + 1 : number + 3]
+            return store.argval if load.opname in _LOADS and store.opname == "STORE_ATTR" else None
+    return None
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (list, tuple):
+        yield from (one for one in value[:8] if isinstance(one, torch.Tensor))
+    elif type(value) is dict:
+        yield from (one for one in list(value.values())[:8] if isinstance(one, torch.Tensor))
+
+
+def _is_among(tensor: torch.Tensor, references: list[weakref.ref[torch.Tensor]]) -> bool:
+    return any(one() is tensor for one in references)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True

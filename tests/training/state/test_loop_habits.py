@@ -1,0 +1,181 @@
+"""Loops that give other bits after a loss are told so, with file and line; loops that do not are left in peace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.service import voice
+from runtime.training.process import context
+from runtime.training.state.loop_habits import OutsideCounters
+from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.torch_state import TorchState
+from tests.training.commits import Commits
+
+Loop = Callable[[TorchState], None]
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(context, "get_rank", lambda: 0)
+    monkeypatch.setattr(context, "get_world_size", lambda: 1)
+    monkeypatch.setattr(voice, "warn", lines.append)
+    return lines
+
+
+def state_for(**attributes: Any) -> TorchState:
+    model = nn.Linear(3, 2)
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step", **attributes)
+    Commits(state)
+    return state
+
+
+def train_on(state: TorchState, batch: torch.Tensor) -> None:
+    state.model(batch).sum().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+
+
+def prefetches(state: TorchState) -> None:
+    batch = torch.randn(4, 3)
+    for _ in range(6):
+        state.model(batch).sum().backward()
+        batch = torch.randn(4, 3)
+        state.optimizer.step()
+        state.commit()
+
+
+def prefetches_pairs(state: TorchState) -> None:
+    pair = (torch.randn(4, 3), torch.zeros(4))
+    for _ in range(6):
+        following = (torch.randn(4, 3), torch.zeros(4))
+        train_on(state, pair[0])
+        pair = following
+        state.commit()
+
+
+def takes_in_time(state: TorchState) -> None:
+    for _ in range(6):
+        batch = torch.randn(4, 3)
+        train_on(state, batch)
+        state.commit()
+
+
+def takes_the_same_always(state: TorchState) -> None:
+    whole = torch.randn(4, 3)
+    for _ in range(6):
+        train_on(state, whole)
+        state.commit()
+
+
+def iterates(state: TorchState) -> None:
+    for batch in iter(list(torch.randn(6, 4, 3))):
+        train_on(state, batch)
+        state.commit()
+
+
+@pytest.mark.parametrize("loop", [prefetches, prefetches_pairs])
+def test_a_batch_that_is_taken_one_step_ahead_is_told_once(loop: Loop, said: list[str]) -> None:
+    loop(state_for())
+    assert len(said) == 1
+    assert said[0].startswith("test_loop_habits.py:")
+    assert "this batch was taken before the last commit" in said[0]
+
+
+@pytest.mark.parametrize("loop", [takes_in_time, takes_the_same_always, iterates])
+def test_a_batch_of_its_own_step_is_not(loop: Loop, said: list[str]) -> None:
+    state = state_for()
+    loop(state)
+    assert said == []
+    assert not state.model._forward_pre_hooks, "the look is over after the first steps"
+
+
+def counts_by_the_loop(state: TorchState) -> None:
+    for state.epoch in range(state.epoch, 2):  # noqa: B020 - the habit
+        for state.batch in range(state.batch, 3):  # noqa: B020 - the habit
+            train_on(state, torch.ones(4, 3))
+            state.commit()
+        state.batch = 0
+
+
+def counts_before_the_commit(state: TorchState) -> None:
+    for state.epoch in range(state.epoch, 2):  # noqa: B020 - the habit
+        while state.batch < 3:
+            train_on(state, torch.ones(4, 3))
+            state.batch += 1
+            state.commit()
+        state.batch = 0
+
+
+def test_a_commit_that_names_the_step_just_taken_is_told(said: list[str]) -> None:
+    counts_by_the_loop(state_for(epoch=0, batch=0))
+    line = counts_by_the_loop.__code__.co_firstlineno + 4
+    assert len(said) == 1
+    assert said[0].startswith(f"test_loop_habits.py:{line}: state.batch is the loop's own variable")
+
+
+def epochs_around_batches(state: TorchState) -> None:
+    for state.epoch in range(state.epoch, 2):  # noqa: B020 - the habit
+        for _ in range(3):
+            train_on(state, torch.ones(4, 3))
+            state.commit()
+
+
+@pytest.mark.parametrize("loop", [counts_before_the_commit, epochs_around_batches])
+def test_a_counter_that_is_right_is_not(loop: Loop, said: list[str]) -> None:
+    loop(state_for(epoch=0, batch=0))
+    assert said == []
+
+
+def test_where_a_sampler_knows_the_place_the_counter_may_say_what_it_likes(said: list[str]) -> None:
+    sampler = ElasticSampler(range(8))
+    state = state_for(epoch=0, batch=0, sampler=sampler)
+    list(sampler)
+    sampler.record_batch(0, 2)
+    counts_by_the_loop(state)
+    assert said == []
+
+
+def test_a_sampler_that_is_not_told_knows_no_place(said: list[str]) -> None:
+    counts_by_the_loop(state_for(epoch=0, batch=0, sampler=ElasticSampler(range(8))))
+    assert len(said) == 1
+
+
+seen = 0
+UNCHANGED = 7
+
+
+def counts_outside() -> Iterator[Callable[[], None]]:
+    def by_global() -> None:
+        global seen
+        seen += UNCHANGED
+
+    total = 0.0
+
+    def by_closure() -> None:
+        nonlocal total
+        total += 0.5
+
+    yield by_global
+    yield by_closure
+
+
+@pytest.mark.parametrize("function", list(counts_outside()), ids=["global", "closure"])
+def test_a_counter_outside_the_state_is_told_when_training_begins_anew(
+    function: Callable[[], None], said: list[str]
+) -> None:
+    counters = OutsideCounters(function)
+    counters.begin()
+    function()
+    assert said == []
+    counters.begin()
+    assert len(said) == 1
+    assert "a variable outside the state does not go back" in said[0]
+    assert said[0].startswith(f"test_loop_habits.py:{function.__code__.co_firstlineno}: ")
+    counters.begin()
+    assert len(said) == 1, "nothing has changed since"
