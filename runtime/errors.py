@@ -28,6 +28,7 @@
     ├── DivergenceError              86   a step that was done again was another one than its record in the step log
     ├── ScriptFailedError            87   the script's own error ended its workers; fixed, recover.sh goes on from there
     ├── UntrainedError               88   the script ended and never trained with the others
+    ├── UnequalError                 89   the ranks did not hold the same state; nothing of it counts as finished
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -67,6 +68,7 @@ __all__ = [
     "SettingsError",
     "StoreError",
     "StuckError",
+    "UnequalError",
     "UntrainedError",
     "UsageError",
 ]
@@ -226,6 +228,12 @@ class ScriptFailedError(SameBitsError):
     """No worker is left, and errors of the script itself ended most of them; the message names the first, by line."""
 
     exit_code = 87
+
+
+class UnequalError(SameBitsError):
+    """Parameters, moments, steps or positions of the ranks differ; the message says whose, in what and why."""
+
+    exit_code = 89
 
 
 class UntrainedError(SameBitsError):

@@ -7,7 +7,7 @@ heartbeat is its whole truth, and while it forms a group it repeats its address.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.core.agent_events import (
     Addressed,
@@ -16,6 +16,7 @@ from runtime.core.agent_events import (
     Began,
     BreakGroup,
     CommittedByAll,
+    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -41,6 +42,8 @@ from runtime.core.agent_events import (
     Waits,
 )
 from runtime.core.messages import (
+    MAX_DIGESTS,
+    MAX_PARTS,
     MAX_SAVED_POINTS,
     PROTOCOL,
     Activity,
@@ -48,8 +51,11 @@ from runtime.core.messages import (
     Admitted,
     CommittedPoint,
     Credential,
+    Digest,
+    Digests,
     EndJob,
     EndKind,
+    Explain,
     Fenced,
     Finished,
     FromScheduler,
@@ -103,6 +109,7 @@ _END_REASONS = {
     EndKind.FAILED: EndReason.FAILED,
     EndKind.SCRIPT_FAILED: EndReason.SCRIPT_FAILED,
     EndKind.UNTRAINED: EndReason.UNTRAINED,
+    EndKind.UNEQUAL: EndReason.UNEQUAL,
 }
 
 
@@ -135,6 +142,8 @@ class AgentCore:
         self._is_asked = False  # and has not yet
         self._blob: bytes | None = None
         self._saved: tuple[Point, ...] = ()  # what its disk holds
+        self._digests: tuple[Digest, ...] = ()  # of its commits
+        self._to_explain: tuple[Point, int] | None = None  # which of them is wanted with its parts
         self._connected = False
         self._registered = False  # on this connection
         self._away_since = now
@@ -173,6 +182,9 @@ class AgentCore:
             case Saved():
                 self._saved = event.points
                 self._report_saved()
+            case Compared():
+                self._digests = event.digests
+                self._report_digests()
             case Connected():
                 self._connected, self._registered = True, False
                 self._register()
@@ -270,6 +282,15 @@ class AgentCore:
         if self._saved and self._registered:
             self._send(SavedPoints(self._sender, self._saved[-MAX_SAVED_POINTS:]))
 
+    def _report_digests(self) -> None:
+        if not (self._digests and self._registered):
+            return
+        told = [
+            replace(one, parts=one.parts[:MAX_PARTS] if (one.point, one.commits) == self._to_explain else ())
+            for one in self._digests[-MAX_DIGESTS:]
+        ]
+        self._send(Digests(self._sender, tuple(told)))
+
     # ---- time
 
     def _pass(self) -> None:
@@ -279,6 +300,8 @@ class AgentCore:
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
+            if self.activity is Activity.DONE:
+                self._report_digests()
         deadline = self._patience_ends_at()
         if deadline is not None and deadline <= self._now:
             self._lose_patience()
@@ -395,6 +418,10 @@ class AgentCore:
             case CommittedPoint():
                 if self._is_of_my_job(message) and message.generation >= self.generation:
                     self._ready.notices.append(CommittedByAll(message.point))
+            case Explain():
+                if self._is_of_my_job(message):
+                    self._to_explain = (message.point, message.commits)
+                    self._report_digests()
             case Finished():
                 if self.seated and message.job == self.job:  # true in whatever term it was said
                     self._finished(message.point)
@@ -404,7 +431,7 @@ class AgentCore:
     def _is_for_me(self, message: RoundOpened | GenerationStarted) -> bool:
         return self._is_of_my_job(message) and message.incarnation == self.incarnation
 
-    def _is_of_my_job(self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint) -> bool:
+    def _is_of_my_job(self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain) -> bool:
         """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
         return self.seated and message.job == self.job and message.term >= self.term
 
@@ -431,6 +458,7 @@ class AgentCore:
             self._heartbeat()
             self._publish()
             self._report_saved()
+            self._report_digests()
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session:

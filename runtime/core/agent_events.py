@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Admitted, Copy, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
+from runtime.core.messages import Admitted, Copy, Digest, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
 from runtime.core.point import Point
 
 # ---- events
@@ -83,6 +83,13 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """What the process's state was at these commits: all that it remembers, with their parts."""
+
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """The user's function returned; the commit of ``step`` is durable."""
 
@@ -122,6 +129,7 @@ AgentEvent = (
     | Addressed
     | Trains
     | Saved
+    | Compared
     | Completed
     | Spoke
     | SawDeath
@@ -146,6 +154,7 @@ class EndReason(enum.Enum):
     FAILED = "failed"
     SCRIPT_FAILED = "script failed"
     UNTRAINED = "untrained"
+    UNEQUAL = "unequal"
 
 
 @dataclass(frozen=True, slots=True)

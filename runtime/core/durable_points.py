@@ -1,14 +1,17 @@
 """Restore points that every member holds on disk: until one is there, nobody may delete what came before it.
 
-Here lives who has reported which point, and the decision that one is committed. Never here: which point a generation
-resumes (``restore``), what a rank deletes. The one idea: each report is the whole truth of its sender, so it may be
+Here lives who has reported which point, and the decision that one is committed: all hold it, and all hold the same.
+Never here: which point a generation resumes (``restore``), what a rank deletes, whether states are equal
+(``equality``). The one idea: each report is the whole truth of its sender, so it may be
 lost, doubled or late, and a point is counted where reports change, never by asking everybody again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
+from runtime.core.equality import Equality
 from runtime.core.ledger import Ledger
 from runtime.core.messages import CommittedPoint, SavedPoints
 from runtime.core.point import Point
@@ -19,8 +22,9 @@ from runtime.core.state import Seat, is_on_line
 class DurablePoints:
     """Whose disk holds what, of the members of the last generation."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, equality: Equality) -> None:
         self._ledger = ledger
+        self._equality = equality
         self._counted: GenerationCommitted | None = None  # for whose members the holders are counted
         self._incarnations: dict[str, int] = {}  # of them
         self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation, what it reported last
@@ -43,15 +47,25 @@ class DurablePoints:
             holders[point] -= 1
         for point in now - before:
             holders[point] += 1
-        known = self._ledger.state.committed_point
-        newer = now if known is None else [point for point in now if point > known]
-        everywhere = max([point for point in newer if holders[point] == len(committed.members)], default=None)
-        if everywhere is not None:
-            self._ledger.write(PointCommitted(everywhere))
-            for member in self._ledger.live_seats():
-                self._tell(member, everywhere)
-        elif known is not None and is_first:
+        if not self.commit_newest(now) and is_first and (known := self._ledger.state.committed_point) is not None:
             self._tell(seat, known)
+
+    def commit_newest(self, points: Collection[Point]) -> bool:
+        """Commit the newest of these that every member holds, the same everywhere; whether there is one."""
+        committed, known = self._ledger.state.generation, self._ledger.state.committed_point
+        if committed is None or committed is not self._counted:
+            return False
+        everywhere = [
+            point
+            for point in points
+            if (known is None or point > known) and self._holders[point] == len(committed.members)
+        ]
+        equal = next((point for point in sorted(everywhere, reverse=True) if self._equality.is_equal(point)), None)
+        if equal is not None:
+            self._ledger.write(PointCommitted(equal))
+            for member in self._ledger.live_seats():
+                self._tell(member, equal)
+        return equal is not None
 
     def _tell(self, seat: Seat, point: Point) -> None:
         state = self._ledger.state

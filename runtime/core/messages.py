@@ -14,10 +14,15 @@ from typing import NamedTuple
 from runtime.core.point import Point
 from runtime.core.schema import Schema
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_SAVED_POINTS = 8
 MAX_STOPPED_BY = 200
 """Characters of ``StopJob.by``; a scheduler takes no longer one."""
+MAX_DIGESTS = 12
+MAX_PARTS = 2000
+MAX_PART_CHARS = 200
+FINAL = -1
+"""In the place of a commit's number: the state with which the training function has returned."""
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -57,6 +62,18 @@ class EndKind(enum.IntEnum):
     FAILED = 5  # ENABLE_RECOVERY=0 and a process died
     SCRIPT_FAILED = 6  # no worker is left, and most were ended by an error of the script; recoverable
     UNTRAINED = 7  # every worker's program came to its end, and none has trained with the others
+    UNEQUAL = 8  # the ranks did not hold the same state
+
+
+class PartKind(enum.IntEnum):
+    """What a part of a rank's state is; the lower come first where the first difference is named."""
+
+    STEPS = 1  # completed steps, or averages
+    SAMPLER = 2  # an ElasticSampler's position
+    TRAINED = 3  # a parameter of an optimizer, or one of its moments
+    UNTRAINED = 4  # a parameter that no optimizer has
+    SHARED = 5  # what a state of the user's own marks as shared
+    LOOSE = 6  # all else: it may differ
 
 
 class RoundId(NamedTuple):
@@ -120,6 +137,26 @@ class Copy:
 
     slot: int
     point: Point
+
+
+class Part(NamedTuple):
+    """One part of a rank's state; ``value`` is text that can be shown, or, of a tensor, its hash in hex."""
+
+    kind: PartKind
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a rank's state was at one of its commits, in a few bytes."""
+
+    point: Point
+    commits: int  # of the line, up to this one: there may be several after one step; FINAL: see there
+    shared: bytes  # of what must be equal on every rank
+    loose: bytes = b""  # of what may differ; b"": it was not looked at
+    averages: bool = True  # a wrapper that averages gradients is in use
+    parts: tuple[Part, ...] = ()  # at most MAX_PARTS, and only where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +229,14 @@ class SavedPoints:
 
     sender: Credential
     points: tuple[Point, ...]  # at most MAX_SAVED_POINTS
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What the sender's state was: all it remembers, each time. Said again when it returns, and while it is done."""
+
+    sender: Credential
+    digests: tuple[Digest, ...]  # at most MAX_DIGESTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +391,16 @@ class CommittedPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """The ranks differ there: say the digest of that commit again, with its parts."""
+
+    job: str
+    term: int
+    point: Point
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -374,7 +429,7 @@ class Status:
     packed: bytes
 
 
-FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone
+FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests
 FromScheduler = (
     Admitted
     | Pending
@@ -387,6 +442,7 @@ FromScheduler = (
     | EndJob
     | Status
     | CommittedPoint
+    | Explain
 )
 
 SCHEMA = Schema(
@@ -401,6 +457,7 @@ SCHEMA = Schema(
         8: StopJob,
         9: SavedPoints,
         10: PeerGone,
+        11: Digests,
         20: Admitted,
         21: Pending,
         22: Refused,
@@ -412,5 +469,6 @@ SCHEMA = Schema(
         28: EndJob,
         29: Status,
         30: CommittedPoint,
+        31: Explain,
     }
 )

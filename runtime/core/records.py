@@ -136,14 +136,14 @@ class JobRebuilt:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFinished:
-    """Every member's last commit, ``point``, is durable."""
+    """Every member's last commit, ``point``, is durable, and all have reported the same digest of it."""
 
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
 class PointCommitted:
-    """Every member of the generation holds ``point`` on disk."""
+    """Every member of the generation holds ``point`` on disk, the same one."""
 
     point: Point
 

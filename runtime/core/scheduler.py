@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from runtime.core.admission import Admission
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
+from runtime.core.equality import Equality
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
 from runtime.core.lost_records import told_more
 from runtime.core.messages import (
     Activity,
     Credential,
+    Digests,
     EndKind,
     Finished,
     FromWorker,
@@ -98,7 +100,8 @@ class SchedulerCore:
         self._world = World(ledger)
         self._admission = Admission(ledger, self._leases, self._world)
         self._rendezvous = Rendezvous(ledger, self._world)
-        self._durable_points = DurablePoints(ledger)
+        self._equality = Equality(ledger)
+        self._durable_points = DurablePoints(ledger, self._equality)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
         self._broken: list[str] = []  # why the last generation cannot go on
@@ -168,6 +171,7 @@ class SchedulerCore:
         if self._is_round_due():
             others.append(self._ledger.now)
         if ending.ended is None:
+            others.append(self._equality.deadline)
             if rendezvous.round is not None:
                 others += (rendezvous.deadline(), rendezvous.refresh_at())
             if self._ledger.absent:
@@ -254,6 +258,10 @@ class SchedulerCore:
                 self._heartbeat(seat, message)
             case SavedPoints():
                 self._durable_points.take(seat, message)
+            case Digests():
+                self._equality.take(seat, message)
+                self._durable_points.commit_newest({digest.point for digest in message.digests})
+                self._judge_equality()
             case Join():
                 self._join(seat, message)
             case Publish():
@@ -393,14 +401,29 @@ class SchedulerCore:
             self._member_done(seat, message.step)
 
     def _member_done(self, seat: Seat, step: int) -> None:
-        ledger, committed = self._ledger, self._ledger.state.generation
-        assert committed is not None
         self._done[seat.node] = step
-        if len(self._done) < len(committed.members) or ledger.absent:
+        self._finish_if_equal()
+
+    def _judge_equality(self) -> None:
+        """A difference ends the job, once it can be named; where there is none the end may have waited for this."""
+        if self._ending.ended is None and (text := self._equality.verdict()) is not None:
+            self._ending.blame(text)
+            self._ending.end_job(EndKind.UNEQUAL, text)
+        else:
+            self._finish_if_equal()
+
+    def _finish_if_equal(self) -> None:
+        """Training is finished where every member is done, and with the same state."""
+        ledger, committed = self._ledger, self._ledger.state.generation
+        if committed is None or ledger.state.final is not None or self._ending.ended is not None:
+            return
+        if len(self._done) < len(committed.members) or ledger.absent or not self._equality.is_final_equal:
             return
         point = Point(max(self._done.values()), committed.generation)
         ledger.write(TrainingFinished(point))
-        ledger.ready.say(f"training is finished at step {point.step}: every worker's last commit is durable")
+        ledger.ready.say(
+            f"training is finished at step {point.step}: every worker's last commit is durable, and all are equal"
+        )
         for member in ledger.everybody():
             ledger.tell(member.node, self._finished(point))
 
@@ -455,6 +478,7 @@ class SchedulerCore:
         self._rebuild.shift(gap_s)
         self._rendezvous.shift(gap_s)
         self._ending.shift(gap_s)
+        self._equality.shift(gap_s)
         self._world.shift(gap_s)
         text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
         self._ledger.ready.say(text, Level.WARNING)
@@ -465,6 +489,7 @@ class SchedulerCore:
             self._lose(seat, reason)
         self._admission.forget_silent()
         self._judge_reports()
+        self._judge_equality()
         if self._ending.ended is not None:
             self._ending.if_everybody_left()
             return

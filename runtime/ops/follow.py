@@ -52,6 +52,7 @@ _ENDED = {
     EndKind.STOPPED: "was stopped",
     EndKind.SCRIPT_FAILED: "was ended by its script",
     EndKind.UNTRAINED: "was not trained",
+    EndKind.UNEQUAL: "was ended, for its ranks differ",
 }
 _BY_SIGNAL = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -380,6 +381,9 @@ class Follower:
                 return f"{correction(verdict.cause)}, then {recover}"
             case EndKind.SCRIPT_FAILED:
                 return f"{correction(verdict.cause)}, then {again}"
+            case EndKind.UNEQUAL:
+                script = kept.script if kept is not None else "train.py"
+                return f"correct the script, then {scripts.command('run.sh', '--fresh', script)}"
             case EndKind.FAILED:
                 return ""
         return recover if self._settings.enable_recovery else ""

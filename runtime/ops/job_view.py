@@ -32,6 +32,7 @@ class EndKind(Enum):
     FAILED = "failed"
     SCRIPT_FAILED = "script_failed"
     UNTRAINED = "untrained"
+    UNEQUAL = "unequal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from runtime.errors import (
     JobInterruptedError,
     JobStoppedError,
     ScriptFailedError,
+    UnequalError,
     UntrainedError,
 )
 from runtime.ops.deaths import End, sentence
@@ -27,6 +28,7 @@ EXIT_CODES = {
     EndKind.FAILED: JobFailedError.exit_code,
     EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
     EndKind.UNTRAINED: UntrainedError.exit_code,
+    EndKind.UNEQUAL: UnequalError.exit_code,
 }
 KINDS = {code: kind for kind, code in EXIT_CODES.items()}
 

@@ -27,6 +27,7 @@ from runtime.core.agent_events import (
     Began,
     BreakGroup,
     CommittedByAll,
+    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -52,7 +53,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Admitted, GenerationStarted, Place
+from runtime.core.messages import Admitted, Digest, GenerationStarted, Place
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -69,6 +70,7 @@ from runtime.errors import (
     SchedulerUnreachableError,
     ScriptFailedError,
     SecretError,
+    UnequalError,
     UntrainedError,
 )
 from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
@@ -96,6 +98,7 @@ _ERRORS: dict[EndReason, type[SameBitsError]] = {
     EndReason.FAILED: JobFailedError,
     EndReason.SCRIPT_FAILED: ScriptFailedError,
     EndReason.UNTRAINED: UntrainedError,
+    EndReason.UNEQUAL: UnequalError,
 }
 
 
@@ -247,13 +250,23 @@ class Agent:
         """Tell the scheduler which points this process's disk holds, rising."""
         self._post(Saved(tuple(points)))
 
-    def complete(self, generation: int, step: int) -> Point:
+    def report_digests(self, digests: Sequence[Digest]) -> None:
+        """Tell the scheduler what this process's state was at its commits."""
+        self._post(Compared(tuple(digests)))
+
+    def complete(self, generation: int, step: int, digests: Sequence[Digest]) -> Point:
         """The user's function returned and its last commit is durable: wait until that is so on every rank.
+
+        Args:
+            generation, step: where.
+            digests: as in :meth:`report_digests`, with that of the end.
 
         Raises:
             GenerationEndedError: a member was lost meanwhile; this rank is needed again.
+            UnequalError: the ranks do not end with the same state.
         """
         self.step = step
+        self.report_digests(digests)
         self._post(Completed(generation, step))
         return self._wait(lambda: self._over, until_interrupted=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from runtime.core.messages import (
+    Digests,
     Heartbeat,
     Join,
     LastWords,
@@ -97,7 +98,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
             return StopRequested(by)
         case Register():
             session = message.session
-        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone():
+        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone() | Digests():
             session = message.sender.session
         case _:
             return f"{type(message).__name__} is not a worker's message"

@@ -33,6 +33,7 @@ from runtime.errors import (
     JobStoppedError,
     SchedulerLeftError,
     ScriptFailedError,
+    UnequalError,
     UntrainedError,
 )
 from runtime.net.address import local_addresses
@@ -383,4 +384,5 @@ def exit_code_of(ended: Ended) -> int:
         EndKind.FAILED: JobFailedError.exit_code,
         EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
         EndKind.UNTRAINED: UntrainedError.exit_code,
+        EndKind.UNEQUAL: UnequalError.exit_code,
     }[ended.kind]

@@ -14,7 +14,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.core.messages import MAX_SAVED_POINTS, MAX_STOPPED_BY, Credential, Pairs, Register, SavedPoints, StopJob
+from runtime.core.messages import (
+    MAX_DIGESTS,
+    MAX_PART_CHARS,
+    MAX_PARTS,
+    MAX_SAVED_POINTS,
+    MAX_STOPPED_BY,
+    Credential,
+    Digest,
+    Digests,
+    Pairs,
+    Register,
+    SavedPoints,
+    StopJob,
+)
 from runtime.core.ready import Level, Note
 from runtime.net.server import Rejection
 
@@ -152,19 +165,35 @@ class Strangers:
 def implausible(message: object) -> str | None:
     """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
     sender = getattr(message, "sender", None)
-    if isinstance(sender, Credential):
-        plausible = _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
-        return None if plausible else f"{type(message).__name__}.sender is too long or not printable"
+    if isinstance(sender, Credential) and not _is_credible(sender):
+        return f"{type(message).__name__}.sender is too long or not printable"
     match message:
         case Register():
             return _implausible_register(message)
         case SavedPoints(_, points):
             few = len(points) <= MAX_SAVED_POINTS
             return None if few else f"SavedPoints has {len(points)} points, at most {MAX_SAVED_POINTS} are accepted"
+        case Digests(_, digests):
+            return _implausible_digests(digests)
         case StopJob(by):
             return None if _is_text(by, MAX_STOPPED_BY) else "StopJob.by is too long or not printable"
         case _:
             return None
+
+
+def _is_credible(sender: Credential) -> bool:
+    return _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
+
+
+def _implausible_digests(digests: tuple[Digest, ...]) -> str | None:
+    if len(digests) > MAX_DIGESTS:
+        return f"Digests has {len(digests)} digests, at most {MAX_DIGESTS} are accepted"
+    for one in digests:
+        if len(one.shared) > MAX_ID_CHARS or len(one.loose) > MAX_ID_CHARS or len(one.parts) > MAX_PARTS:
+            return f"Digests has a digest of {len(one.shared)} and {len(one.loose)} bytes in {len(one.parts)} parts"
+        if not all(_is_text(text, MAX_PART_CHARS) for part in one.parts for text in (part.name, part.value)):
+            return "Digests has a part that is too long or not printable"
+    return None
 
 
 def _implausible_register(message: Register) -> str | None:

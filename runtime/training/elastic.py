@@ -22,10 +22,12 @@ from runtime.training.state.handlers import StateHandler, register_handler
 from runtime.training.state.local_sgd import LocalSGD
 from runtime.training.state.loop_habits import OutsideCounters
 from runtime.training.state.object_state import ObjectState
+from runtime.training.state.sampler import ElasticSampler
 from runtime.training.state.torch_state import TorchState
 
 __all__ = [
     "CommunicationError",
+    "ElasticSampler",
     "HostsUpdatedInterrupt",
     "LocalSGD",
     "ObjectState",

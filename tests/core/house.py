@@ -12,11 +12,14 @@ from typing import TypeVar
 
 from runtime.core.ledger import NAMED, Policy
 from runtime.core.messages import (
+    FINAL,
     PROTOCOL,
     Activity,
     Admitted,
     Copy,
     Credential,
+    Digest,
+    Digests,
     FromScheduler,
     FromWorker,
     GenerationStarted,
@@ -165,10 +168,15 @@ class House:
         step: int = 0,
         term: int | None = None,
     ) -> Ready:
-        """A heartbeat of the node's holder, by default to this scheduler start and in the last generation."""
+        """A heartbeat of the node's holder, by default to this scheduler start and in the last generation.
+
+        Who is done has told its digest before.
+        """
         state = self.core.state
         number = state.generation_number if generation is None else generation
         credential = self.credential(node)
+        if activity is Activity.DONE:
+            self.told(node, (step, number), commits=FINAL)
         beat = Heartbeat(credential, state.term if term is None else term, activity, number, None, step)
         return self.receive(credential.session, beat)
 
@@ -199,9 +207,16 @@ class House:
         return self.receive(credential.session, Publish(credential, generation, blob))
 
     def saved(self, node: str, *points: tuple[int, int]) -> Ready:
-        """The node's holder says that its disk holds these (step, generation)."""
+        """The node's holder says that its disk holds these (step, generation), and that they are as everybody's."""
+        self.told(node, *points)
         credential = self.credential(node)
         return self.receive(credential.session, SavedPoints(credential, tuple(Point(*point) for point in points)))
+
+    def told(self, node: str, *points: tuple[int, int], shared: bytes = b"same", commits: int = 1) -> Ready:
+        """The node's holder says what its state was at these (step, generation)."""
+        credential = self.credential(node)
+        digests = tuple(Digest(Point(*point), commits, shared) for point in points)
+        return self.receive(credential.session, Digests(credential, digests))
 
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0") -> Ready:
         credential = self.credential(node)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import Completed, Failed, Leaving, Passed, Spoke
+from runtime.core.agent_events import Compared, Completed, Failed, Leaving, Passed, Spoke
 from runtime.core.ledger import Policy
-from runtime.core.messages import PROTOCOL, Activity, Process
+from runtime.core.messages import FINAL, PROTOCOL, Activity, Digest, Process
 from runtime.core.point import Point
 from runtime.core.scheduler import Closed, SchedulerCore, Stalled, StopRequested
 from runtime.core.state import JobState
@@ -212,6 +212,8 @@ class Scenario(Stage):
 
     def _finish(self, names: str) -> None:
         for worker in self._named(names):
+            final = Digest(Point(worker.step, worker.agent.generation), FINAL, b"same")
+            self._tell(worker, Compared((final,)))
             self._tell(worker, Completed(worker.agent.generation, worker.step))
 
     # ---- commands: time and the wire

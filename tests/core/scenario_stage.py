@@ -33,7 +33,7 @@ from runtime.core.agent_events import (
     Trains,
 )
 from runtime.core.ledger import Policy
-from runtime.core.messages import Activity, FromWorker, Heartbeat, Pairs, Process, Register
+from runtime.core.messages import Activity, Digests, FromWorker, Heartbeat, Pairs, Process, Register
 from runtime.core.point import Point
 from runtime.core.ready import Ended, Ready, Send
 from runtime.core.records import Record
@@ -81,7 +81,7 @@ class Worker:
         match message:
             case Heartbeat(activity=activity, generation=generation):
                 said: tuple[object, ...] = (activity, generation)
-            case Register():
+            case Register() | Digests():
                 said = (message,)
             case _:
                 return False

@@ -24,7 +24,9 @@ from runtime.core.messages import (
     PROTOCOL,
     AddressMap,
     Admitted,
+    Digests,
     EndJob,
+    Explain,
     Fenced,
     Finished,
     FromScheduler,
@@ -80,6 +82,8 @@ def report_line(message: FromWorker) -> str:
             return f"Join {message.round}, holds {_each(message.points) or 'no point'}"
         case Publish():
             return f"Publish its address for generation {message.generation}"
+        case Digests():
+            return f"Digests of {_each(tuple(digest.point for digest in message.digests))}"
         case LastWords():
             return f"LastWords {message.text!r}"
         case Leave():
@@ -117,6 +121,8 @@ def order_line(message: FromScheduler) -> str:
             return _opened_line(message)
         case GenerationStarted():
             return _started_line(message)
+        case Explain():
+            return f"Explain {message.point}"
         case AddressMap():
             return f"AddressMap of generation {message.generation}"
         case Finished():

@@ -12,6 +12,7 @@ from runtime.core.agent_events import (
     Addressed,
     AgentEvent,
     Began,
+    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -23,7 +24,8 @@ from runtime.core.agent_events import (
     Passed,
     Trains,
 )
-from runtime.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Process
+from runtime.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process
+from runtime.core.point import Point
 from runtime.core.scheduler import Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
@@ -115,6 +117,7 @@ class Room:
         assert self.activities() == {Activity.TRAINING}
         assert self.house.core.phase() == "training" and self.house.core.state.term == 2
         for session, agent in self.agents.items():
+            self.do(session, Compared((Digest(Point(60, agent.generation), FINAL, b"same"),)))
             self.do(session, Completed(agent.generation, 60))
         self.settle()
         self.pass_time(4)

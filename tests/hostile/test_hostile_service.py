@@ -33,7 +33,7 @@ from runtime.service.strangers import Offence
 from runtime.store import journal as journals
 from tests.hostile.attackers import dealers, half_open, hangs_up, registration, say_if_open
 from tests.net.wires import Tap
-from tests.service.house import PATIENCE_S, House
+from tests.service.house import PATIENCE_S, House, final
 
 WORKERS = 2
 SECRET = "correct-horse-battery-staple"
@@ -74,7 +74,7 @@ class Attacked:
     def finish(self) -> None:
         """The job was never disturbed: it ends in its first generation, and its journal knows of no loss."""
         with ThreadPoolExecutor(WORKERS) as pool:
-            finals = list(pool.map(lambda agent: agent.complete(1, 40), self.agents, timeout=PATIENCE_S))
+            finals = list(pool.map(lambda agent: agent.complete(1, 40, [final(40)]), self.agents, timeout=PATIENCE_S))
         assert finals == [Point(40, 1)] * WORKERS
         for agent in self.agents:
             agent.leave(on_purpose=True, text="status 0")

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from runtime import config
 from runtime.core.agent_events import Entered
+from runtime.core.messages import FINAL, Digest
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from runtime.service import voice
@@ -87,7 +88,8 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
                 agent.step += 1
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
-            return agent.complete(place.generation, agent.step)
+            final = Digest(Point(agent.step, place.generation), FINAL, b"equal")
+            return agent.complete(place.generation, agent.step, [final])
         except (GenerationEndedError, HostsUpdatedInterrupt) as ended:
             if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
                 fail()

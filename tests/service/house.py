@@ -10,7 +10,8 @@ from pathlib import Path
 from runtime import config
 from runtime.config import Settings
 from runtime.core.agent_events import Entered
-from runtime.core.messages import GenerationStarted
+from runtime.core.messages import FINAL, Digest, GenerationStarted
+from runtime.core.point import Point
 from runtime.core.ready import Ended
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService
@@ -23,6 +24,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def final(step: int, generation: int = 1) -> Digest:
+    """Of the state in which every worker ends."""
+    return Digest(Point(step, generation), FINAL, b"equal")
 
 
 class House:

@@ -40,7 +40,7 @@ from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
 from runtime.service.status import snapshot_in
 from runtime.store import journal as journals
-from tests.service.house import NUMERICS, PATIENCE_S, House, free_port
+from tests.service.house import NUMERICS, PATIENCE_S, House, final, free_port
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_job_from_the_first_registration_to_its_end(house: House) -> None:
     assert [(place.rank, place.world_size, place.local_rank) for place in places] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
     assert house.mapped(agents, places) == [[b"address of 0", b"address of 1", b"address of 2"]] * 3
     with ThreadPoolExecutor(3) as pool:
-        finals = list(pool.map(lambda agent: agent.complete(1, 40), agents, timeout=PATIENCE_S))
+        finals = list(pool.map(lambda agent: agent.complete(1, 40, [final(40)]), agents, timeout=PATIENCE_S))
     assert finals == [Point(40, 1)] * 3
     for agent in agents:
         agent.leave(on_purpose=True, text="status 0")
@@ -87,7 +87,7 @@ def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_nex
 
     agents[1].leave(on_purpose=False, text="ValueError: 42")
     with pytest.raises(GenerationEndedError):
-        agents[0].complete(1, 3)
+        agents[0].complete(1, 3, [final(3)])
     assert broken == ["worker 1 (" + broken[0].split("(", 1)[1]]
     assert "ValueError: 42" in broken[0]
 
@@ -144,7 +144,7 @@ def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House)
 
     house.scheduler()
     with ThreadPoolExecutor(3) as pool:
-        finals = list(pool.map(lambda agent: agent.complete(1, 9), agents, timeout=PATIENCE_S))
+        finals = list(pool.map(lambda agent: agent.complete(1, 9, [final(9)]), agents, timeout=PATIENCE_S))
     assert finals == [Point(9, 1)] * 3
     assert journaled(house)[: len(before)] == before
 

@@ -89,6 +89,7 @@ class Mix:
     has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
     commit_every: int
     p_dirty: float  # how often a failure finds a process between its step and its commit
+    has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; the world draws it
 
     @property
     def most_nodes(self) -> int:

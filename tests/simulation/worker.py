@@ -19,6 +19,7 @@ from runtime.core.agent_events import (
     Began,
     BreakGroup,
     CommittedByAll,
+    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -42,15 +43,28 @@ from runtime.core.agent_events import (
     Spoke,
     Trains,
 )
-from runtime.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Place, Process, Register, RoundId
+from runtime.core.messages import (
+    FINAL,
+    PROTOCOL,
+    Digest,
+    FromScheduler,
+    FromWorker,
+    Pairs,
+    Place,
+    Process,
+    Register,
+    RoundId,
+)
 from runtime.core.point import Point
 from tests.simulation.group import blob_of
 from tests.simulation.network import Connection
+from tests.simulation.odd_states import EQUAL
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CLOCK_STEP_S = 1e-6
+FIRST_COMMITS, LAST_SAVES = 3, 8
 NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
 
 
@@ -106,6 +120,9 @@ class Worker:
         self.memory: Point | None = None  # its last commit
         self.committed: Point | None = None  # what it was told that every member's disk holds
         self._in_hand: list[Point] = []  # being saved, in this order
+        self.bits = EQUAL  # what stands for its state
+        self._first: list[Digest] = []  # of its generation's first commits
+        self._saves: list[Digest] = []
         self._is_dirty = False  # between a step and its commit: that memory is not whole
         self._leaves_at_commit = False
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
@@ -165,6 +182,11 @@ class Worker:
     def is_in_group(self) -> bool:
         """Whether its sockets to the group's other members are whole."""
         return self.stage in IN_GROUP
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it takes steps."""
+        return self.stage is Stage.TRAINING and self._runs()
 
     def is_forming_in(self, generation: int) -> bool:
         """Ready to complete the group."""
@@ -348,6 +370,8 @@ class Worker:
                 self.slot, self.world_size, self._leaves_at_commit = started.slot, started.world_size, False
                 self._ranks[started.generation] = started.rank
                 self.step, self.restored = started.restore.step if started.restore else 0, started.restore
+                self.bits = self.world.odd_states.restored_by(self, started.generation, started.source, self.restored)
+                self._first.clear()
                 if self.committed is not None and (self.restored is None or self.restored < self.committed):
                     self.committed = None
                 if not self.agent._blob:
@@ -364,7 +388,7 @@ class Worker:
                 self._must_end(reason, text)
 
     def _must_end(self, reason: EndReason, text: str) -> None:
-        if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT):
+        if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT, EndReason.UNEQUAL):
             self._leave(on_purpose=True, text=text)
         else:
             self.stage = Stage.ENDING
@@ -437,6 +461,7 @@ class Worker:
         self.stage, self.memory = Stage.TRAINING, self.restored
         if self.step >= self.world.mix.target_step:
             self._save()
+            self._compare(is_save=True)
         self._agent_step(Trains(generation))
         self.world.groups.look_again(self)
 
@@ -449,8 +474,26 @@ class Worker:
             self._save()
         if is_commit or self.step % mix.commit_every == 0:
             self.memory = Point(self.step, self.generation)
+            self._compare(is_save=is_commit)
             if self._leaves_at_commit and self.stage is Stage.TRAINING:
                 self._leave_group(at_commit=True)
+
+    def _compare(self, *, is_save: bool) -> None:
+        """Report what the state is, where commits of this kind are compared."""
+        point = Point(self.step, self.generation)
+        self.world.odd_states.committed(self, point)
+        digest = Digest(point, 1, self.bits)
+        if is_save:
+            self._saves = [*self._saves, digest][-LAST_SAVES:]
+        if len(self._first) < FIRST_COMMITS:
+            self._first.append(digest)
+        elif not is_save:
+            return
+        self._report()
+
+    def _report(self, *last: Digest) -> None:
+        by_point = {(one.point, one.commits): one for one in (*self._saves, *self._first, *last)}
+        self._agent_step(Compared(tuple(by_point.values())))
 
     def _save(self) -> None:
         if self.step >= self.world.mix.target_step:
@@ -482,4 +525,5 @@ class Worker:
             watch(self.node)
         if self.stage is Stage.SAVING and point == Point(self.step, self.generation):
             self.stage = Stage.DONE
+            self._report(Digest(point, FINAL, self.bits))
             self._agent_step(Completed(self.generation, self.step))

@@ -26,6 +26,7 @@ from tests.simulation.faults import Faults, Planned, draw_schedule
 from tests.simulation.group import Groups
 from tests.simulation.mix import Mix
 from tests.simulation.network import Network
+from tests.simulation.odd_states import OddStates
 from tests.simulation.operator import Operator
 from tests.simulation.places import Places
 from tests.simulation.scheduler_host import SchedulerHost
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 400_000
 MOST_AT_ONE_MOMENT = 5_000
+ODD_RANKS = 0.15
+"""In so many runs a rank's state becomes another than the others'."""
 
 JOB_NAME = "train.py"
 
@@ -82,6 +85,7 @@ class World(Places):
         self.seed = seed
         self.rng = random.Random(seed)
         drawn = replace(Mix.draw(self.rng), rebuilds=self.random_of("rebuilds").random() < 0.5)
+        drawn = replace(drawn, has_odd_rank=self.random_of("odd rank").random() < ODD_RANKS)
         self.mix = replace(drawn, **(changes or {}))
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type
@@ -116,6 +120,7 @@ class World(Places):
         self.network = Network(self, self.mix)
         self.groups = Groups(self)
         self.copies = Copies(self)
+        self.odd_states = OddStates(self)
         self.witness = Witness(self)
         self.checkers = [checker(self) for checker in (ALL if checkers is None else checkers)]
         self.operator = Operator(self)
@@ -170,6 +175,7 @@ class World(Places):
         self.is_calm = True
         self.host.path.disk.put_out_fuse()
         self.network.calm_down()
+        self.odd_states.calm_down()
         self.operator.calm_down()
         for watch in self.watch_calm:
             watch()

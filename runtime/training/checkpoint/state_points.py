@@ -24,6 +24,7 @@ from runtime.service.buddy import brief_of
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
 from runtime.training.checkpoint import copying
+from runtime.training.checkpoint.digests import Digests
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
@@ -55,6 +56,7 @@ class StatePoints:
         commits: how many lie on the line this process is on.
         layouts: of the gradient buckets, at the last commit, by wrapper.
         due: when to save.
+        digests: what is compared with the other ranks'.
     """
 
     def __init__(self, process: Worker, state: State) -> None:
@@ -62,6 +64,7 @@ class StatePoints:
         self.commits = 0
         self.layouts: Mapping[str, Any] = {}
         self.due = due_by(state.checkpoint_config, self._agree)
+        self.digests = Digests(process.agent, state)
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
@@ -178,10 +181,12 @@ class StatePoints:
         """The state as it stands, on every rank at the same step."""
         self.layouts = ddp.capture_all()
         self._copies.saved_by_all(self._process.agent.committed_point)
+        self.compare(step, is_save=True)
         self._save(Point(step, self.present().generation))
 
     def leave_out(self, step: int) -> None:
         """A commit is not saved; others will be."""
+        self.compare(step, is_save=False)
         self.folder.settle()
         self._left_out += 1
         if self._left_out == _PREPARED_AT:
@@ -195,12 +200,18 @@ class StatePoints:
             StoreError: the disk refuses.
         """
         self.layouts = ddp.capture_all()
+        self.compare(step, is_save=True)
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
         if not self._save(point, durable=True, wait_s=wait_s):
             raise StoreError(
                 f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
                 "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
             )
+
+    def compare(self, step: int, *, is_save: bool) -> None:
+        """Report what the state as it stands is, where commits of this kind are compared."""
+        point = Point(step, self.present().generation)
+        self.digests.committed(point, self.commits, averages=bool(self.layouts), is_save=is_save)
 
     def save_last_commit(self) -> None:
         """This process ends without the others: what it did last need not be done again by those who go on."""

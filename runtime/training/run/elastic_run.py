@@ -18,7 +18,14 @@ from typing import TypeVar
 from runtime.core.agent_events import EnterAgain, Entered
 from runtime.core.messages import GenerationStarted, Place
 from runtime.core.point import Point
-from runtime.errors import DuplicateNodeError, FencedError, HostsUpdatedInterrupt, LayoutError, RefusedError
+from runtime.errors import (
+    DuplicateNodeError,
+    FencedError,
+    HostsUpdatedInterrupt,
+    LayoutError,
+    RefusedError,
+    UnequalError,
+)
 from runtime.service import voice
 from runtime.store import checkpoint as checkpoints
 from runtime.store.step_record import LogHeader
@@ -83,6 +90,8 @@ class ElasticRun:
                 reason = str(error)
             except (DuplicateNodeError, RefusedError):
                 raise  # the folder is another process's
+            except UnequalError:
+                raise  # nobody is to go on from what this rank did last
             except BaseException:
                 self._points.save_last_commit()
                 raise
@@ -346,6 +355,7 @@ class ElasticRun:
             points.obtain(point, self._live, formed)
         points.due.begins(state.completed_steps, generation)
         state.begin(point)
+        points.digests.begin()
         self._comparison = points.begin_comparison()
         self._log_steps(generation)
 
@@ -386,12 +396,14 @@ class ElasticRun:
         step = state.completed_steps
         self._agent.step = step
         ddp.sync_buffers_all()
-        state.remember(Point(step, generation.generation))
+        point = Point(step, generation.generation)
+        state.remember(point)
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
         self._points.save_or_fail(step)
-        self._agent.complete(generation.generation, step)
+        digests = self._points.digests.through(point, averages=bool(self._points.layouts))
+        self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()
         self._agent.on_break = _nothing_to_break
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 import contextlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 
+from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.group import transfer
 from runtime.training.process import context
 from runtime.training.state.checkpoint_config import CheckpointConfig
+from runtime.training.state.compared import Named
 from runtime.training.state.handlers import StateHandler, is_stateful
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
@@ -111,6 +113,13 @@ class State(ABC):
 
     def reset(self) -> None:  # noqa: B027 - nothing to do is the usual case
         """The members have changed: the new group stands, ``sync`` has not been called yet. Empty, to be overridden."""
+
+    def shared_values(self) -> Mapping[str, Any] | None:
+        """What must be equal on every rank at a commit, by name: plain values, tensors, and trees of them.
+
+        Ranks that differ in it end the job instead of going on. None, as here: nothing is compared.
+        """
+        return None
 
     def check_host_updates(self) -> None:
         """Look at the membership: raises as :meth:`commit`."""
@@ -211,6 +220,15 @@ class State(ABC):
         if is_stateful(self) and "state" in values:
             StateHandler(self).load(values["state"])
         self._committed_steps = contents["shared"]["steps"]
+
+    def compared(self) -> list[Named] | None:
+        """What must be equal on every rank at every commit; None where nothing is known to be."""
+        values = self.shared_values()
+        return None if values is None else [Named(PartKind.SHARED, name, one) for name, one in values.items()]
+
+    def loose(self) -> list[Named]:
+        """What may differ, and is named where it does."""
+        return []
 
     def weights(self) -> list[torch.Tensor]:
         """What must be equal on every rank when a generation begins."""

@@ -68,6 +68,10 @@ class StateHandler:
         """Go back to what was last remembered; called only where no optimizer step has begun since."""
         self.value.load_state_dict(copy.deepcopy(self._remembered))
 
+    def loose(self) -> dict[str, Any]:
+        """What may differ between ranks, by name; "": all of it. Not that of an optimizer, a step's or a sampler's."""
+        return {"": self.contents()}
+
     def stepped(self) -> Sequence[torch.Tensor]:
         """The tensors that ``remember`` leaves out, because only an optimizer step is to change them."""
         return ()
@@ -129,6 +133,9 @@ class ModuleHandler(StateHandler):
         for (module, name), copied_buffer in zip(self._places, self._copies, strict=True):
             module._buffers[name] = copied_buffer.clone()
 
+    def loose(self) -> dict[str, Any]:
+        return dict(self.value.named_buffers())
+
     def stepped(self) -> Sequence[torch.Tensor]:
         return self._parameters
 
@@ -181,6 +188,9 @@ class OptimizerHandler(StateHandler):
             pairs += [(live[name], one) for name, one in given.items()]
         return pairs
 
+    def loose(self) -> dict[str, Any]:
+        return {}
+
     def remember(self) -> None:
         self._remembered = [
             {
@@ -218,6 +228,9 @@ class ScalerHandler(StateHandler):
 
 class SamplerHandler(StateHandler):
     """An :class:`ElasticSampler`, whose state is three numbers."""
+
+    def loose(self) -> dict[str, Any]:
+        return {}
 
     def remember(self) -> None:
         self._remembered = self.value.state_dict()

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.group import transfer
 from runtime.training.process import context
 from runtime.training.state.base_state import CommitSink, State
+from runtime.training.state.compared import Named
 from runtime.training.state.flat_buffers import FlatBuffers
 from runtime.training.state.handlers import ModuleHandler, OptimizerHandler
 from runtime.training.state.torch_state import TorchState
@@ -138,6 +140,7 @@ class LocalSGD(State):
         """From now on averages are commits there, and random numbers are drawn as this rank."""
         super().bind(session, rank)
         self._inner.bind(None, rank)
+        self._inner.guard_samplers(session is not None)
 
     def begin(self, point: Point) -> None:
         """A generation begins. A rank that has been there since ``point`` goes on with its own steps."""
@@ -187,6 +190,11 @@ class LocalSGD(State):
             self._outer.load(values["outer"])
         self._averaged_at = self._inner.completed_steps
         self._point = None  # begin() remembers it
+
+    def compared(self) -> list[Named]:
+        """As :meth:`State.compared`: the parameters, right after an average, and how many averages there were."""
+        averages = Named(PartKind.STEPS, "averages", str(self.completed_steps))
+        return [averages, *self._inner.named_parameters()]
 
     def weights(self) -> list[torch.Tensor]:
         """The last average's."""

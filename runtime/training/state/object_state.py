@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
 from runtime.training.state import rng
 from runtime.training.state.base_state import CommitSink, State
 from runtime.training.state.checkpoint_config import CheckpointConfig
+from runtime.training.state.compared import Named
 from runtime.training.state.handlers import ModuleHandler, OptimizerHandler, PlainHandler, StateHandler, handler_of
 from runtime.training.state.last_commit import LastCommit
 from runtime.training.state.rng import RngMode
@@ -121,6 +123,7 @@ class ObjectState(State):
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """As :meth:`State.bind`."""
         super().bind(session, rank)
+        self.guard_samplers(session is not None)
         self._first_own = self._first_own or self._own_rng()
 
     def begin(self, point: Point) -> None:
@@ -186,6 +189,30 @@ class ObjectState(State):
         """With ``rng="per_step"``: let the generators draw this step's numbers."""
         if self._rng is RngMode.PER_STEP:
             rng.seed_for(self._seed(), self._rank, self.completed_steps)
+
+    def compared(self) -> list[Named]:
+        """As :meth:`State.compared`: how far this rank has come."""
+        steps = Named(PartKind.STEPS, "completed_steps", str(self.completed_steps))
+        samplers = [
+            Named(PartKind.SAMPLER, name, handler.value.position)
+            for name, handler in self.handlers.items()
+            if isinstance(handler.value, ElasticSampler)
+        ]
+        marked = super().compared() or []
+        return [steps, *samplers, *marked]
+
+    def loose(self) -> list[Named]:
+        """As :meth:`State.loose`: plain values, buffers, and other objects."""
+        return [
+            Named(PartKind.LOOSE, f"{name}.{inner}" if inner else name, value)
+            for name, handler in self.handlers.items()
+            for inner, value in handler.loose().items()
+        ]
+
+    def guard_samplers(self, is_running: bool) -> None:
+        """While it runs, their epochs go where the state says."""
+        for sampler in self._samplers:
+            sampler.is_guarded = is_running
 
     # ---- for the classes below
 

@@ -7,12 +7,14 @@ where the world size changes what is left is split anew: no sample is repeated a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
+from runtime.errors import UsageError
 from runtime.service import voice
 from runtime.training.process import context
 
@@ -37,6 +39,7 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.consumed = 0
+        self.is_guarded = False  # a training function runs whose state this sampler is part of
         self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
         self.on_record: Callable[[Sequence[int]], None] | None = None  # told what this rank has gone through
         self._empty_epoch: int | None = None  # the last one that was iterated at its end
@@ -46,7 +49,21 @@ class ElasticSampler(Sampler[int]):
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Where it is the present one already, as after a recovery, the position stays."""
+        """Begin an epoch. Where it is the present one already, as after a recovery, the position stays.
+
+        Raises:
+            UsageError: inside ``runtime.elastic.run``, where it is neither the present epoch nor the next. A loop or a
+                framework that counts epochs in its own process begins anew with 0 when the process is started again.
+        """
+        if self.is_guarded and epoch not in (self.epoch, self.epoch + 1):
+            caller = sys._getframe(1)
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            raise UsageError(
+                f"{where} calls sampler.set_epoch({epoch}), and the state's sampler is in epoch {self.epoch}: inside "
+                "runtime.elastic.run it stays there or goes to the next. Fix: "
+                "call it with an epoch that is kept in the state, and give a framework that counts epochs by itself "
+                "a loader whose sampler it does not move"
+            )
         if epoch != self.epoch:
             self.epoch = epoch
             self._go_to(0)
@@ -111,6 +128,11 @@ class ElasticSampler(Sampler[int]):
         generator.manual_seed(((self.seed << 20) + self.epoch) % 2**63)
         order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
         return order
+
+    @property
+    def position(self) -> str:
+        """Seed, epoch and position, to be compared and shown."""
+        return f"seed {self.seed}, epoch {self.epoch}, {self.consumed} consumed"
 
     def state_dict(self) -> dict[str, Any]:
         """Seed, epoch and position."""

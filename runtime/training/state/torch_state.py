@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.process import context
 from runtime.training.sharding.pieces import is_distributed
 from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
+from runtime.training.state.compared import Named, is_hashable
 from runtime.training.state.handlers import ModuleHandler, PlainHandler
 from runtime.training.state.loop_habits import LoopHabits
 from runtime.training.state.object_state import ObjectState
@@ -189,6 +191,41 @@ class TorchState(ObjectState):
             if isinstance(handler, ModuleHandler)
             for _, parameter in sorted(handler.value.named_parameters())
             if not is_distributed(parameter)
+        ]
+
+    def compared(self) -> list[Named]:
+        """As :meth:`State.compared`: also parameters and their moments, but for those that are sharded."""
+        return [*super().compared(), *self.named_parameters(), *self._named_moments()]
+
+    def named_parameters(self) -> list[Named]:
+        """All parameters that are whole here."""
+        trained = {
+            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
+        }
+        return [
+            Named(PartKind.TRAINED if id(parameter) in trained else PartKind.UNTRAINED, name, parameter)
+            for parameter, name in self._whole_parameters()
+        ]
+
+    def _whole_parameters(self) -> list[tuple[torch.nn.Parameter, str]]:
+        return [
+            (parameter, f"{module}.{name}")
+            for module, handler in sorted(self.handlers.items())
+            if isinstance(handler, ModuleHandler)
+            for name, parameter in handler.value.named_parameters()
+            if not is_distributed(parameter)
+        ]
+
+    def _named_moments(self) -> list[Named]:
+        names = {id(parameter): name for parameter, name in self._whole_parameters()}
+        return [
+            Named(PartKind.TRAINED, f"{moment} of {names[id(parameter)]}", value)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in names
+            for moment, value in optimizer.state.get(parameter, {}).items()
+            if is_hashable(value)
         ]
 
     def shards(self) -> list[torch.Tensor]:

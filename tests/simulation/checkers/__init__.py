@@ -33,6 +33,7 @@ from tests.simulation.checkers.s17_no_extra_transition import NoExtraTransition
 from tests.simulation.checkers.s18_own_pauses import OwnPauses
 from tests.simulation.checkers.s19_finish import Finish
 from tests.simulation.checkers.s20_committed_points import CommittedPoints
+from tests.simulation.checkers.s21_equal import Equal
 
 ALL: tuple[type[Checker], ...] = (
     OneHolder,
@@ -55,6 +56,7 @@ ALL: tuple[type[Checker], ...] = (
     OwnPauses,
     Finish,
     CommittedPoints,
+    Equal,
     Together,
     LetIn,
     Progress,

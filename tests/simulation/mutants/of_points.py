@@ -20,7 +20,7 @@ def _with_points(kind: type[DurablePoints]) -> type[SchedulerCore]:
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
-            self._durable_points = kind(self._ledger)
+            self._durable_points = kind(self._ledger, self._equality)
 
     return Changed
 

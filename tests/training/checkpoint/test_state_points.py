@@ -22,7 +22,11 @@ def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     state.remember(Point(3, 1))
     assert state.recall() == Point(3, 1)
-    process: Any = SimpleNamespace(admitted=SimpleNamespace(job="a-job"), device=torch.device("cpu"))
+    process: Any = SimpleNamespace(
+        admitted=SimpleNamespace(job="a-job"),
+        device=torch.device("cpu"),
+        agent=SimpleNamespace(report_digests=lambda digests: None),
+    )
     points = StatePoints(process, state)
     points.generation = SimpleNamespace(source=0, rank=1)  # type: ignore[assignment]
 
@@ -40,7 +44,11 @@ def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monke
     """Not at the first: in a process that has just joined, others wait for that."""
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
-    process: Any = SimpleNamespace(admitted=SimpleNamespace(job="a-job"), device=torch.device("cpu"))
+    process: Any = SimpleNamespace(
+        admitted=SimpleNamespace(job="a-job"),
+        device=torch.device("cpu"),
+        agent=SimpleNamespace(report_digests=lambda digests: None),
+    )
     points = StatePoints(process, state)
     points.generation = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
     prepared: list[Point] = []

@@ -1,0 +1,289 @@
+"""Whether all ranks hold the same state, from the digests that they report; and what is said where they do not.
+
+Here lives who has reported which digest, the judgement of one commit's digests, and the sentence that names ranks, the
+first difference, its likely cause and the mend. Never here: what is hashed (``training.state.compared``), what a
+difference leads to (``scheduler``), whose disk holds what (``durable_points``). The one idea: a digest is a few bytes,
+so everybody reports it and nobody waits; only where two differ are two ranks asked for the parts it was made of.
+
+``judge`` and ``sentence`` are pure functions of what was reported: whoever would rather mend a minority than end the
+job decides by the same judgement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from runtime.core.ledger import Ledger
+from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, Explain, Part, PartKind
+from runtime.core.point import Point
+from runtime.core.ready import Level
+from runtime.core.records import GenerationCommitted
+from runtime.core.state import Seat, is_on_line
+
+EXPLAIN_S = 2.0
+"""How long the parts of two digests are waited for; then the job ends without a name of what differs."""
+NAMED_PARTS = 8
+
+Key: TypeAlias = tuple[Point, int]
+"""A commit: its point, and which of several commits after one step it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Of one commit: the ranks that agree with each other, the largest group first; of equal ones that of rank 0."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all agree."""
+        return len(self.groups) <= 1
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether more than half agree."""
+        return 2 * len(self.groups[0]) > sum(map(len, self.groups)) if self.groups else False
+
+
+def judge(values: Mapping[int, bytes]) -> Judgement:
+    """Who agrees with whom, by rank."""
+    groups: dict[bytes, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        groups.setdefault(value, []).append(rank)
+    return Judgement(tuple(sorted(map(tuple, groups.values()), key=lambda group: (-len(group), group[0]))))
+
+
+def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
+    """The parts that two ranks do not have alike, what matters most first; None where only the first has it."""
+    theirs = {(part.kind, part.name): part for part in other}
+    found = [(part, theirs.pop((part.kind, part.name), None)) for part in one]
+    found += [(part, None) for part in theirs.values()]
+    return sorted((pair for pair in found if pair[0] != pair[1]), key=lambda pair: pair[0].kind)
+
+
+def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
+    """Who differs, where first, of what likely cause, and the mend; ``one`` is of the first group, ``other`` of none.
+
+    Args:
+        judgement: of the commit.
+        one, other: two ranks' digests of it, with their parts if they were told in time.
+    """
+    alike, *odd = judgement.groups
+    ranks = "; ".join(_ranks(group) for group in odd[:NAMED_PARTS])
+    where = f"at the end, step {one.point.step}" if one.commits == FINAL else f"after step {one.point.step}"
+    if one.commits == FINAL and one.point.step != other.point.step:
+        where = f"at the end, step {one.point.step} there and step {other.point.step} here"
+    text = f"the ranks are not equal {where}: {ranks} differs from {_ranks(alike)}"
+    found = [pair for pair in differences(other.parts, one.parts) if pair[0].kind is not PartKind.LOOSE]
+    if not (one.parts and other.parts) or not found:
+        return f"{text}. {_MENDS[PartKind.TRAINED]}"
+    part, theirs = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    text += f", first in {part.name}{more}"
+    if part.kind in (PartKind.STEPS, PartKind.SAMPLER) and theirs is not None:
+        text += f" ({part.value} here, {theirs.value} there)"
+    return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
+
+
+def _ranks(group: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, group[:NAMED_PARTS]))
+    return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
+
+
+_MENDS = {
+    PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
+    PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
+    PartKind.TRAINED: (
+        "Fix: wrap the model in DistributedDataParallel before runtime.elastic.run, or all-reduce every gradient "
+        "before optimizer.step()"
+    ),
+    PartKind.UNTRAINED: "Fix: change this parameter alike on every rank, or make it a buffer",
+    PartKind.SHARED: "Fix: make it equal in the state's sync(), or leave it out of shared_values()",
+}
+
+
+def _cause(part: Part, *, averages: bool) -> str:
+    cause = {
+        PartKind.STEPS: "a rank has stepped without the others",
+        PartKind.SAMPLER: "somebody else than the state has moved a sampler",
+        PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
+        PartKind.SHARED: "the state marks it as shared",
+    }.get(part.kind, "a gradient was used that is not the average of all ranks'")
+    if part.kind is PartKind.TRAINED and not averages:
+        cause = "no DistributedDataParallel is in use and no collective has made the gradients equal"
+    return f"most likely {cause}. {_MENDS[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]}"
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """Two ranks are asked for the parts of a commit's digests."""
+
+    key: Key
+    judgement: Judgement
+    nodes: tuple[str, str]
+    digests: list[Digest]
+    until: float
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether both have told their parts."""
+        return all(digest.parts for digest in self.digests)
+
+
+class Equality:
+    """The digests of the last generation's members."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counted: GenerationCommitted | None = None  # for whose members they are counted
+        self._rank_of: dict[tuple[str, int], int] = {}  # of them
+        self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → what it said last
+        self._tellers: Counter[Key] = Counter()  # how many of them have told each
+        self._values: Counter[tuple[Key, bytes]] = Counter()  # and how many the same
+        self._differs: _Inquiry | None = None  # the first difference that was found
+        self._may_differ: _Inquiry | None = None  # the same, of what may
+        self._has_named = False
+
+    def take(self, seat: Seat, message: Digests) -> None:
+        """A member says what its state was."""
+        committed, teller = self._ledger.state.generation, (seat.node, seat.incarnation)
+        if committed is None:
+            return
+        self._count_for(committed)
+        if teller not in self._rank_of:
+            return
+        self._discount(self._told.get(teller, {}))
+        digests = [one for one in message.digests[-MAX_DIGESTS:] if is_on_line(one.point, committed)]
+        told = self._told[teller] = {_key(one): one for one in digests}
+        self._count(told)
+        self._hear_parts(seat.node, told)
+        for key in told:
+            if self._tellers[key] == len(self._rank_of):
+                self._compare(key)
+
+    def is_equal(self, point: Point) -> bool:
+        """Whether all members have told of this point, and the same."""
+        keys = {key for told in self._told.values() for key in told if key[0] == point and key[1] != FINAL}
+        return bool(keys) and all(self._is_equal(key) for key in keys)
+
+    @property
+    def is_final_equal(self) -> bool:
+        """Whether all members have told with which state they are through, and the same; and nothing has differed."""
+        committed = self._ledger.state.generation
+        return committed is not None and self._differs is None and self._is_equal(_final_key(committed.generation))
+
+    @property
+    def deadline(self) -> float | None:
+        """When an answer is waited for no longer."""
+        waits = (one.until for one in (self._differs, self._may_differ) if one is not None)
+        return min(waits, default=None)
+
+    def verdict(self) -> str | None:
+        """Why the job must end, once that can be said: the ranks are not equal."""
+        self._name_what_may_differ()
+        found = self._differs
+        if found is None or not (found.is_answered or found.until <= self._ledger.now):
+            return None
+        return sentence(found.judgement, *found.digests)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: answers are waited for as much longer."""
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is not None:
+                inquiry.until = min(inquiry.until + gap_s, self._ledger.now + EXPLAIN_S)
+
+    # ---- counting
+
+    def _is_equal(self, key: Key) -> bool:
+        first = next((told[key] for told in self._told.values() if key in told), None)
+        return first is not None and self._values[key, first.shared] == len(self._rank_of)
+
+    def _count(self, told: Mapping[Key, Digest]) -> None:
+        self._tellers.update(told.keys())
+        self._values.update([(key, one.shared) for key, one in told.items()])
+
+    def _discount(self, told: Mapping[Key, Digest]) -> None:
+        self._tellers.subtract(told.keys())
+        self._values.subtract([(key, one.shared) for key, one in told.items()])
+        for key, one in told.items():
+            if not self._tellers[key]:
+                del self._tellers[key]
+            if not self._values[key, one.shared]:
+                del self._values[key, one.shared]
+
+    def _count_for(self, committed: GenerationCommitted) -> None:
+        """Count anew where the members have changed: what those who stay have told stays true."""
+        if committed is self._counted:
+            return
+        self._counted = committed
+        self._rank_of = {(node, incarnation): rank for rank, (node, incarnation) in enumerate(committed.members)}
+        self._told = {
+            teller: {key: one for key, one in told.items() if is_on_line(one.point, committed)}
+            for teller, told in self._told.items()
+            if teller in self._rank_of
+        }
+        self._tellers.clear()
+        self._values.clear()
+        for told in self._told.values():
+            self._count(told)
+
+    # ---- differences
+
+    def _compare(self, key: Key) -> None:
+        """Everybody has told of this commit."""
+        told = {self._rank_of[teller]: digests[key] for teller, digests in self._told.items()}
+        if self._differs is None and not self._is_equal(key):
+            self._differs = self._asked(key, told, judge({rank: one.shared for rank, one in told.items()}))
+        elif self._differs is None and self._may_differ is None and not self._has_named:
+            judgement = judge({rank: one.loose for rank, one in told.items()})
+            if not judgement.is_equal and all(one.loose for one in told.values()):
+                self._may_differ = self._asked(key, told, judgement)
+
+    def _asked(self, key: Key, told: Mapping[int, Digest], judgement: Judgement) -> _Inquiry:
+        ledger, nodes = self._ledger, {rank: node for (node, _), rank in self._rank_of.items()}
+        ranks = judgement.groups[0][0], judgement.groups[1][0]
+        inquiry = _Inquiry(
+            key,
+            judgement,
+            (nodes[ranks[0]], nodes[ranks[1]]),
+            [told[rank] for rank in ranks],
+            ledger.now + EXPLAIN_S,
+        )
+        for node, one in zip(inquiry.nodes, inquiry.digests, strict=True):
+            ledger.tell(node, Explain(ledger.state.job, ledger.state.term, one.point, one.commits))
+        return inquiry
+
+    def _hear_parts(self, node: str, told: Mapping[Key, Digest]) -> None:
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is not None and node in inquiry.nodes and inquiry.key in told and told[inquiry.key].parts:
+                inquiry.digests[inquiry.nodes.index(node)] = told[inquiry.key]
+
+    def _name_what_may_differ(self) -> None:
+        found = self._may_differ
+        if found is None or not (found.is_answered or found.until <= self._ledger.now):
+            return
+        self._may_differ = None
+        names = [part.name for part, _ in differences(found.digests[1].parts, found.digests[0].parts)]
+        if not names:
+            return  # not told in time: another commit may tell
+        self._has_named = True
+        shown = ", ".join(names[:NAMED_PARTS])
+        more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
+        alike, odd = map(_ranks, found.judgement.groups[:2])
+        self._ledger.ready.say(
+            f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}. That ends nothing "
+            "and is said once: batch statistics and values of a rank's own may differ; who joins gets another rank's",
+            Level.WARNING,
+        )
+
+
+def _key(digest: Digest) -> Key:
+    return _final_key(digest.point.generation) if digest.commits == FINAL else (digest.point, digest.commits)
+
+
+def _final_key(generation: int) -> Key:
+    """Of the end, which is one commit whatever number of steps each rank has come to."""
+    return Point(0, generation), FINAL

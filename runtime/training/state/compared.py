@@ -1,0 +1,68 @@
+"""What of a state is compared between ranks, by name, and the digest of it.
+
+Here live the parts of a state (steps, sampler positions, parameters, moments, and all else, which may differ), how each
+is hashed, and the digest that a rank reports. Never here: which parts a state has (its class says so in ``compared``
+and ``loose``), when it is compared (``checkpoint.digests``), what follows (``core.equality``). The one idea: every part
+has a name and a hash of its own, so the few bytes that are reported can be explained afterwards without the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+from runtime.core.messages import MAX_PART_CHARS, Part, PartKind
+from runtime.errors import CheckpointError
+from runtime.training.state import snapshot
+
+__all__ = ["Named", "digest_of", "is_hashable", "parts_of"]
+
+
+class Named(NamedTuple):
+    """A part of a state: text that can be shown, a tensor, or any tree with tensors."""
+
+    kind: PartKind
+    name: str
+    value: Any
+
+
+def parts_of(named: Iterable[Named]) -> list[Part]:
+    """Each with its hash; what has none, because it cannot be saved either, is left out."""
+    return [Part(one.kind, _printable(one.name), value) for one in named if (value := _value_of(one.value)) is not None]
+
+
+def digest_of(parts: Sequence[Part]) -> bytes:
+    """Of all of them, in this order."""
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(f"{part.kind:d}\0{part.name}\0{part.value}\0".encode())
+    return digest.digest()
+
+
+def is_hashable(value: object) -> bool:
+    """Whether it is a tensor whose bytes are all there is to it."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
+
+
+def _value_of(value: Any) -> str | None:
+    if type(value) is str:
+        return _printable(value)
+    if isinstance(value, torch.Tensor):
+        return xxhash.xxh3_64_hexdigest(snapshot.bytes_of(value)) if is_hashable(value) else None
+    try:
+        tree, tensors = snapshot.take_apart(value, "")
+    except CheckpointError:
+        return None
+    digest = xxhash.xxh3_64(repr(tree).encode())
+    for name, tensor in tensors:
+        if is_hashable(tensor):
+            digest.update(name.encode())
+            digest.update(snapshot.bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text[:MAX_PART_CHARS])

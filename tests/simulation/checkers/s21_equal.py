@@ -1,0 +1,44 @@
+"""S21: training is finished, and a point is everybody's, only where every member's state is the same.
+
+The digests that were reported are not asked: what each member's state really was is in the world's own books.
+"""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import Over
+from runtime.core.point import Point
+from runtime.core.records import PointCommitted, TrainingFinished
+from runtime.core.scheduler import Event
+from tests.simulation.checkers.base import Checker
+from tests.simulation.worker import Worker
+
+
+class Equal(Checker):
+    """Looks at the members' states when the scheduler says that all is done, or that a point is held by all."""
+
+    name = "S21"
+
+    def begin_job(self) -> None:
+        self._point: Point | None = None
+
+    def watch(self) -> None:
+        self.world.when_recorded[TrainingFinished].append(self._finished)
+        self.world.when_recorded[PointCommitted].append(self._committed)
+        self.world.when_noticed[Over].append(self._over)
+
+    def _finished(self, event: Event | None, record: TrainingFinished) -> None:
+        self._require_equal(record.point, record)
+
+    def _committed(self, event: Event | None, record: PointCommitted) -> None:
+        self._require_equal(record.point, record)
+
+    def _require_equal(self, point: Point, record: TrainingFinished | PointCommitted) -> None:
+        witness = self.world.witness
+        states = {node: self.world.odd_states.of(witness.job, node, point) for node in witness.line.members}
+        if len(set(states.values())) > 1:
+            self.violated(f"{record}, and the members' states are {states}")
+
+    def _over(self, worker: Worker, notice: Over) -> None:
+        state = self.world.witness.disk
+        if worker.agent.job == self.world.witness.job and state.final is None:
+            self.violated(f"{worker} returns, and nothing says that all are equal")

@@ -1,0 +1,59 @@
+"""Whose state is another than the others': a few bytes that stand for weights, moments and positions.
+
+Every state is ``EQUAL`` until, in some runs, one rank's becomes odd: the script does not average, or a sampler was
+moved. What is odd is saved, sent to who lacks it, and restored, as any state is. When the run is calm nothing is odd
+any more: the script was mended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.core.point import Point
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.world import World
+
+EQUAL = b"equal"
+
+
+class OddStates:
+    """Makes a rank odd, and remembers what each point of each node is."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.random_of("odd states")
+        self._of: dict[tuple[str, str, Point], bytes] = {}
+        if world.mix.has_odd_rank:
+            world.after(self._chance.uniform(0.0, world.mix.chaos_s), self._happen)
+
+    def of(self, job: str, node: str, point: Point) -> bytes:
+        """What the point is that this node has committed."""
+        return self._of.get((job, node, point), EQUAL)
+
+    def committed(self, worker: Worker, point: Point) -> None:
+        """The worker's state is this point."""
+        if worker.bits != EQUAL:
+            self._of[worker.agent.job, worker.node, point] = worker.bits
+
+    def restored_by(self, worker: Worker, generation: int, source: int, point: Point | None) -> bytes:
+        """What a worker becomes that takes the point from this rank."""
+        members = [node for node, _ in self._world.witness.line.of(generation).members]
+        return EQUAL if point is None else self.of(worker.agent.job, members[source], point)
+
+    def calm_down(self) -> None:
+        """Nothing is odd from here on; a process that is ends, for what it has reported stands."""
+        self._of.clear()
+        for worker in [one for one in self._world.workers if one.bits != EQUAL]:
+            worker.die()
+
+    def _happen(self) -> None:
+        world = self._world
+        training = [one for one in world.workers if one.is_training and not one.is_of_another_job()]
+        if world.is_calm or not training:
+            return
+        worker = self._chance.choice(training)
+        worker.bits = f"odd since {worker} {world.now:.3f}".encode()
+        world.note("fault", worker, "becomes odd")
+        world.count("rank becomes odd")
