@@ -1,7 +1,7 @@
 """Whether all ranks hold the same state, from the digests that they report; and what is said where they do not.
 
 Here lives who has reported which digest, the judgement of one commit's digests, and the sentence that names ranks, the
-first difference, its likely cause and the mend. Never here: what is hashed (``training.state.compared``), what a
+first difference, its likely cause and the fix. Never here: what is hashed (``training.state.compared``), what a
 difference leads to (``scheduler``), whose disk holds what (``durable_points``). The one idea: a digest is a few bytes,
 so everybody reports it and nobody waits; only where two differ are two ranks asked for the parts it was made of.
 
@@ -65,26 +65,27 @@ def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, 
 
 
 def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
-    """Who differs, where first, of what likely cause, and the mend; ``one`` is of the first group, ``other`` of none.
+    """Who differs, where first, of what likely cause, and the fix.
 
     Args:
         judgement: of the commit.
-        one, other: two ranks' digests of it, with their parts if they were told in time.
+        one, other: of it the digests of a rank of the first group and of one of the second, with their parts if they
+            were told in time.
     """
     alike, *odd = judgement.groups
-    ranks = "; ".join(_ranks(group) for group in odd[:NAMED_PARTS])
+    mine, theirs = f"rank {alike[0]}", f"rank {odd[0][0]}"
     where = f"at the end, step {one.point.step}" if one.commits == FINAL else f"after step {one.point.step}"
-    if one.commits == FINAL and one.point.step != other.point.step:
-        where = f"at the end, step {one.point.step} there and step {other.point.step} here"
+    if one.point.step != other.point.step:
+        where = f"at the end, step {one.point.step} on {mine} and {other.point.step} on {theirs}"
+    ranks = "; ".join(_ranks(group) for group in odd[:NAMED_PARTS])
     text = f"the ranks are not equal {where}: {ranks} differs from {_ranks(alike)}"
-    found = [pair for pair in differences(other.parts, one.parts) if pair[0].kind is not PartKind.LOOSE]
+    found = [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
     if not (one.parts and other.parts) or not found:
-        return f"{text}. {_MENDS[PartKind.TRAINED]}"
-    part, theirs = found[0]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    text += f", first in {part.name}{more}"
-    if part.kind in (PartKind.STEPS, PartKind.SAMPLER) and theirs is not None:
-        text += f" ({part.value} here, {theirs.value} there)"
+        return f"{text}. {_FIXES[PartKind.TRAINED]}"
+    part, its = found[0]
+    text += f", first in {part.name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+    if part.kind in (PartKind.STEPS, PartKind.SAMPLER) and its is not None:
+        text += f" ({part.value} on {mine}, {its.value} on {theirs})"
     return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
 
 
@@ -93,7 +94,7 @@ def _ranks(group: tuple[int, ...]) -> str:
     return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
 
 
-_MENDS = {
+_FIXES = {
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
@@ -114,7 +115,7 @@ def _cause(part: Part, *, averages: bool) -> str:
     }.get(part.kind, "a gradient was used that is not the average of all ranks'")
     if part.kind is PartKind.TRAINED and not averages:
         cause = "no DistributedDataParallel is in use and no collective has made the gradients equal"
-    return f"most likely {cause}. {_MENDS[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]}"
+    return f"most likely {cause}. {_FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]}"
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from runtime.core.messages import (
 from runtime.core.neighbours import Neighbourhood, neighbourhoods
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
-from runtime.core.restore import Joined, Restore, choose, differing, must_look
+from runtime.core.restore import Joined, Restore, choose, differing, must_look, without_the_doubtful
 from runtime.core.state import Seat, next_line
 from runtime.core.world import World, rank_of_slot
 
@@ -289,6 +289,8 @@ class Rendezvous:
         slots = tuple(self._world.members())
         seats = [state.seats[state.by_slot[slot]] for slot in slots]
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
+        if state.is_in_doubt:
+            by_rank = without_the_doubtful(by_rank, state.committed_point)
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
         restore = choose(by_rank, state.generation, slots)

@@ -12,7 +12,7 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.core.messages import Copy, Loan, Pairs
 from runtime.core.point import Point
@@ -66,6 +66,23 @@ class Restore:
     def lent_by(self, rank: int) -> tuple[Loan, ...]:
         """The copies that ``rank`` keeps and others load, or it itself."""
         return self.lends.get(rank, ())
+
+
+def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> dict[int, Joined]:
+    """What the members brought, but for what came after ``equal``: the last point that is known to be everybody's."""
+
+    def is_equal(point: Point) -> bool:
+        return equal is not None and point <= equal
+
+    return {
+        rank: replace(
+            one,
+            points=tuple(filter(is_equal, one.points)),
+            live=one.live if one.live is not None and is_equal(one.live) else None,
+            copies=tuple(copy for copy in one.copies if is_equal(copy.point)),
+        )
+        for rank, one in joined.items()
+    }
 
 
 def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> bool:

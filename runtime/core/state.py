@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Pairs, Process
+from runtime.core.messages import EndKind, Pairs, Process
 from runtime.core.point import Cut, Point
 from runtime.core.records import (
     GenerationCommitted,
@@ -106,6 +106,12 @@ class JobState:
         """The number of the next one, which none can have had before: a journal may have been lost in between."""
         line = () if self.generation is None else self.generation.line
         return 1 + max((self.generation_number, *(cut.generation for cut in line)))
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the ranks of the last generation differed: only what was everybody's before is to be relied on."""
+        number = self.generation_number
+        return any(one.kind is EndKind.UNEQUAL and one.generation == number for one in self.interruptions)
 
     def seat_of_slot(self, slot: int) -> Seat | None:
         """Who holds the slot."""

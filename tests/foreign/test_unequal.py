@@ -56,7 +56,7 @@ def test_a_recipe_without_ddp_ends_within_three_steps(recipe: Callable[..., Job]
 def test_a_sampler_that_somebody_moves_ends_the_job(recipe: Callable[..., Job]) -> None:
     step, _, _, rest = ended_unequal(recipe("sampler"))
     assert int(step) <= 3
-    assert rest.startswith("sampler (seed 1, epoch 0, 72 consumed here, seed 1, epoch 0, 64 consumed there)")
+    assert rest.startswith("sampler (seed 1, epoch 0, 64 consumed on rank 0, seed 1, epoch 0, 72 consumed on rank 1)")
     assert "somebody else than the state has moved a sampler. Fix: " in rest
 
 

@@ -39,8 +39,10 @@ class OddStates:
 
     def restored_by(self, worker: Worker, generation: int, source: int, point: Point | None) -> bytes:
         """What a worker becomes that takes the point from this rank."""
-        members = [node for node, _ in self._world.witness.line.of(generation).members]
-        return EQUAL if point is None else self.of(worker.agent.job, members[source], point)
+        committed = self._world.witness.line.of(generation)
+        if point is None or committed is None:  # or its job's journal was lost meanwhile
+            return EQUAL
+        return self.of(worker.agent.job, committed.members[source][0], point)
 
     def calm_down(self) -> None:
         """Nothing is odd from here on; a process that is ends, for what it has reported stands."""

@@ -7,7 +7,9 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from runtime.core.messages import Copy, GenerationStarted, Join
+from dataclasses import replace
+
+from runtime.core.messages import Copy, EndKind, GenerationStarted, Join
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted
 from runtime.core.scheduler import Event
@@ -30,7 +32,7 @@ class RestorePoint(Checker):
     def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
         line = self.world.witness.line
         kept = line.kept()
-        joins = [join for join in line.joins_of(record) if join is not None]
+        joins = [self._credible(join) for join in line.joins_of(record) if join is not None]
         on_line = [{point for point in _held(join) if is_kept(point, kept)} for join in joins]
         copies = [copy for join in joins for copy in join.copies if is_kept(copy.point, kept)]
         expected = _greatest(joins, on_line, copies, record.slots)
@@ -38,6 +40,20 @@ class RestorePoint(Checker):
             self.violated(f"{record}: memories {[join.live for join in joins]} do not tell; not every disk was asked")
         if record.restore != expected:
             self.violated(f"{record}: the members hold {on_line} and copies {copies}; expected {expected}")
+
+    def _credible(self, join: Join) -> Join:
+        """Where the ranks of the last generation differed, only what was everybody's before."""
+        disk = self.world.witness.disk
+        last = self.world.witness.line.committed[-1:]
+        if not any(
+            one.kind is EndKind.UNEQUAL and last and one.generation == last[0].generation for one in disk.interruptions
+        ):
+            return join
+        equal = disk.committed_point or Point(-1, 0)
+        points = tuple(point for point in join.points if point <= equal)
+        live = join.live if join.live is not None and join.live <= equal else None
+        copies = tuple(copy for copy in join.copies if copy.point <= equal)
+        return replace(join, points=points, live=live, copies=copies)
 
     def _suffices(self, joins: list[Join], on_line: list[set[Point]]) -> bool:
         """Whether what is remembered is as far as anybody can have come, and everybody's own parts are there."""
