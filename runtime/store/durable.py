@@ -13,6 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -50,6 +51,24 @@ def disk_errors(path: Path, doing: str, kind: type[StoreError] = StoreError) -> 
         number = error.errno or 0
         reason = f"{os.strerror(number)} ({errno.errorcode[number]})" if number in errno.errorcode else str(error)
         raise kind(f"{path}: {doing} failed: {reason}; {_MENDS.get(number, _OTHER_MEND)}") from error
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file by, if it is a plain one; raises the bare :class:`OSError` where it is anything else.
+
+    Whoever can write in a folder can leave a fifo there, whose opening waits for a writer that never comes (fifo(7)),
+    or a link to a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link; a socket (open(2))
+            raise OSError(f"it is no plain file ({os.strerror(error.errno)})") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no plain file but a directory, a fifo or a device")
+    return descriptor
 
 
 def write_all(descriptor: int, data: BytesLike) -> None:

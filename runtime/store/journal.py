@@ -226,7 +226,7 @@ class Journal:
 def _read_file(path: Path) -> bytes | None:
     with durable.disk_errors(path, "reading the journal"):
         try:
-            file = path.open("rb")
+            file = os.fdopen(durable.open_regular(path), "rb")
         except FileNotFoundError:
             return None
         with file:

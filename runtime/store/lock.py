@@ -61,7 +61,7 @@ def read_holder(directory: Path) -> LockHolder | None:
     path = directory / HOLDER_FILE
     with durable.disk_errors(path, "reading who holds the folder's lock"):
         try:
-            with path.open("rb") as file:
+            with os.fdopen(durable.open_regular(path), "rb") as file:
                 data = file.read(_MAX_HOLDER_FILE_BYTES)
         except FileNotFoundError:
             return None

@@ -63,7 +63,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
 def make_claim_durable(directory: Path) -> None:
     """What :func:`claim_folder` did with ``sync=False`` outlives the machine's power: the folder, and whose it is."""
     with durable.disk_errors(directory / OWNER_FILE, "making the claim durable"):
-        descriptor = os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = durable.open_regular(directory / OWNER_FILE)
         try:
             os.fsync(descriptor)
         finally:
@@ -78,7 +78,7 @@ def read_owner(directory: Path) -> FolderOwner | None:
     path = directory / OWNER_FILE
     with durable.disk_errors(path, "reading the folder's owner"):
         try:
-            with path.open("rb") as file:
+            with os.fdopen(durable.open_regular(path), "rb") as file:
                 data = file.read(MAX_OWNER_BYTES + 1)
         except FileNotFoundError:
             return None

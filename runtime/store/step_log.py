@@ -246,7 +246,8 @@ def _read_segments(directory: Path) -> Iterator[Segment]:
     for path in sorted((directory / name for name in names), key=_number_of):
         with durable.disk_errors(path, "reading the step log"):
             try:
-                data = path.read_bytes()
+                with os.fdopen(durable.open_regular(path), "rb") as file:
+                    data = file.read()
             except FileNotFoundError:  # its writer has removed it meanwhile
                 continue
         yield _decode(path, data, directory.parent.name)

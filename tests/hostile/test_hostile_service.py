@@ -340,6 +340,7 @@ def test_a_flood_is_not_taken_for_a_wrong_secret(tmp_path: Path, monkeypatch: py
         agent = attacked.house.agent("7")
         with pytest.raises(RefusedError, match="names a spare"):  # it was heard: an answer that no flood gives
             agent.register()
+        agent.leave(on_purpose=False, text="the test is over")  # else a second verdict ends the process of the tests
         assert attacked.count(Offence.TOO_MANY) >= 1000
         assert not over.is_set()
         over.set()

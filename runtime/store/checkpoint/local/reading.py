@@ -206,7 +206,7 @@ def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Mani
 def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
     path = found.data_file
     with durable.disk_errors(path, "reading the point", CheckpointError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = durable.open_regular(path)
         try:
             size_bytes = os.fstat(descriptor).st_size
             if found.data_offset is None and size_bytes != manifest.data_bytes:

@@ -112,7 +112,10 @@ def _with_place(path: Path, error: CheckpointError) -> str:
 
 
 def _read_manifest(path: Path) -> bytes:
-    with durable.disk_errors(path, "reading the manifest", CheckpointError), path.open("rb") as file:
+    with (
+        durable.disk_errors(path, "reading the manifest", CheckpointError),
+        os.fdopen(durable.open_regular(path), "rb") as file,
+    ):
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{path}: {size_bytes} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")

@@ -124,7 +124,7 @@ def _make_durable(path: Path) -> None:
     """A save that was killed between its rename and its last fsync is completed by repeating it."""
     with durable.disk_errors(path, "making the point durable"):
         for file in (path / DATA_FILE, path / MANIFEST_FILE):
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = durable.open_regular(file)
             try:
                 os.fsync(descriptor)
             finally:

@@ -122,9 +122,10 @@ class OutgoingCopy:
         if self._durable is None or self._header is None:
             return False
         try:
-            if (self._durable / MANIFEST_FILE).read_bytes() != self._manifest_data:
-                return False
-            descriptor = os.open(self._durable / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+            with os.fdopen(durable.open_regular(self._durable / MANIFEST_FILE), "rb") as file:
+                if file.read(len(self._manifest_data) + 1) != self._manifest_data:
+                    return False
+            descriptor = durable.open_regular(self._durable / DATA_FILE)
         except OSError:
             return False  # it never got there, or is gone already: a newer one is being saved
         os.close(self._descriptor)
