@@ -2,7 +2,7 @@
 
 A worker's messages after admission carry its :class:`Credential`; the scheduler compares it with the seat before it
 looks at anything else. Everything a worker says is a *report* that may be repeated, late or twice: the heartbeat is the
-whole truth about one agent, so a lost message is mended by the next heartbeat and no message needs an acknowledgement.
+whole truth about one agent, so a lost message is fixed by the next heartbeat and no message needs an acknowledgement.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class SchedulerCore:
             self._corroborate()
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
-        """A member of the last generation says where it is; mend what it missed."""
+        """A member of the last generation says where it is; fix what it missed."""
         committed = self._ledger.state.generation_number
         if message.generation < committed:
             if self._rendezvous.can_tell():

@@ -162,12 +162,12 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
     if number == errno.EADDRINUSE:
         holder = port_holder(port)
         if _SCHEDULER in holder:  # perhaps a colleague's, whose job would lose it
-            mend = (
+            fix = (
                 "That is the scheduler of a job of its own: set SCHED_PORT to a free port in every process of this one"
             )
         else:
-            mend = "End it, or set SCHED_PORT to a free port in every process"
-        held = f"held by {holder}. {mend}"
+            fix = "End it, or set SCHED_PORT to a free port in every process"
+        held = f"held by {holder}. {fix}"
         return ListenError(f"{found}: {held}")
     if number == errno.EACCES:
         return ListenError(

@@ -182,7 +182,7 @@ class Client:
 
     def _handshake_failed(self, event: int, value: int) -> ShutOut | TurnedAway | None:
         is_final = bool(event & _FINAL)
-        if is_final:  # the end of this connection for ZeroMQ, which a scheduler started anew may mend
+        if is_final:  # the end of this connection for ZeroMQ, which a scheduler started anew may fix
             self._retry_at = time.monotonic() + RETRY_S
         elif time.monotonic() - self._connected_at > self._handshake_s / 2:
             return None  # nobody closed it: whoever listens there is stopped, or busy

@@ -80,7 +80,7 @@ def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
     return _checked(found, f"CLUSTER_SECRET_FILE={secret_file}", "write one into that file")
 
 
-def _checked(words: bytes, shown: str, mend: str) -> bytes:
+def _checked(words: bytes, shown: str, fix: str) -> bytes:
     words = words.rstrip(b"\r\n")
     if LEAST_SECRET_BYTES <= len(words) <= MOST_SECRET_BYTES:
         return words
@@ -88,7 +88,7 @@ def _checked(words: bytes, shown: str, mend: str) -> bytes:
     raise SettingsError(
         [
             f"{shown}: {why}; expected {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes. "
-            f"Fix: make one with `{MAKE_ONE}` and {mend}, the same for every process"
+            f"Fix: make one with `{MAKE_ONE}` and {fix}, the same for every process"
         ]
     )
 

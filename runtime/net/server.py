@@ -318,7 +318,7 @@ class Server:
             self._send_frame(peer.encode("ascii"), _MORE)
             self._send_frame(packed, _NOW)
         except zmq.Again:
-            return True  # its queue is full: a peer that does not read is mended by its next heartbeat, or lost
+            return True  # its queue is full: a peer that does not read is fixed by its next heartbeat, or lost
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

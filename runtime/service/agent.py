@@ -443,7 +443,7 @@ class Agent:
         self._interrupt(str(error))
 
     def _shut_out(self, text: str) -> None:
-        """No secret in common. A process that ever had a seat knew it: then it is the scheduler that must be mended."""
+        """No secret in common. A process that ever had a seat knew it: then it is the scheduler that must be fixed."""
         if self._admitted is None:
             self._must_end(SecretError(text))
         else:

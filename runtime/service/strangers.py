@@ -63,7 +63,7 @@ class Offence(enum.Enum):
     REGISTRATION = "more registrations"
 
 
-_MENDS = {
+_FIXES = {
     Offence.SECRET: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
     Offence.MECHANISM: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
 }
@@ -152,7 +152,7 @@ class Strangers:
         rest = tally.count - sum(count for _, count in named)
         text = f"refused {tally.count} {offence.value}: {where}{f', {rest} from elsewhere' if rest else ''}"
         text += f" (for example: {tally.example})" if tally.example else ""
-        text += _MENDS.get(offence, "")
+        text += _FIXES.get(offence, "")
         if tally.quiet_until > float("-inf"):
             text += f"; said at most every {LINE_INTERVAL_S:g} s"
         self._tallies[offence] = _Tally(quiet_until=now + LINE_INTERVAL_S)

@@ -4,7 +4,7 @@ Here live the few primitives every file of this package is written with; never a
 becomes visible under its name only when its bytes are on disk (temporary file → fsync → rename → fsync of the
 directory; see fsync(2), and Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014), so a crash anywhere
 leaves the old file or the new one. An :class:`OSError` leaves here as a :class:`StoreError` that names path, reason and
-mend, and takes its temporary file along.
+fix, and takes its temporary file along.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ DIRECTORY_MODE = 0o700
 
 BytesLike = bytes | bytearray | memoryview
 
-_MENDS = {
+_FIXES = {
     errno.ENOSPC: "free space on that file system (see `df -h`) or choose another folder; what was saved is unharmed",
     errno.EDQUOT: "free space in your quota (see `quota`) or choose another folder; what was saved is unharmed",
-    errno.EROFS: "that file system is mounted read-only: remount it or choose a folder that can be written",
-    errno.EACCES: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
-    errno.EPERM: "this user has no right to it (see `ls -ld`): change its owner or choose another folder",
-    errno.EFBIG: "a file may not be as large as that (see `ulimit -f`): raise the limit or choose another folder",
-    errno.EEXIST: "something has that name already: choose another one, or remove it",
-    errno.EIO: "the device reports a fault (see `dmesg`): copy the folder to another disk and use that",
-    errno.EMFILE: "this process has too many files open: raise the limit with `ulimit -n`",
+    errno.EROFS: "remount that file system writable, or choose a folder that can be written",
+    errno.EACCES: "give this user the right to it (see `ls -ld`), or choose another folder",
+    errno.EPERM: "give this user the right to it (see `ls -ld`), or choose another folder",
+    errno.EFBIG: "raise the limit of a file's size (see `ulimit -f`), or choose another folder",
+    errno.EEXIST: "remove what has that name already, or choose another one",
+    errno.EIO: "copy the folder to another disk and use that: the device reports a fault (see `dmesg`)",
+    errno.EMFILE: "raise the limit of open files with `ulimit -n`",
 }
-_OTHER_MEND = "see that it exists, is of the kind expected, and that this user may read and write it"
+_OTHER_FIX = "see that it exists, is of the kind expected, and that this user may read and write it"
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -44,13 +44,13 @@ _temporary_numbers = itertools.count()
 
 @contextlib.contextmanager
 def disk_errors(path: Path, doing: str, kind: type[StoreError] = StoreError) -> Iterator[None]:
-    """Turn an :class:`OSError` into ``kind``: "<path>: <doing> failed: <reason>; <mend>"."""
+    """Turn an :class:`OSError` into ``kind``: "<path>: <doing> failed: <reason>. Fix: <fix>"."""
     try:
         yield
     except OSError as error:
         number = error.errno or 0
         reason = f"{os.strerror(number)} ({errno.errorcode[number]})" if number in errno.errorcode else str(error)
-        raise kind(f"{path}: {doing} failed: {reason}; {_MENDS.get(number, _OTHER_MEND)}") from error
+        raise kind(f"{path}: {doing} failed: {reason}. Fix: {_FIXES.get(number, _OTHER_FIX)}") from error
 
 
 def open_regular(path: Path) -> int:

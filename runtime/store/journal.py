@@ -243,10 +243,10 @@ def _decode(path: Path, data: bytes) -> Contents:
     try:
         return journal_format.decode_file(data)
     except JournalFormatError as error:
-        mend = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
+        fix = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
         raise JournalDamagedError(
             f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed; "
-            f"{mend}{_MOVE_ASIDE}"
+            f"{fix}{_MOVE_ASIDE}"
         ) from None
 
 

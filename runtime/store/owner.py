@@ -85,13 +85,13 @@ def read_owner(directory: Path) -> FolderOwner | None:
     return owner_in(data, str(path), "`bash scripts/run.sh --fresh` moves the folder aside")
 
 
-def owner_in(data: bytes, where: str, mend: str) -> FolderOwner | None:
+def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
     """The job that these bytes name; none where there are none.
 
     Args:
         data: what the owner file holds.
         where: its place, for the error.
-        mend: what to do where it is damaged.
+        fix: what to do where it is damaged.
 
     Raises:
         StoreError: they name nobody.
@@ -101,7 +101,7 @@ def owner_in(data: bytes, where: str, mend: str) -> FolderOwner | None:
     try:
         return decode_owner(data)
     except ValueError as error:
-        raise StoreError(f"{where}: does not say whose folder this is: {error}; {mend}") from None
+        raise StoreError(f"{where}: does not say whose folder this is: {error}; {fix}") from None
 
 
 def encode_owner(owner: FolderOwner) -> bytes:

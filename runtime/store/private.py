@@ -115,11 +115,11 @@ def _open(path: Path, flags: int) -> int | None:
     return descriptor
 
 
-def _require_own(path: Path, found: os.stat_result, mend: str) -> None:
+def _require_own(path: Path, found: os.stat_result, fix: str) -> None:
     if found.st_uid != os.geteuid():
         raise StoreError(
             f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}: what another user left is not "
-            f"believed. Fix: {mend}"
+            f"believed. Fix: {fix}"
         )
 
 

@@ -121,7 +121,7 @@ MUTANTS = {
     "tells the last failure, not the first": Mutant(
         durable, "removed_on_failure", _remove_and_complain, "pid file", "remounted"
     ),
-    "has no mend": Mutant(durable, "_MENDS", {}, "journal compacted", "ENOSPC"),
+    "has no fix": Mutant(durable, "_FIXES", {}, "journal compacted", "ENOSPC"),
     "lets the bare error through": Mutant(durable, "disk_errors", _bare_errors, "claim", "EIO"),
 }
 

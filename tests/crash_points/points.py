@@ -2,7 +2,7 @@
 
 A fault is an error (EIO, ENOSPC, a device that is remounted read-only for it), a SIGKILL before, within or after a
 call, or a loss of power at that moment. After each one: nothing that was there is lost, what is read back is a state
-that may be, the error (where there is one) names path, reason and mend, and the next attempt gets to the end, in the
+that may be, the error (where there is one) names path, reason and fix, and the next attempt gets to the end, in the
 same process and in the next one.
 """
 
@@ -200,7 +200,7 @@ def judge(scenario: Scenario, before: Files, folder: Path, promised: int) -> Ite
 def judge_text(text: str, folder: Path, reason: str | None) -> Iterator[str]:
     """What an error's message does not say."""
     if reason is not None and not (f"({reason})" in text and MENDS[reason] in text):
-        yield f"the message does not say {reason} and the mend: {text}"
+        yield f"the message does not say {reason} and the fix: {text}"
     if str(folder) not in text:
         yield f"the message does not say where: {text}"
 

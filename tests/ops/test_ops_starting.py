@@ -1,4 +1,4 @@
-"""What a start finds, and what it is told: refused with a reason and a mend, or the moves that make way."""
+"""What a start finds, and what it is told: refused with a reason and a fix, or the moves that make way."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_an_interrupt_takes_its_temporary_file_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "mend"),
+    ("number", "fix"),
     [
         (errno.EROFS, "remount"),
         (errno.EIO, "dmesg"),
@@ -72,10 +72,10 @@ def test_an_interrupt_takes_its_temporary_file_along(tmp_path: Path) -> None:
         (errno.ENXIO, "may read and write it"),
     ],
 )
-def test_the_message_names_the_reason_and_its_mend(tmp_path: Path, number: int, mend: str) -> None:
+def test_the_message_names_the_reason_and_its_mend(tmp_path: Path, number: int, fix: str) -> None:
     with (
         interposed(Disk(fail_at=0, failure=error(number)), tmp_path),
-        pytest.raises(StoreError, match=mend) as caught,
+        pytest.raises(StoreError, match=fix) as caught,
     ):
         durable.write_file_atomically(tmp_path / "file", b"new")
     assert errno.errorcode[number] in str(caught.value)

@@ -334,10 +334,10 @@ class RankCheckpoints:
 
     def _say_skipped(self, point: Point) -> None:
         if not self._skipped_before:
-            mend = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
+            fix = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
             voice.warn(
                 f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
-                f"so will others be without a word: {mend}"
+                f"so will others be without a word: {fix}"
             )
         self._skipped_before = True
 

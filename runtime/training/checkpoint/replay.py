@@ -223,7 +223,7 @@ class Replay:
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
                 f"{text}. Either script, data or settings have changed since, or a run of this script does not repeat "
-                "itself: mend that and call `bash scripts/recover.sh`, or go on knowingly with "
+                "itself: fix that and call `bash scripts/recover.sh`, or go on knowingly with "
                 'CheckpointConfig(step_log=runtime.StepLog(on_divergence="warn"))'
             )
         voice.warn(f"{text}; from here on the steps are another line's and are not compared")

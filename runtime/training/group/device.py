@@ -78,8 +78,8 @@ def backend_of(device: torch.device) -> str:
 
 def _unusable(requested: str, found: torch.device | None) -> str:
     there = f"torch {torch.__version__} finds {found.type!r}" if found else f"torch {torch.__version__} finds none"
-    mend = "install a torch built for CUDA" if requested == "cuda" else _INSTALL_CANN
-    return f"DEVICE={requested!r} was asked for, but of accelerators {there}; {mend}, or export DEVICE=cpu"
+    fix = "install a torch built for CUDA" if requested == "cuda" else _INSTALL_CANN
+    return f"DEVICE={requested!r} was asked for, but of accelerators {there}; {fix}, or export DEVICE=cpu"
 
 
 def _npu_is_installed() -> bool:

@@ -3,7 +3,7 @@
 Every call into fsspec is in this file and nothing else is: no name of a point, no format, no policy. The one idea: a
 failure is either final (credentials, a missing bucket, a request that makes no sense) and told at once, or it may pass
 (network, an overloaded server) and is tried again for a bounded time; either way it leaves here as one sentence with
-the URL, what was tried, and the mend, and never with a credential.
+the URL, what was tried, and the fix, and never with a credential.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user is told when an object store refuses or is away: one sentence with URL, trial and mend."""
+"""What a user is told when an object store refuses or is away: one sentence with URL, trial and fix."""
 
 from __future__ import annotations
 
