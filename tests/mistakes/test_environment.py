@@ -26,7 +26,7 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("LOG_DIR", "/dev/null/logs", r"LOG_DIR=/dev/null/logs cannot be written\. Fix: export LOG_DIR=<a folder"),
+    Setting("LOG_DIR", "/dev/null/logs", r"LOG_DIR: /dev/null is not a folder\. Fix: export LOG_DIR=<a folder>"),
     Setting("RECOVERY_PATH", "/dev/null/r", r"RECOVERY_PATH: /dev/null is not a folder\. Fix: export RECOVERY_PATH=<a"),
     Setting("CHECKPOINT_PATH", "/dev/null/c", r"CHECKPOINT_PATH: /dev/null is not a folder\. Fix: export CHECKPOINT"),
 )

@@ -1,0 +1,71 @@
+"""Ctrl-C ends the whole job, in run.sh and in recover.sh alike, whatever the job is at; and says the same of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from runtime.ops.job_view import JobView
+from tests.ops.shell_job import ENDLESS, Shell, ShellJob
+
+pytestmark = pytest.mark.system
+
+HELD = "held"
+
+
+def is_filling(view: JobView) -> bool:
+    return view.phase == "filling; waiting for 2" and view.alive == 2
+
+
+def is_forming(view: JobView) -> bool:
+    return view.phase.startswith("forming; waiting for") and view.alive == 2
+
+
+def is_training(view: JobView) -> bool:
+    return view.phase == "training" and view.alive == 3 and view.step >= 3
+
+
+def is_finishing(view: JobView) -> bool:
+    return view.training_finished and view.alive == 3
+
+
+MOMENTS: dict[str, tuple[Callable[[JobView], bool], tuple[str, ...], int]] = {
+    "filling": (is_filling, (*ENDLESS, "--not-while", HELD, "--only-node", "2"), 78),
+    "forming": (is_forming, ENDLESS, 78),
+    "training": (is_training, ENDLESS, 78),
+    "finishing": (is_finishing, ("--steps", "5", "--linger-while", HELD), 0),
+}
+
+
+def bring_to(job: ShellJob, shell: Shell, moment: str) -> None:
+    if moment == "forming":
+        job.wait_view(is_training)
+        job.kill("worker_1")
+        shell.wait_for(r"worker 1 \(pid \d+\) (was killed by signal 9|is gone)")
+    job.wait_view(MOMENTS[moment][0])
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("script", ["run.sh", "recover.sh"])
+def test_ctrl_c_ends_the_job(job: ShellJob, script: str, moment: str) -> None:
+    _, arguments, expected = MOMENTS[moment]
+    (job.folder / HELD).touch()
+    shell = job.run(*arguments)
+    if script == "recover.sh":
+        job.wait_view(MOMENTS["filling" if moment == "filling" else moment if moment == "finishing" else "training"][0])
+        shell.process.kill()  # kill -9 of the first follower changes nothing
+        shell.process.wait()
+        shell = job.recover()
+        shell.wait_for("nothing to do: every process of the job is there")
+        shell.wait_for("· step")  # it follows now; before that Ctrl-C ends the script alone
+    bring_to(job, shell, moment)
+    os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
+    assert shell.end() == expected, shell.text
+    assert "samebits: Ctrl-C: ending the job\n" in shell.text
+    assert ("the job was stopped" in shell.text) is (expected == 78), shell.text
+    assert ("job finished at step 5" in shell.text) is (expected == 0), shell.text
+    assert "Traceback" not in shell.text
+    assert job.running() == []
