@@ -309,16 +309,18 @@ def test_a_restarted_scheduler_gives_the_grace_again() -> None:
 
 
 def test_a_world_that_shrank_to_its_minimum_waits_for_nobody_else_after_a_restart() -> None:
-    house = training(shrink_grace_s=0.0)
+    house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
-    house.tick()
     house.join("0")
     house.join("2")
+    house.tick(10.0)
     assert house.committed().slots == (0, 2)
+    house.notes.clear()
     house.crash(after_s=1.0)
     house.beat("0")
     house.beat("2")
     assert house.core.phase() == "training" and not house.core._ledger.absent
+    assert not any("goes on without" in note for note in house.notes)
 
 
 def test_a_job_of_fixed_size_never_shrinks() -> None:
@@ -568,7 +570,8 @@ def test_a_newcomer_that_was_gone_before_a_restart_is_not_expected_after_it(end:
         house.close("s3", gone=True)
     else:
         house.leave("3")
-    house.crash(after_s=1.0)
+    assert house.journal[-1] == SeatRetired("3", 3)
+    house.crash(after_s=1.0, keep=len(house.journal) - 1)
     assert house.core._world.coming == {4}
     house.close("s2", gone=True)
     house.tick()

@@ -179,6 +179,18 @@ def test_so_does_a_members_join_to_a_round_that_another_loss_has_opened(node: st
     assert house.seat("1").lost is is_lost
 
 
+def test_the_deadlines_of_earlier_incarnations_are_forgotten() -> None:
+    house = training_house(cool_down_s=0.0)
+    for number in range(20):
+        house.close(house.seat("1").session, gone=True)
+        house.register("1", session=f"again{number}")
+        for _ in range(2):
+            house.now += 4.0
+            house.beat("0"), house.beat("1", Activity.SEATED)
+            house.tick()
+    assert len(house.core._leases._deadlines) <= 4
+
+
 def test_the_loss_of_many_is_one_step() -> None:
     house = training_house(4)
     house.now += 5
