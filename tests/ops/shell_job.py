@@ -24,12 +24,13 @@ from runtime.ops.job_view import JobView
 from runtime.ops.local_processes import process_names, read_pid_files, send_signal
 from runtime.ops.scheduler_link import SchedulerLink
 from runtime.store.process_identity import ProcessIdentity
+from tests.system.processes import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
 ENDLESS = ("--steps", "1000000000")
 UNTIL_TOLD = ("--until", "enough")
-WAIT_S = 60.0
+WAIT_S = 60.0 * PATIENCE
 SHOWN_LINES = 12
 
 

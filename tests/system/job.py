@@ -26,6 +26,7 @@ from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity
 from tests.last_look import last_look
 from tests.system.processes import (
+    PATIENCE,
     REPOSITORY,
     Command,
     Running,
@@ -43,7 +44,7 @@ Value = TypeVar("Value")
 
 POLL_S = 0.01
 SHOWN_LINES = 12
-WAIT_S = 60.0
+WAIT_S = 60.0 * PATIENCE
 
 _STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)(?: queued (\S+))?")
 _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")

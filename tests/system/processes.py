@@ -30,6 +30,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WARM_START_S = 120.0  # importing torch on a busy machine
 PRELOADED = ("LD_PRELOAD", "DELAY_SEED", "DELAY_UP_TO_MS")
 """Environment variables of ``tests.under_delay``, whose delays are for every process of a test."""
+PATIENCE = 5.0 if PRELOADED[-1] in os.environ else 1.0
+"""How many times as long as usual a test waits for what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tests.system.processes import PRELOADED, REPOSITORY
 
 SOURCE = Path(__file__).with_name("delays.c")
 DEFAULT = ("tests/system", "-m", "system and not thorough")
+TIMEOUT_S = "1500"  # of a test, instead of pyproject.toml's
 NO_COMPILER = 69  # sysexits.h: EX_UNAVAILABLE
 
 
@@ -60,7 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="samebits-delays-") as folder:
         environment = os.environ | preloaded(built(Path(folder), cc), options.seed, options.up_to_ms)
         print(f"calls begin up to {options.up_to_ms} ms late, seed {options.seed}", flush=True)
-        command = [sys.executable, "-m", "pytest", *(words or DEFAULT)]
+        command = [sys.executable, "-m", "pytest", "--timeout", TIMEOUT_S, *(words or DEFAULT)]
         return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
 
 
