@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.core import messages
-from runtime.core.messages import Activity, Credential, Heartbeat, RoundId
+from runtime.core.messages import PROTOCOL, Activity, Credential, Heartbeat, RoundId
 from runtime.errors import ProtocolError
-from runtime.net.codec import decode, decode_again, head_of
+from runtime.net.codec import _REGISTER_TAG, OtherProtocolError, decode, decode_again, head_of
 
 MOST = 1 << 20
 BEFORE = Heartbeat(Credential("job", "3", "session", 2), 1, Activity.TRAINING, 4, RoundId(1, 2), 100)
@@ -23,6 +23,17 @@ def decoded(packed: bytes) -> object:
         return decode(packed, MOST)
     except ProtocolError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("version", "is_one"),
+    [(PROTOCOL + 1, True), (-7, True), (2**31 - 1, True), (2**31, False), (PROTOCOL, False)]
+    + [(word, False) for word in ("2", b"2", None, True, 2.0, [2])],
+)
+def test_only_a_small_number_is_another_version(version: object, is_one: bool) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode(msgpack.packb([_REGISTER_TAG, version]), MOST)
+    assert isinstance(caught.value, OtherProtocolError) is is_one
 
 
 @pytest.mark.parametrize("step", [0, 1, 127, 128, 70_000, 2**40, 2**63 - 1, -1, -(2**63)])
