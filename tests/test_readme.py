@@ -27,7 +27,7 @@ from tests.system.processes import WarmStarter
 
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
-CHAPTERS = ("architecture", "training", "worlds", "checkpoints", "operating", "comparison", "testing")
+CHAPTERS = ("architecture", "training", "worlds", "checkpoints", "operating", "security", "comparison", "testing")
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
 ENGLISH_ONLY = "docs/reliability.md"
@@ -92,6 +92,17 @@ def test_a_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chi
 def test_the_readme_leads_to_every_page(pages: tuple[str, ...]) -> None:
     readme, *chapters = pages
     assert {*chapters, ENGLISH_ONLY} - {target for target, _ in targets_of(readme, prose_of(readme))} == set()
+
+
+def test_every_test_that_holds_a_promise_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", text_of("docs/security.md")))
+    there = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 10
+    assert named <= there, named - there
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.config import Settings
+from runtime.config import Settings, is_loopback
 from runtime.errors import ListenError, SecretError, SettingsError, StoreError
 from runtime.net.address import check_free, local_addresses
 from runtime.ops import kept_start
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         findings += [Finding("environment", problem, "as it says") for problem in error.problems]
     else:
-        findings += [*(folder(name, path) for name, path in folders(settings)), port(settings), descriptors(settings)]
+        findings += [*(folder(name, path) for name, path in folders(settings)), port(settings), reach(settings)]
+        findings.append(descriptors(settings))
     for finding in findings:
         print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
         if finding.fix and "Fix: " not in finding.found:
@@ -134,6 +135,27 @@ def port(settings: Settings) -> Finding:
     except ListenError as error:
         return Finding(name, str(error), "as it says")
     return Finding(name, "free")
+
+
+def reach(settings: Settings) -> Finding:
+    """Who can reach the job's ports, and which of them the secret protects."""
+    name = "open to"
+    try:
+        addresses = local_addresses(settings.sched_host, settings.sched_bind)
+    except ListenError:
+        # Another host's scheduler: this host's workers listen where the way to it begins, unless that is loopback.
+        addresses = [settings.sched_bind or settings.sched_host]
+    everybody = not all(is_loopback(address) for address in addresses)
+    who = "whoever reaches this host's network" if everybody else "this host's users"
+    has_secret = settings.cluster_secret is not None or settings.cluster_secret_file is not None
+    scheduler = (
+        "the scheduler takes whoever has the secret"
+        if has_secret
+        else "the scheduler takes anybody (no CLUSTER_SECRET)"
+    )
+    return Finding(
+        name, f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports know no secret (docs/security.md)"
+    )
 
 
 def descriptors(settings: Settings) -> Finding:

@@ -366,9 +366,41 @@ def test_without_a_script_run_says_what_is_missing(capsys: pytest.CaptureFixture
 def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for what in ("python", "torch", "import runtime", "setsid", "flock", "RECOVERY_PATH", "SCHED_PORT", "open files"):
+    for what in (
+        "python",
+        "torch",
+        "import runtime",
+        "setsid",
+        "flock",
+        "RECOVERY_PATH",
+        "SCHED_PORT",
+        "open to",
+        "open files",
+    ):
         assert f"ok     {what}" in text
     assert "wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "this host's users, at 127.0.0.1: the scheduler takes anybody (no CLUSTER_SECRET); gloo's ports"),
+        (
+            {"CLUSTER_SECRET": "s" * 32},
+            "this host's users, at 127.0.0.1: the scheduler takes whoever has the secret; gloo",
+        ),
+        (
+            {"SCHED_HOST": "192.0.2.1", "CLUSTER_INSECURE": "1"},
+            "whoever reaches this host's network, at 192.0.2.1: the scheduler takes anybody (no CLUSTER_SECRET)",
+        ),
+    ],
+    ids=["loopback", "secret", "network"],
+)
+def test_doctor_says_who_reaches_the_jobs_ports(environment: dict[str, str], said: str) -> None:
+    settings, _ = config.read({"WORKER_NUM": "2", **environment}, role_required=False)
+    finding = doctor.reach(settings)
+    assert finding.found.startswith(said)
+    assert not finding.fix
 
 
 def test_doctor_finds_what_is_wrong_with_its_fix(
