@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UnequalError
+from runtime.errors import ScriptFailedError, UnequalError, UsageError
 from tests.system.job import Job
 
 SCRIPT = Path(__file__).with_name("unequal_script.py")
@@ -66,3 +66,59 @@ def test_a_parameter_outside_the_optimizer_ends_the_job(recipe: Callable[..., Jo
     assert int(step) <= 3
     assert rest.startswith("model.scale: most likely this parameter is in no optimizer of the state")
     assert "Fix: " in rest
+
+
+@pytest.mark.system
+def test_a_difference_that_begins_later_is_seen_at_the_next_save(recipe: Callable[..., Job]) -> None:
+    step, _, _, rest = ended_unequal(recipe("outside", "--wrong-from", "6", "--save-every", "10"))
+    assert step == "10"
+    assert rest.startswith("model.scale")
+
+
+@pytest.mark.system
+def test_a_difference_after_the_last_save_is_seen_at_the_end(recipe: Callable[..., Job]) -> None:
+    job = recipe("outside", "--wrong-from", "30", "--epochs", "4", "--save-every", "1000")
+    assert set(job.wait_ended().values()) == {UnequalError.exit_code}
+    assert job.matches("scheduler", "the ranks are not equal at the end, step 32: rank 1 differs from rank 0")
+    assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
+
+
+@pytest.mark.system
+def test_a_framework_that_counts_epochs_by_itself_is_refused_by_its_line(recipe: Callable[..., Job]) -> None:
+    """Its counter begins anew with the process, and the state is epochs further."""
+    job = recipe("set-epoch", "--epochs", "1000", "--pause-ms", "5")
+    job.wait_for_step(20)
+    job.kill(1)
+    job.start_worker(1)
+    assert job.worker(1).wait(60.0) == UsageError.exit_code
+    (refusal,) = job.matches(
+        1, r"unequal_script\.py:\d+ calls sampler\.set_epoch\(0\), and the state's sampler is in epoch"
+    )
+    print(refusal.string)
+    statuses = job.wait_ended()
+    assert statuses["scheduler"] == statuses[0] == ScriptFailedError.exit_code
+
+
+@pytest.mark.system
+def test_batch_statistics_may_differ_and_are_named_once(recipe: Callable[..., Job]) -> None:
+    job = recipe("batch-norm")
+    assert set(job.wait_ended().values()) == {0}
+    (said,) = job.matches("scheduler", "rank 1 differs from rank 0 in (.*) after step 1. That ends nothing")
+    print(said.string)
+    assert said[1] == "model.norm.running_mean, model.norm.running_var"
+    job.sha256()
+
+
+@pytest.mark.system
+def test_a_job_that_is_killed_and_recovered_stays_equal(recipe: Callable[..., Job]) -> None:
+    undisturbed = recipe("nothing", "--epochs", "8").wait_finished()
+    job = recipe("nothing", "--epochs", "8", "--pause-ms", "10", "--save-every", "10")
+    job.wait_for_step(15)
+    job.kill(1)
+    job.start_worker(1)
+    job.wait_for_step(35)
+    job.kill_everything()
+    job.start()
+    job.restarted.update(job.ranks)
+    assert job.wait_finished() == undisturbed
+    assert not job.matches("scheduler", "differs from")

@@ -1,0 +1,170 @@
+"""When a rank's state is compared and of what its digest is: parameters, moments, steps and positions, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
+from runtime.core.point import Point
+from runtime.service import voice
+from runtime.training.checkpoint.digests import FIRST_COMMITS, Digests
+from runtime.training.state.base_state import State
+from runtime.training.state.compared import digest_of, parts_of
+from runtime.training.state.local_sgd import LocalSGD
+from runtime.training.state.object_state import ObjectState
+from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.torch_state import TorchState
+
+
+class Net(nn.Module):
+    """A weight, batch statistics, and a parameter that no optimizer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2, bias=False)
+        self.norm = nn.BatchNorm1d(2, affine=False)
+        self.extra = nn.Parameter(torch.zeros(2))
+
+
+def made(**more: Any) -> TorchState:
+    torch.manual_seed(1)
+    net = Net()
+    optimizer = torch.optim.Adam([net.linear.weight])
+    net.linear.weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    return TorchState(net, optimizer, sampler=ElasticSampler(range(8)), rng="per_step", epoch=1, **more)
+
+
+def digest(state: State) -> bytes:
+    return digest_of(parts_of(state.compared() or ()))
+
+
+def loose(state: State) -> bytes:
+    return digest_of(parts_of(state.loose()))
+
+
+def test_every_part_has_its_name_and_kind() -> None:
+    found = {part.name: part.kind for part in parts_of(made().compared())}
+    assert found == {
+        "completed_steps": PartKind.STEPS,
+        "sampler": PartKind.SAMPLER,
+        "model.linear.weight": PartKind.TRAINED,
+        "model.extra": PartKind.UNTRAINED,
+        "step of model.linear.weight": PartKind.TRAINED,
+        "exp_avg of model.linear.weight": PartKind.TRAINED,
+        "exp_avg_sq of model.linear.weight": PartKind.TRAINED,
+    }
+    assert [part.name for part in parts_of(made().loose())] == [
+        "model.norm.running_mean",
+        "model.norm.running_var",
+        "model.norm.num_batches_tracked",
+        "epoch",
+    ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", ["weight", "extra", "moment", "position", "epoch of the sampler"])
+def test_what_must_be_equal_changes_the_digest(what: str) -> None:
+    state, other = made(), made()
+    assert digest(state) == digest(other) and loose(state) == loose(other)
+    if what == "weight":
+        other.model.linear.weight.mul_(1 + 1e-6)
+    elif what == "extra":
+        other.model.extra.add_(1)
+    elif what == "moment":
+        other.optimizer.state[other.model.linear.weight]["exp_avg"].add_(1)
+    elif what == "position":
+        other.sampler.consumed = 4
+    else:
+        other.sampler.epoch = 1
+    assert digest(state) != digest(other) and loose(state) == loose(other)
+
+
+@torch.no_grad()
+def test_what_may_differ_changes_the_other_digest_alone() -> None:
+    state, other = made(), made()
+    other.model.norm.running_mean.add_(1)
+    assert digest(state) == digest(other) and loose(state) != loose(other)
+    other = made()
+    other.epoch = 2
+    assert digest(state) == digest(other) and loose(state) != loose(other)
+
+
+def test_a_value_that_cannot_be_saved_is_left_out_here_and_refused_by_the_save() -> None:
+    assert "odd" not in [part.name for part in parts_of(made(odd=object()).loose())]
+
+
+def test_of_local_sgd_parameters_and_the_count_of_averages_are_compared() -> None:
+    net = Net()
+    state = LocalSGD(TorchState(net, torch.optim.Adam(net.parameters()), rng="per_step"), sync_every=4)
+    names = [part.name for part in parts_of(state.compared())]
+    assert names == ["averages", "model.extra", "model.linear.weight"]
+    assert state.loose() == []
+
+
+def test_of_a_state_without_a_model_steps_and_samplers_are_compared() -> None:
+    names = [part.name for part in parts_of(ObjectState(data=ElasticSampler(range(8)), best=1.0).compared())]
+    assert names == ["completed_steps", "data"]
+
+
+class Custom(State):
+    """A state of the user's own."""
+
+    def __init__(self, shared: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def save(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def shared_values(self) -> dict[str, Any] | None:
+        return self.shared
+
+
+def test_of_a_custom_state_what_it_marks_as_shared_is_compared() -> None:
+    one, other = Custom({"table": {"rows": [torch.zeros(2)]}}), Custom({"table": {"rows": [torch.ones(2)]}})
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(Custom({"table": {"rows": [torch.zeros(2)]}}))
+
+
+class Told:
+    """Where reports go."""
+
+    def __init__(self) -> None:
+        self.last: tuple[Digest, ...] = ()
+
+    def report_digests(self, digests: tuple[Digest, ...]) -> None:
+        self.last = digests
+
+
+def test_the_first_commits_every_save_and_the_end_are_told() -> None:
+    told = Told()
+    digests = Digests(told, made())  # type: ignore[arg-type]
+    digests.begin()
+    for step in range(1, 40):
+        digests.committed(Point(step, 1), step, averages=True, is_save=step % 3 == 0)
+    steps = [one.point.step for one in told.last]
+    assert sorted(steps) == [1, 2, 3, *range(39 - 3 * (MAX_DIGESTS - FIRST_COMMITS - 2), 40, 3)]
+    final = digests.through(Point(39, 1), averages=False)
+    assert len(final) == MAX_DIGESTS and (final[-1].commits, final[-1].averages) == (FINAL, False)
+    digests.begin()
+    digests.committed(Point(40, 2), 40, averages=True, is_save=False)
+    assert Point(1, 1) not in [one.point for one in told.last], "the first commits are a generation's"
+
+
+def test_it_is_said_once_that_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(voice, "say", lines.append)
+    for shared, expected in ((None, 1), ({}, 0)):
+        lines.clear()
+        digests = Digests(Told(), Custom(shared))  # type: ignore[arg-type]
+        for _ in range(2):
+            digests.begin()
+        assert len(lines) == expected
