@@ -36,6 +36,14 @@ from runtime.store.checkpoint.local.surveying import (
     survey,
 )
 from runtime.store.checkpoint.local.writing import write_point
+from runtime.store.checkpoint.memory.generator_page import (
+    EntryKind,
+    PageContent,
+    PageEntry,
+    PageWriter,
+    orphaned_pages,
+    read_page,
+)
 from runtime.store.checkpoint.memory.memory_buffer import BufferGoneError, MemoryBuffer
 from runtime.store.checkpoint.memory.memory_room import (
     SHARED_MEMORY,
@@ -69,6 +77,7 @@ __all__ = [
     "BufferGoneError",
     "Checkpoint",
     "Entry",
+    "EntryKind",
     "EntryState",
     "Found",
     "FoundPoint",
@@ -79,6 +88,9 @@ __all__ = [
     "MemoryRoom",
     "Outcome",
     "Outgoing",
+    "PageContent",
+    "PageEntry",
+    "PageWriter",
     "PointHeader",
     "PointStore",
     "Pruned",
@@ -110,6 +122,7 @@ __all__ = [
     "newest_in_memory",
     "oldest_step_in",
     "open_point_store",
+    "orphaned_pages",
     "pack",
     "pack_state",
     "parse_point_name",
@@ -119,6 +132,7 @@ __all__ = [
     "prune",
     "rank_directory",
     "read",
+    "read_page",
     "remove_room",
     "rooms_of",
     "scan",

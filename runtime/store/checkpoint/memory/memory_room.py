@@ -3,6 +3,7 @@
 ::
 
     /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
+    /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``generator_page``)
     /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
 
 Here live names, ownership and the lock; a slot's content is ``memory_slot``'s. The one idea: /dev/shm is everybody's,
@@ -32,6 +33,7 @@ from runtime.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage, o
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")
+PAGE = "page"
 COPY = ".copy"
 SWEPT_AFTER_S = 3600.0
 """How long a job's slots may lie untouched and unlocked before another job of the user's takes their memory."""
@@ -167,7 +169,7 @@ def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) 
     """
     path = room_path(base, job, slot, is_copy=is_copy)
     try:
-        descriptor = _descend(base, path)
+        descriptor = open_room(base, path, make=False)
     except StoreError as error:
         return [], [str(error)]
     if descriptor is None:
@@ -240,7 +242,7 @@ def is_being_hashed(base: Path, job: str, slot: int) -> bool:
     """Whether a live process has a sealed point of these slots in hand, so that it will soon be good."""
     path = room_path(base, job, slot)
     with contextlib.suppress(StoreError):
-        descriptor = _descend(base, path)
+        descriptor = open_room(base, path, make=False)
         if descriptor is not None:
             try:
                 return _is_locked(descriptor) and any(_is_sealed(descriptor, path / name) for name in NAMES)
@@ -272,16 +274,19 @@ def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
 
 def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
     try:
-        descriptor = _descend(base, path)
+        descriptor = open_room(base, path, make=False)
     except StoreError:
         return False  # no memory of ours
     if descriptor is None:
         return False
     try:
-        if not may_go(descriptor) or not _try_lock(descriptor):
+        if not may_go(descriptor) or not try_lock(descriptor):
             return False
         for name in NAMES:
             MemoryBuffer(path / name, descriptor).discard()
+        if not is_page_held(descriptor):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(PAGE, dir_fd=descriptor)
     finally:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # the job's other ranks have slots, or someone else keeps files there
@@ -327,7 +332,7 @@ def _rooms_of_others(base: Path, job: str) -> list[Path]:
 
 def _newest_change_s(descriptor: int) -> float:
     changes = [os.fstat(descriptor).st_mtime]
-    for name in NAMES:
+    for name in (*NAMES, PAGE):
         with contextlib.suppress(FileNotFoundError):
             changes.append(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mtime)
     return max(changes)
@@ -336,10 +341,10 @@ def _newest_change_s(descriptor: int) -> float:
 def _lock(base: Path, path: Path) -> int:
     """The room's folder, made where it is missing, and locked."""
     for _ in range(_ATTEMPTS):
-        descriptor = _descend(base, path, make=True)
+        descriptor = open_room(base, path)
         if descriptor is None:
             continue  # removed by another job's sweep in this moment
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             os.close(descriptor)
             raise LockedError(f"{path}: another live process has the memory slots of this rank; end it first")
         if os.fstat(descriptor).st_nlink > 0:
@@ -348,8 +353,12 @@ def _lock(base: Path, path: Path) -> int:
     raise StoreError(f"{path}: is removed as often as it is made; see who else writes below {base}")
 
 
-def _descend(base: Path, path: Path, *, make: bool = False) -> int | None:
-    """Open a room level by level, each this user's alone; None where it is missing."""
+def open_room(base: Path, path: Path, *, make: bool = True) -> int | None:
+    """Open a room level by level, each this user's alone; None where it is missing, and where it is removed just now.
+
+    Raises:
+        StoreError: something on the way is not this user's alone.
+    """
     with durable.disk_errors(base, "opening the shared memory"):
         above = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in path.relative_to(base).parts:
@@ -379,12 +388,25 @@ def _open_level(above: int, name: str, path: Path, *, make: bool) -> int | None:
     return level
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder for this process; whether that was possible."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def is_page_held(room: int) -> bool:
+    """Whether a live process writes the page of an open room."""
+    try:
+        page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
+    except OSError:
+        return False  # there is none, or nobody's
+    try:
+        return _is_locked(page)
+    finally:
+        os.close(page)
 
 
 def _is_locked(descriptor: int) -> bool:
