@@ -263,6 +263,8 @@ class AgentCore:
                 looked=entered.looked,
                 commits=entered.commits,
                 copies=entered.copies,
+                page=entered.page,
+                live_step=entered.live_step,
             )
         )
 

@@ -9,7 +9,18 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.core.messages import Admitted, Copy, Digest, FromScheduler, FromWorker, GenerationStarted, Pairs, Place
+from runtime.core.messages import (
+    Admitted,
+    Copy,
+    Digest,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    LiveStep,
+    Page,
+    Pairs,
+    Place,
+)
 from runtime.core.point import Point
 
 # ---- events
@@ -58,6 +69,8 @@ class Entered:
     commits: int = 0
     seen: int | None = None  # the last generation that the process knew of when it said this
     copies: tuple[Copy, ...] = ()
+    page: Page | None = None
+    live_step: LiveStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,33 @@ class Loan:
     slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptCommit:
+    """A commit at which a page has the generators' states."""
+
+    point: Point
+    commits: int  # of the line, up to it
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What outlived a process, or was read by it, of its slot's generators: at its last commits, and after them."""
+
+    commits: tuple[KeptCommit, ...]
+    generation: int  # that the step after the last commit is in
+    next_commit: int  # how many commits there will be with that step's
+    collectives: int  # launched in that step
+    draws_late: bool  # it has ever drawn between a step's last collective and its commit
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStep:
+    """What a process knows of the step that led to the commit in its memory."""
+
+    collectives: int
+    draws_late: bool  # something was drawn between the last of them and the commit
+
+
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
@@ -212,6 +239,8 @@ class Join:
     looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
     commits: int = 0  # of the line that ``live`` is on: which of several commits after one step it is
     copies: tuple[Copy, ...] = ()  # verified, that it keeps for others; as ``points``, of who has looked
+    page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
+    live_step: LiveStep | None = None  # that led to ``live``
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +397,7 @@ class GenerationStarted:
     is_apart: bool = False  # on another host
     keeps: tuple[int, ...] = ()  # the slots whose copies the receiver keeps
     watches: int | None = None  # the rank on the receiver's host whose death it reports
+    by_page: bool = False  # the receiver's generators are as its page has them
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,8 @@ class Rendezvous:
             message.looked,
             message.commits,
             message.copies,
+            message.page,
+            message.live_step,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
@@ -417,6 +419,7 @@ class Rendezvous:
                 slot=committed.slots[rank],
                 lends=restore.lent_by(rank),
                 watches=place.watches,
+                by_page=rank in restore.by_page,
                 buddy=place.buddy,
                 is_apart=place.is_apart,
                 keeps=tuple(committed.slots[other] for other in place.keeps),

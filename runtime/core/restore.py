@@ -3,10 +3,10 @@
 Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
 holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that
 rank its own parts back. The last commit lives in the memory of whoever survived, so disks are asked only where no
-memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Only state
-that a rank's own point alone holds (a saved RNG state) makes everybody step back, to the greatest point that all such
-ranks, or their buddies, hold; where there is none, the greatest point stands and the choice says what is derived
-instead.
+memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Generators'
+states, which a rank's own point alone holds, may have outlived it in its page (``pages``). Else they, like shards, make
+everybody step back, to the greatest point that all such ranks, or their buddies, hold; where there is none, the
+greatest point stands and the choice says what is derived instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from runtime.core.messages import Copy, Loan, Pairs
+from runtime.core.messages import Copy, LiveStep, Loan, Page, Pairs
+from runtime.core.pages import obstacle
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted
 from runtime.core.state import is_on_line
@@ -32,6 +33,8 @@ class Joined:
     looked: bool = True  # at its disk
     commits: int = 0  # of the line, up to ``live``
     copies: tuple[Copy, ...] = ()  # that it keeps for others
+    page: Page | None = None  # of its generators
+    live_step: LiveStep | None = None  # that led to ``live``
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Restore:
     borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
     lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
     serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
+    by_page: frozenset[int] = frozenset()  # of those in ``sources``, whose generators are as their pages have them
 
     def source_of(self, rank: int) -> int:
         """The rank whose copy ``rank`` loads: itself where it holds one."""
@@ -96,7 +100,11 @@ def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | Non
     newest = max((member.live for member in joined.values() if member.live is not None), default=None)
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
         return True
-    return any(member.own_parts and newest not in {member.live, *member.points} for member in joined.values())
+    obstacles = _obstacles(joined, newest)
+    return any(
+        member.own_parts and newest not in {member.live, *member.points} and obstacles[rank]
+        for rank, member in joined.items()
+    )
 
 
 def choose(
@@ -116,6 +124,11 @@ def choose(
     }
     copies = _copies(joined, committed)
     own = {rank: held[rank] | copies.get(slot_of[rank], {}).keys() for rank in joined}
+    live = max((one.live for rank, one in joined.items() if one.live in held[rank]), default=None)
+    obstacles = {} if live is None else _obstacles(joined, live)
+    for rank, text in obstacles.items():
+        if live is not None and not text:
+            own[rank].add(live)
     everything = set().union(*held.values(), *copies.values())
     best = max(everything, default=None)
     if best is None:
@@ -142,13 +155,28 @@ def choose(
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
     senders = list(in_memory or holders)
     sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
-    text = _explain(point, best, holders, in_memory, lacking, borrowed)
+    by_page = frozenset(rank for rank in lacking if point == live and joined[rank].own_parts and not obstacles[rank])
+    has_pages = live == best and any(member.page is not None for member in joined.values())
+    why = {rank: obstacles[rank] for rank in needing if has_pages and best not in own[rank]}
+    text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
+    if by_page:
+        text += f"; the generators of rank {_some(sorted(by_page))} go on as its page in memory has them"
     derived = [
-        rank for rank in needing if rank in sources or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
+        rank
+        for rank in needing
+        if (rank in sources and rank not in by_page) or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
     ]
     if not common and derived and point.step > 0:  # at step 0 everybody's is as its script has left it
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
-    return Restore(point, frozenset(holders), sources, text, borrowed, _by_keeper(borrowed), _by_source(sources))
+    loans, serves = _by_keeper(borrowed), _by_source(sources)
+    return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page)
+
+
+def _obstacles(joined: Mapping[int, Joined], live: Point) -> dict[int, str]:
+    """By rank, why its page cannot bring its generators to the last commit of ``live``; empty where it can."""
+    commits = max((member.commits for member in joined.values() if member.live == live), default=0)
+    steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
+    return {rank: obstacle(member.page, live, commits, steps) for rank, member in joined.items()}
 
 
 def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
@@ -193,6 +221,7 @@ def _explain(
     in_memory: Collection[int],
     lacking: list[int],
     borrowed: Mapping[int, Borrowed],
+    why: Mapping[int, str],
 ) -> str:
     text = f"restore point: step {point.step} of generation {point.generation}, "
     on_disk = [rank for rank in holders if rank not in in_memory]
@@ -211,8 +240,9 @@ def _explain(
     if point != best:
         text += (
             f" (step {best.step} is not held by all, and a rank's RNG state and shards are in its own points alone; "
-            "for RNG states rng='per_step' avoids this)"
+            "for RNG states rng='per_step' avoids this"
         )
+        text += "".join(f"; rank {rank} {reason}" for rank, reason in list(why.items())[:1]) + ")"
     return text
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
-from runtime.core.messages import Copy, GenerationStarted
+from runtime.core.messages import Copy, GenerationStarted, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
@@ -27,6 +27,7 @@ from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.digests import Digests
 from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
+from runtime.training.checkpoint.kept_generators import KeptGenerators
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.group import ddp, transfer
 from runtime.training.group.group import Group, is_communication_failure
@@ -57,6 +58,7 @@ class StatePoints:
         layouts: of the gradient buckets, at the last commit, by wrapper.
         due: when to save.
         digests: what is compared with the other ranks'.
+        generators: this rank's, in a page that outlives its process.
     """
 
     def __init__(self, process: Worker, state: State) -> None:
@@ -70,6 +72,7 @@ class StatePoints:
         self._folder: RankCheckpoints | None = None
         self._left_out = 0  # commits, since the folder was opened
         self._copies = KeptCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
+        self.generators = KeptGenerators(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
 
     # ---- the folder
 
@@ -94,6 +97,7 @@ class StatePoints:
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for points in memory."""
+        self.generators.discard()
         self.folder.discard_memory()
         self._copies.discard()
 
@@ -101,6 +105,7 @@ class StatePoints:
         """Nobody saves here any more."""
         checkpoints.dismiss_waiting()
         self._copies.let_go()
+        self.generators.let_go()
         if self._folder is not None:
             self._folder.release()
 
@@ -124,6 +129,17 @@ class StatePoints:
     def copies(self) -> Sequence[Copy]:
         """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""
         return self._copies.look()
+
+    def page(self) -> Page | None:
+        """What the page of this process's slot keeps of its rank's generators, or a predecessor's."""
+        if self._folder is None or self._state.generators is None:
+            return None
+        return self.generators.offer(self._folder.slot)
+
+    def keep_generators(self, point: Point) -> None:
+        """The state as it stands is this commit: what its generators stand at outlives this process."""
+        generation = self.present()
+        self.generators.committed(self._state.generators, generation.slot, generation.generation, point, self.commits)
 
     def exchange_copies(self, formed: Group) -> None:
         """The generation's group stands: from now on newest points go to this rank's buddy, and others' come here."""
@@ -468,6 +484,8 @@ class StatePoints:
         self.commits = contents["commits"]
         self.due.become(contents.get("due", {}))
         is_own = found.header.slot == self.folder.slot
+        if self.present().by_page:
+            own = {"rng": self.generators.states_at(found.header.point, self.commits)}
         if own is not None:
             contents, is_own = {**contents, "own": own}, True
         self._state.load(contents, own=is_own)

@@ -223,6 +223,7 @@ class BreakableGroup(dist.ProcessGroup):
         _await_this_thread_at_exit()
         if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
             raise UsageError(f"{calling_place()}: {self._refusal}")
+        self.breaker.before_launch()
         try:
             work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError:
@@ -233,6 +234,7 @@ class BreakableGroup(dist.ProcessGroup):
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """As torch's own, which blocks inside gloo."""
         self.breaker.check()
+        self.breaker.before_launch()
         run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
 
     def new_group(
@@ -295,6 +297,7 @@ class ReducerGroup(dist.ProcessGroup):
             self._backward, self._works = backward, []
             # The reducer asks for its own turn with its last bucket, so it comes after this.
             _before_backward_ends(functools.partial(self._wait_for_all, self._works))
+        self._breaker.before_launch()
         try:
             work = self._allreduce(*args)
         except RuntimeError:

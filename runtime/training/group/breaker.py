@@ -44,17 +44,25 @@ class Failable(Protocol):
     def set_exception(self, exception: Any, /) -> None: ...
 
 
+def _nothing() -> None:
+    """Nobody has to know of it."""
+
+
 class Breaker:
     """The switch of one group: thrown once, from any thread, it fails everything that is waited for.
 
     Args:
         name: the group in the error's sentence, e.g. ``generation 7``.
+
+    Attributes:
+        before_launch: called before every collective that is launched in the group or a subgroup; gloo's alone.
     """
 
-    __slots__ = ("_lock", "_reason", "_waiting", "name")
+    __slots__ = ("_lock", "_reason", "_waiting", "before_launch", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.before_launch: Callable[[], object] = _nothing
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._waiting: set[Failable] = set()

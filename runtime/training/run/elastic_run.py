@@ -165,6 +165,7 @@ class ElasticRun:
         if self._commits == _SETTLED_AT:
             huge_pages.gather_aside()
         state.remember(Point(step, generation.generation))
+        points.keep_generators(Point(step, generation.generation))
         if layouts is None:
             state.forget()
         else:
@@ -276,6 +277,8 @@ class ElasticRun:
             looked=look,
             commits=self._points.commits,
             copies=tuple(self._points.copies()) if look else (),
+            page=self._points.page(),
+            live_step=self._points.generators.live_step(self._live, self._points.commits),
         )
 
     def _begin(self, generation: GenerationStarted) -> None:
@@ -356,6 +359,8 @@ class ElasticRun:
         points.due.begins(state.completed_steps, generation)
         state.begin(point)
         points.digests.begin()
+        points.keep_generators(point)
+        formed.breaker.before_launch = points.generators.before_collective
         self._comparison = points.begin_comparison()
         self._log_steps(generation)
 

@@ -25,6 +25,7 @@ from runtime.training.group import transfer
 from runtime.training.process import context
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named
+from runtime.training.state.generators import Generators
 from runtime.training.state.handlers import StateHandler, is_stateful
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
@@ -158,6 +159,11 @@ class State(ABC):
     def has_own_parts(self) -> bool:
         """Whether a rank's own points hold something no other rank's hold."""
         return False
+
+    @property
+    def generators(self) -> Generators | None:
+        """This process's generators, where they are all that its own points alone hold; else None."""
+        return None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """From now on commits go there, and random numbers are drawn as this rank."""

@@ -32,7 +32,8 @@ class StateHandler:
 
     The base class is right for whatever has ``state_dict()`` and ``load_state_dict()``, is small and is equal on every
     rank: a learning-rate schedule, a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy, so a
-    stateful data loader, say, is right only where its position is the same number on every rank.
+    stateful data loader, say, is right only where its position is the same number on every rank. With ``rng="saved"``
+    it gets that only where :attr:`is_alike` says so of all values.
 
     Args:
         value: the object; handlers keep it, they never replace it.
@@ -44,6 +45,11 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
         self._remembered: Any = None
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether the value is known to be the same on every rank: of a class of somebody's own it is not."""
+        return isinstance(self.value, torch.optim.lr_scheduler.LRScheduler)
 
     def contents(self) -> Any:
         """Everything, as a tree of plain values with tensors in it, which are not copied."""
@@ -83,6 +89,8 @@ class ModuleHandler(StateHandler):
     Buffers are looked up by their place in the module, because a forward pass may put another tensor there. Extra state
     is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
     """
+
+    is_alike = True
 
     loads_in_place = True
 
@@ -142,6 +150,8 @@ class ModuleHandler(StateHandler):
 
 class OptimizerHandler(StateHandler):
     """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+
+    is_alike = True
 
     loads_in_place = True
 
@@ -213,6 +223,8 @@ class ScalerHandler(StateHandler):
     scaled gradients, by the survivors alone.
     """
 
+    is_alike = True
+
     def load(self, contents: Any) -> None:
         super().load(contents)
         self._forget_the_open_step()
@@ -228,6 +240,8 @@ class ScalerHandler(StateHandler):
 
 class SamplerHandler(StateHandler):
     """An :class:`ElasticSampler`, whose state is three numbers."""
+
+    is_alike = True
 
     def loose(self) -> dict[str, Any]:
         return {}
@@ -246,6 +260,8 @@ class PlainHandler(StateHandler):
         owner: the state.
         name: of the attribute.
     """
+
+    is_alike = True
 
     def __init__(self, owner: object, name: str) -> None:
         super().__init__(None)

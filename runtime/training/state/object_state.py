@@ -17,6 +17,7 @@ from runtime.training.state import rng
 from runtime.training.state.base_state import CommitSink, State
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named
+from runtime.training.state.generators import Generators, unpack
 from runtime.training.state.handlers import ModuleHandler, OptimizerHandler, PlainHandler, StateHandler, handler_of
 from runtime.training.state.last_commit import LastCommit
 from runtime.training.state.rng import RngMode
@@ -33,7 +34,8 @@ class ObjectState(State):
     Args:
         checkpoint: how often to save; by default every 100 steps.
         rng: ``"per_step"``: the generators are seeded from (seed, rank, step) at every commit, so any rank's copy makes
-            a recovery exact. ``"saved"``: each rank's generators are saved in its own points.
+            a recovery exact. ``"saved"``: each rank's generators are saved in its own points, and kept in a page in its
+            host's memory that outlives its process.
         attributes: plain values, samplers, and objects that a :class:`~runtime.training.state.handlers.StateHandler`
             knows:
             what has ``state_dict()`` and ``load_state_dict()``. An integer ``seed`` among them is the seed of
@@ -49,7 +51,8 @@ class ObjectState(State):
             raise UsageError(f"rng={rng!r}: expected 'saved' or 'per_step'")
         self._checkpoint = checkpoint or CheckpointConfig()
         self._rng = RngMode(rng)
-        self._own: dict[str, Any] = {}  # of the last commit: this rank's alone
+        self._generators = Generators()
+        self._own_generators = b""  # packed, of the last commit: this rank's alone
         self._first_own: dict[str, Any] = {}  # as the script had left it when this process's first session began
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
@@ -103,8 +106,8 @@ class ObjectState(State):
             )
         self._went_back()
         if self._rng is RngMode.SAVED:
-            self._restored_rng = self._own["rng"]
-            rng.restore(self._own["rng"])
+            self._restored_rng = unpack(self._own_generators)
+            rng.restore(self._restored_rng)
         else:
             self.seed_step()
 
@@ -119,6 +122,12 @@ class ObjectState(State):
     def has_own_parts(self) -> bool:
         """Whether a rank's own points hold something no other rank's hold."""
         return self._rng is RngMode.SAVED
+
+    @property
+    def generators(self) -> Generators | None:
+        """As :meth:`State.generators`."""
+        is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
+        return self._generators if is_all else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """As :meth:`State.bind`."""
@@ -135,7 +144,9 @@ class ObjectState(State):
         """The state as it stands is the commit ``point``."""
         self._last_commit.remember(point)
         super().remember(point)
-        self._own = self._own_rng()
+        if self._rng is RngMode.SAVED:
+            self._generators.look()
+            self._own_generators = self._generators.packed()
 
     def forget(self) -> None:
         """What stands cannot be given to anybody."""

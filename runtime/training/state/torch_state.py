@@ -23,6 +23,7 @@ from runtime.training.sharding.pieces import is_distributed
 from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named, is_hashable
+from runtime.training.state.generators import Generators
 from runtime.training.state.handlers import ModuleHandler, PlainHandler
 from runtime.training.state.loop_habits import LoopHabits
 from runtime.training.state.object_state import ObjectState
@@ -106,6 +107,11 @@ class TorchState(ObjectState):
     def has_own_parts(self) -> bool:
         """Whether a rank's own points hold something no other rank's hold."""
         return self._sharded is not None or super().has_own_parts
+
+    @property
+    def generators(self) -> Generators | None:
+        """As :meth:`State.generators`: shards are its own points' too."""
+        return super().generators if self._sharded is None else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """As :meth:`State.bind`.

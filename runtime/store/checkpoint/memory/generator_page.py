@@ -41,7 +41,7 @@ _MAGIC = b"\x93SBPAG\x01\n"
 _HEADER = struct.Struct("<8s64sq")
 _COUNT_AT = 2048  # of the first page; in a cache line of its own
 _COUNT = struct.Struct("=Q")
-_FIELDS = struct.Struct("<QQqqqQQQ")
+_FIELDS = struct.Struct("<QQqqqqQQQ")
 _DIGEST_BYTES = 16
 _SILENT = bytes(_DIGEST_BYTES)
 _PAYLOAD_AT = _DIGEST_BYTES + _FIELDS.size
@@ -70,6 +70,7 @@ class PageEntry:
         kind: at a commit, or before a collective of the step after the last commit.
         point: the commit, or the last one before.
         commits: how many lie on the line up to that one.
+        generation: in which the entry was written; a generation begins with a commit of an earlier one.
         collectives: how many this rank had launched since its page was begun, this one not counted.
         late_draws: at so many commits something had been drawn after the last collective before.
         state: of the generators.
@@ -79,6 +80,7 @@ class PageEntry:
     kind: EntryKind
     point: Point
     commits: int
+    generation: int
     collectives: int
     late_draws: int
     state: bytes
@@ -129,7 +131,15 @@ class PageWriter:
         if before is not None:
             self._count[0] = before.collectives
             for one in before.entries:
-                self.write(one.kind, one.point, one.commits, one.late_draws, one.state, collectives=one.collectives)
+                self.write(
+                    one.kind,
+                    one.point,
+                    one.commits,
+                    one.generation,
+                    one.late_draws,
+                    one.state,
+                    collectives=one.collectives,
+                )
         _open_pages.add(self)
 
     def _made(self) -> mmap.mmap:
@@ -163,6 +173,7 @@ class PageWriter:
         kind: EntryKind,
         point: Point,
         commits: int,
+        generation: int,
         late_draws: int,
         state: bytes,
         *,
@@ -180,7 +191,7 @@ class PageWriter:
         self._sequence += 1
         counted = self._count[0] if collectives is None else collectives
         fields = _FIELDS.pack(
-            self._sequence, kind, point.step, point.generation, commits, counted, late_draws, len(state)
+            self._sequence, kind, point.step, point.generation, commits, generation, counted, late_draws, len(state)
         )
         digest = self._whose.copy()
         digest.update(fields)
@@ -288,7 +299,7 @@ def _decode(data: memoryview, whose: xxhash.xxh3_128) -> PageContent:
 def _entry(data: memoryview, whose: xxhash.xxh3_128) -> PageEntry | None:
     """The entry there; None where none is, or one that was not completed."""
     fields = data[_DIGEST_BYTES:_PAYLOAD_AT]
-    sequence, kind, step, generation, commits, collectives, late_draws, size = _FIELDS.unpack(fields)
+    sequence, kind, step, of, commits, generation, collectives, late_draws, size = _FIELDS.unpack(fields)
     if size > MAX_STATE_BYTES or kind not in set(EntryKind):
         return None
     state = data[_PAYLOAD_AT : _PAYLOAD_AT + size]
@@ -297,7 +308,9 @@ def _entry(data: memoryview, whose: xxhash.xxh3_128) -> PageEntry | None:
     digest.update(state)
     if digest.digest() != data[:_DIGEST_BYTES]:
         return None
-    return PageEntry(sequence, EntryKind(kind), Point(step, generation), commits, collectives, late_draws, bytes(state))
+    return PageEntry(
+        sequence, EntryKind(kind), Point(step, of), commits, generation, collectives, late_draws, bytes(state)
+    )
 
 
 _open_pages: weakref.WeakSet[PageWriter] = weakref.WeakSet()

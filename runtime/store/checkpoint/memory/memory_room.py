@@ -207,7 +207,7 @@ def rooms_of(base: Path, job: str) -> list[RoomInUse]:
     with contextlib.suppress(OSError):  # nothing is kept here
         for path in sorted(above.iterdir()):
             with contextlib.suppress(StoreError):  # no memory of ours
-                descriptor = _descend(base, path) if path.name.removesuffix(COPY).isdecimal() else None
+                descriptor = open_room(base, path, make=False) if path.name.removesuffix(COPY).isdecimal() else None
                 if descriptor is not None:
                     try:
                         found.append(RoomInUse(path, _bytes_in(descriptor), _is_locked(descriptor)))

@@ -31,11 +31,11 @@ JOB = "job-1"
 
 
 def commit(page: PageWriter, number: int, late: int = 0) -> None:
-    page.write(COMMIT, Point(number, 1), number, late, b"commit %d" % number)
+    page.write(COMMIT, Point(number, 1), number, 1, late, b"commit %d" % number)
 
 
 def before(page: PageWriter, number: int, text: bytes = b"") -> None:
-    page.write(BEFORE, Point(number, 1), number, 0, text or b"before the collectives after %d" % number)
+    page.write(BEFORE, Point(number, 1), number, 1, 0, text or b"before the collectives after %d" % number)
 
 
 def published(base: Path, slot: int = 0, commits: int = 1) -> PageWriter:
@@ -65,9 +65,9 @@ def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
     assert read(tmp_path) == page.content()
     assert read(tmp_path) == PageContent(
         (
-            PageEntry(1, COMMIT, Point(0, 1), 0, 0, 0, b"commit 0"),
-            PageEntry(2, BEFORE, Point(0, 1), 0, 0, 0, b"before the collectives after 0"),
-            PageEntry(3, COMMIT, Point(1, 1), 1, 2, 1, b"commit 1"),
+            PageEntry(1, COMMIT, Point(0, 1), 0, 1, 0, 0, b"commit 0"),
+            PageEntry(2, BEFORE, Point(0, 1), 0, 1, 0, 0, b"before the collectives after 0"),
+            PageEntry(3, COMMIT, Point(1, 1), 1, 1, 2, 1, b"commit 1"),
         ),
         collectives=2,
     )
@@ -104,7 +104,7 @@ def test_an_entry_torn_at_any_byte_is_not_there_and_the_others_are(tmp_path: Pat
     before(page, 2)
     complete = read(tmp_path)
     old = bytes(page._view)
-    page.write(kind, Point(3, 1), 3, 0, b"the one that is torn")
+    page.write(kind, Point(3, 1), 3, 1, 0, b"the one that is torn")
     new = bytes(page._view)
     place = next(at for at in range(PAGE_BYTES, FILE_BYTES) if old[at] != new[at])
     start = PAGE_BYTES + (place - PAGE_BYTES) // ENTRY_BYTES * ENTRY_BYTES
@@ -142,7 +142,7 @@ def test_any_bit_of_an_entry_that_is_wrong_makes_it_not_there(tmp_path: Path) ->
 
 def test_another_jobs_and_another_slots_page_is_refused_and_its_entries_are_worth_nothing(tmp_path: Path) -> None:
     others = PageWriter(tmp_path, "job-2", 0)
-    others.write(COMMIT, Point(0, 1), 0, 0, b"another job's")
+    others.write(COMMIT, Point(0, 1), 0, 1, 0, b"another job's")
     others.publish()
     ours = published(tmp_path)
     foreign, header = others.path.read_bytes(), ours.path.read_bytes()[:PAGE_BYTES]
@@ -235,9 +235,9 @@ def test_a_damaged_predecessor_is_not_begun_with(tmp_path: Path) -> None:
 
 def test_a_state_that_is_too_large_is_refused_and_the_largest_is_kept(tmp_path: Path) -> None:
     page = published(tmp_path)
-    page.write(COMMIT, Point(1, 1), 1, 0, b"x" * MAX_STATE_BYTES)
-    with pytest.raises(StoreError, match="have 16305 bytes, at most 16304 are kept"):
-        page.write(COMMIT, Point(2, 1), 2, 0, b"x" * (MAX_STATE_BYTES + 1))
+    page.write(COMMIT, Point(1, 1), 1, 1, 0, b"x" * MAX_STATE_BYTES)
+    with pytest.raises(StoreError, match="have 16297 bytes, at most 16296 are kept"):
+        page.write(COMMIT, Point(2, 1), 2, 1, 0, b"x" * (MAX_STATE_BYTES + 1))
     assert read(tmp_path).entries[-1].state == b"x" * MAX_STATE_BYTES
 
 

@@ -1,0 +1,62 @@
+"""With the default rng="saved" no step is lost: a dead rank's generators come from its page, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.elastic_job import ElasticJob
+from tests.system.job import Job, JobFolder
+from tests.system.kill_list import MIDDLE
+from tests.system.processes import WarmStarter
+
+pytestmark = pytest.mark.system
+
+STEPS = 60
+TRAINED = ("--steps", str(STEPS), "--interval", "1000", "--rng", "saved")  # nothing but memory to go on from
+BY_PAGE = r"the generators of rank {} go on as its page in memory has them"
+
+
+@pytest.fixture
+def new_spare_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
+    def make(*args: str) -> ElasticJob:
+        job = ElasticJob(tmp_path, warm, args=(*TRAINED, *args), spares=1, settings={"REGISTER_COOLDOWN": "3600"})
+        watched(job)
+        return job
+
+    return make
+
+
+def require_none_lost(job: JobFolder, rank: int, survivors: set[int]) -> None:
+    for survivor in survivors:
+        numbers = [step.number for step in job.steps(survivor)]
+        assert numbers == sorted(set(numbers)), f"rank {survivor} took a step twice: {numbers}"
+        assert len(numbers) >= STEPS - 1
+    assert job.matches("scheduler", BY_PAGE.format(rf"(\d, )*{rank}"))
+
+
+@pytest.mark.parametrize("model", ["ddp", "by-hand"])
+@pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
+def test_a_spare_goes_on_with_the_generators_of_the_dead(
+    model: str, kill: str, new_spare_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_spare_job("--model", model, "--kill", f"2:{kill}:{MIDDLE}")
+    job.start()
+    job.wait_warm(4)
+    job.wait_died(2)
+    assert job.finish() == undisturbed(*TRAINED, "--model", model)
+    require_none_lost(job, 2, {0, 1, 3})
+
+
+@pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
+def test_a_restarted_process_goes_on_with_its_own_generators(
+    kill: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(*TRAINED, "--kill", f"0:{kill}:{MIDDLE}")
+    job.start()
+    job.wait_killed(0)
+    job.start_worker(0)
+    assert job.wait_finished() == undisturbed(*TRAINED)
+    require_none_lost(job, 0, {1, 2, 3})
