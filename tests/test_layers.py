@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "__init__": ("config", "service", "training"),
     "horovod": ("training",),
+    "integrations": ("training",),
     "__main__": ("core", "store", "net", "config", "service", "training", "ops"),
 }
 """What each room may import besides ``runtime.errors``, which is everybody's."""
@@ -66,6 +67,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training"),
     "__main__": ("training",),
     "horovod": ("training",),
+    "integrations": ("training",),
     "ops": ("training",),
 }
 """What of it must wait until a function is called, so that a process without training never loads torch."""
@@ -78,7 +80,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("run",),
         ("elastic",),
-        ("horovod",),
+        ("horovod", "integrations"),
     ),
     "store.checkpoint": (
         ("format",),
@@ -357,6 +359,8 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("ops/command_line.py", "from runtime.training import device", "only inside a function"),
     ("__main__.py", "from runtime.training import device", "only inside a function"),
     ("__init__.py", "from runtime.training.elastic import run", "only inside a function"),
+    ("integrations/accelerate.py", "from runtime.training.integrations import accelerate", "only inside a function"),
+    ("training/elastic.py", "from runtime.training.integrations import accelerate", "which is no floor below it"),
     ("__init__.py", "def f():\n    from runtime.ops import launcher", "__init__ may not import runtime.ops.launcher"),
     ("training/group/group.py", "from runtime.training.state import rng", "which is no floor below it"),
     ("training/process/context.py", "from runtime.training.sharding import whole", "which is no floor below it"),

@@ -27,7 +27,10 @@ from tests.system.processes import WarmStarter
 
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
-CHAPTERS = ("architecture", "training", "worlds", "checkpoints", "operating", "security", "comparison", "testing")
+CHAPTERS = (
+    *("architecture", "training", "porting", "worlds", "checkpoints"),
+    *("operating", "security", "comparison", "testing"),
+)
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
 ENGLISH_ONLY = "docs/reliability.md"
@@ -147,6 +150,15 @@ def test_every_dependency_is_named_with_a_reason(readme: str) -> None:
     required = {re.split(r"[<>=;]", line)[0].strip() for line in lines if line and not line.startswith("#")}
     first_cells = [line.split("|")[1] for line in prose_of(readme).splitlines() if line.startswith("| `")]
     assert required - {package for cell in first_cells for package in INLINE.findall(cell)} == set()
+
+
+@pytest.mark.parametrize("page", ["docs/porting.md", "docs/porting.zh-CN.md"])
+def test_the_lines_of_a_port_are_counted_right(page: str) -> None:
+    said = re.findall(r"^\| (\d+) \| (\d+) \|\n\n```diff\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+    assert len(said) == len(blocks_of(page, language="diff")) > 0
+    for goes, comes, block in said:
+        firsts = [line[:1] for line in block.splitlines()]
+        assert (firsts.count("-"), firsts.count("+")) == (int(goes), int(comes)), block
 
 
 # --- paths, commands, links -------------------------------------------------------------------------------------------
