@@ -23,6 +23,7 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--save-every", type=int, default=50)
 parser.add_argument("--pause-ms", type=float, default=0.0)
 parser.add_argument("--wrong-from", type=int, default=0, help="the first step that goes wrong")
+parser.add_argument("--late-s", type=float, default=0.0, help="how much later than the others rank 0 returns")
 arguments = parser.parse_args()
 
 
@@ -95,6 +96,8 @@ def train(state: runtime.elastic.TorchState) -> None:
         state.epoch += 1
         if arguments.wrong != "set-epoch":
             sampler.set_epoch(state.epoch)
+    if runtime.get_rank() == 0:
+        time.sleep(arguments.late_s)
 
 
 train(state)

@@ -216,7 +216,6 @@ class StatePoints:
             StoreError: the disk refuses.
         """
         self.layouts = ddp.capture_all()
-        self.compare(step, is_save=True)
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
         if not self._save(point, durable=True, wait_s=wait_s):
             raise StoreError(
@@ -283,12 +282,14 @@ class StatePoints:
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
         if generation.rank == 0:
+            self.compare(0, is_save=True)
             self.save_or_fail(0)
         packed = self.folder.pack(Point(0, generation.generation)) if generation.rank == 0 else None
         received = transfer.broadcast(packed, 0, device)
         if generation.rank != 0:
             own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
             self._become(self.folder.unpack(received), own=own)
+            self.compare(0, is_save=True)
             self.save_or_fail(0)
         self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
