@@ -49,7 +49,13 @@ class Digests:
             )
 
     def committed(self, point: Point, commits: int, *, averages: bool, is_save: bool) -> None:
-        """The state as it stands is this commit."""
+        """The state as it stands is this commit.
+
+        One that was told already stays as it was told: at the end the commit is saved again, and behind it a loop may
+        have gone to the next epoch, which other ranks have done or not when they are compared.
+        """
+        if any((one.point, one.commits) == (point, commits) for one in (*self._first, *self._saves)):
+            return
         is_first = len(self._first) < FIRST_COMMITS and commits > 0
         if not (is_first or is_save):
             return

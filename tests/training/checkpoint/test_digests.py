@@ -159,6 +159,22 @@ def test_the_first_commits_every_save_and_the_end_are_told() -> None:
     assert Point(1, 1) not in [one.point for one in told.last], "the first commits are a generation's"
 
 
+def test_what_changes_behind_the_last_commit_changes_the_end_alone() -> None:
+    """The recipe goes to the next epoch there, and the end saves that commit once more."""
+    sampler = ElasticSampler(range(8))
+    told = Told()
+    digests = Digests(told, ObjectState(sampler=sampler))  # type: ignore[arg-type]
+    digests.begin()
+    for is_save in (True, False):
+        digests.committed(Point(1, 1), 1, averages=True, is_save=is_save)
+    before = told.last
+    sampler.set_epoch(1)
+    digests.committed(Point(1, 1), 1, averages=True, is_save=True)
+    assert told.last == before
+    *others, final = digests.through(Point(1, 1), averages=True)
+    assert tuple(others) == before and final.shared != before[0].shared
+
+
 def test_it_is_said_once_that_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(voice, "say", lines.append)
