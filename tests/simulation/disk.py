@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import random
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -277,8 +278,14 @@ class MemoryOs:
     def urandom(self, size: int) -> bytes:
         return self._disk.randbytes(size)
 
-    def open(self, path: MemoryPath, flags: int, mode: int = 0o600) -> int:
-        return self._disk.open(path.name, flags)
+    def open(self, path: MemoryPath, flags: int, mode: int = 0o600) -> int | MemoryFile:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
+            return self._disk.open(path.name, flags)
+        return path.open("rb")
+
+    @staticmethod
+    def fdopen(file: MemoryFile, mode: str) -> MemoryFile:
+        return file
 
     @staticmethod
     def fstat(file: MemoryFile) -> MemoryFile:
@@ -287,6 +294,8 @@ class MemoryOs:
 
 class MemoryFile(io.BytesIO):
     """A file that is open for reading."""
+
+    st_mode = stat.S_IFREG
 
     def fileno(self) -> MemoryFile:  # type: ignore[override]
         return self
