@@ -14,12 +14,12 @@ from collections.abc import Collection
 from runtime.core.messages import LiveStep, Page
 from runtime.core.point import Point
 
-NO_PAGE = "has no page that could be read"
+NO_PAGE = "finds no page of its generators in its host's memory"
 DREW_LATE = "draws random numbers between a step's last collective and its commit"
 PEERS_DREW_LATE = (
-    "was killed in a step in which its peers drew random numbers between the last collective and the commit"
+    "has no such commit in its page, and its peers drew between that step's last collective and the commit"
 )
-NO_SUCH_STEP = "was killed in another step, or after another number of its collectives"
+NO_SUCH_STEP = "has neither this commit nor the same number of collectives before it in its page"
 
 
 def obstacle(page: Page | None, point: Point, commits: int, steps: Collection[LiveStep | None]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.messages import Copy, Loan, RoundId
+from runtime.core.messages import Copy, KeptCommit, LiveStep, Loan, Page, RoundId
 from runtime.core.point import Point
 from runtime.core.records import Cut, GenerationCommitted
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
@@ -413,3 +413,104 @@ def test_every_source_holds_what_it_sends(data: st.DataObject) -> None:
         has_copy = any(Copy(rank, restore.point) in one.copies for one in joined.values() if restore.point)
         if member.own_parts and restore.point not in held[rank] and has_copy:
             assert lent[rank][1] == rank
+
+
+# ---- pages of generators
+
+
+def page(last: int, collectives: int = 3, *, generation: int = 1, draws_late: bool = False) -> Page:
+    """Of a rank whose last commit was that of this step, killed in the next one."""
+    commits = tuple(KeptCommit(Point(step, 1), step) for step in (last - 1, last))
+    return Page(commits, generation, last + 1, collectives, draws_late)
+
+
+def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[int, Joined]:
+    """Rank 0 has just come, with this page; the others remember the commit of ``step``."""
+    lives = {
+        rank: Joined(1, (), True, (), Point(step, 1), looked=False, commits=step, live_step=one)
+        for rank, one in enumerate(steps, start=1)
+    }
+    return {0: Joined(1, (), True, (), looked=False, page=brought)} | lives
+
+
+@pytest.mark.parametrize(
+    ("brought", "what"),
+    [
+        (page(20), "it was killed after the commit"),
+        (page(21), "it was one commit ahead"),
+        (page(19), "it was killed in the step that the others have committed"),
+        (page(21, draws_late=True), "a commit is what it is, whatever is drawn before it"),
+    ],
+)
+def test_a_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what: str) -> None:
+    joined = survivors(20, LiveStep(3, False), LiveStep(3, False), None, brought=brought)
+    assert not must_look(joined, committed()), what
+    restore = choose(joined, committed())
+    assert (restore.point, restore.by_page, restore.source_of(0)) == (Point(20, 1), {0}, 1), what
+    assert restore.text == (
+        "restore point: step 20 of generation 1, in the memory of rank 1, 2, 3; sent to rank 0"
+        "; the generators of rank 0 go on as its page in memory has them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("brought", "step", "reason"),
+    [
+        (page(19, 2), LiveStep(3, False), "has neither this commit nor the same number of collectives"),
+        (page(19, 4), LiveStep(3, False), "has neither this commit nor the same number of collectives"),
+        (page(18), LiveStep(3, False), "has neither this commit"),
+        (page(22), LiveStep(3, False), "has neither this commit"),
+        (page(19, generation=2), LiveStep(3, False), "has neither this commit"),
+        (page(19), None, "has neither this commit"),
+        (
+            page(19),
+            LiveStep(3, True),
+            "has no such commit in its page, and its peers drew between that step's last collective and the commit",
+        ),
+        (page(19, draws_late=True), LiveStep(3, False), "draws random numbers between a step's last collective"),
+        (None, LiveStep(3, False), None),
+    ],
+)
+def test_a_page_that_does_not_cover_it_leads_back_to_a_saved_point_and_says_why(
+    brought: Page | None, step: LiveStep | None, reason: str | None
+) -> None:
+    joined = survivors(20, step, step, brought=brought)
+    assert must_look(joined, committed())
+    looked = {rank: replace(one, looked=True, points=(Point(10, 1),)) for rank, one in joined.items()}
+    restore = choose(looked, committed())
+    assert (restore.point, restore.by_page) == (Point(10, 1), frozenset())
+    if reason is None:
+        assert "page" not in restore.text
+    else:
+        assert f"; rank 0 {reason}" in restore.text
+
+
+def test_one_peer_that_saw_another_number_of_collectives_is_enough_to_go_back() -> None:
+    assert must_look(survivors(20, LiveStep(3, False), LiveStep(2, False), brought=page(19)), committed())
+    assert must_look(survivors(20, LiveStep(3, False), LiveStep(3, True), brought=page(19)), committed())
+
+
+def test_a_survivor_that_is_a_step_behind_goes_on_with_the_generators_of_its_own_page() -> None:
+    joined = survivors(20, LiveStep(3, False), brought=page(20))
+    joined[2] = Joined(1, (), True, (), Point(19, 1), looked=False, commits=19, page=page(19))
+    assert not must_look(joined, committed())
+    restore = choose(joined, committed())
+    assert (restore.point, restore.by_page, restore.served_by(1)) == (Point(20, 1), {0, 2}, (0, 2))
+
+
+def test_a_page_is_not_asked_where_only_disks_have_the_point() -> None:
+    joined = {
+        0: Joined(1, (), True, (), page=page(20)),
+        1: Joined(1, (Point(20, 1),), True, ()),
+    }
+    restore = choose(joined, committed())
+    assert restore.by_page == frozenset()
+    assert "the RNG state of rank 0 is lost" in restore.text
+
+
+def test_who_lacks_every_point_but_has_a_page_takes_no_derived_numbers() -> None:
+    joined = survivors(20, LiveStep(3, False), brought=page(20))
+    joined[2] = Joined(1, (), True, ())
+    restore = choose(joined, committed())
+    assert (restore.point, restore.by_page) == (Point(20, 1), {0})
+    assert "(the RNG state of rank 2 is lost" in restore.text

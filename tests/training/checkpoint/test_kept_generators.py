@@ -1,0 +1,212 @@
+"""A dead rank's generators: every order of draws, collectives, commits and the kill gives the right states, or none.
+
+Two ranks run the same program, letter by letter: ``d`` draws, ``c`` is a collective that needs both, ``b`` one that the
+survivor ends alone (a broadcast from it), ``k`` commits. The dead rank is killed before any letter, or with a
+collective counted and not launched; the survivor stands wherever it can have come to. What the core takes from the
+page must be what the rank would have had at the survivor's commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runtime.core.messages import LiveStep, Page
+from runtime.core.pages import NO_PAGE, obstacle
+from runtime.core.point import Point
+from runtime.errors import CheckpointError
+from runtime.store.checkpoint import PageWriter
+from runtime.training.checkpoint import kept_generators
+from runtime.training.checkpoint.kept_generators import KeptGenerators
+from runtime.training.state.generators import Generators
+
+JOB, GENERATION = "job", 1
+FIRST_STEPS = ("dc", "c", "dcd", "cdc", "")
+STEPS = ["".join(one) for size in range(4) for one in itertools.product("dcb", repeat=size)]
+
+
+class Counted(Generators):
+    """Generators whose state is how often they have drawn."""
+
+    def __init__(self) -> None:
+        self.version, self.draws, self._last = 0, 0, -1
+
+    def look(self) -> bool:
+        changed, self._last = self.draws != self._last, self.draws
+        self.version += changed
+        return changed
+
+    def packed(self) -> bytes:
+        return b"%d" % self._last
+
+
+class Rank:
+    """One rank on its way through a program."""
+
+    def __init__(self, memory: Path, slot: int) -> None:
+        self.kept = KeptGenerators(JOB, memory=memory)
+        self.generators = Counted()
+        self.slot, self.commits = slot, 0
+        self.commit()
+
+    def commit(self) -> None:
+        self.generators.look()
+        point = Point(self.commits, GENERATION)
+        self.kept.committed(self.generators, self.slot, GENERATION, point, self.commits)
+
+    def does(self, letter: str) -> None:
+        if letter == "d":
+            self.generators.draws += 1
+        elif letter == "k":
+            self.commits += 1
+            self.commit()
+        else:
+            self.kept.before_collective()
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """The survivor's last commit, when it has done so many letters."""
+
+    commits: int
+    step: LiveStep | None
+    draws: int
+
+
+@pytest.fixture(autouse=True)
+def counted_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_generators, "unpack", int)
+
+
+def survivor_of(memory: Path, program: str) -> list[Survivor]:
+    rank, draws = Rank(memory, 1), 0
+    stages = [Survivor(0, None, 0)]
+    for letter in program:
+        rank.does(letter)
+        if letter == "k":
+            draws = rank.generators.draws
+        step = rank.kept.live_step(Point(rank.commits, GENERATION), rank.commits)
+        stages.append(Survivor(rank.commits, step, draws))
+    return stages
+
+
+def reached(program: str, dead: int, launched: int) -> list[int]:
+    """How many letters the survivor can have done when the dead rank has done ``dead``, and launched so many."""
+    collectives = [at for at, letter in enumerate(program) if letter == "c"]
+    least = max((at for at in collectives if at < dead), default=0)  # it has at least launched that one, too
+    most = next((at for at in collectives if at >= launched), len(program))
+    return list(range(least, most + 1))
+
+
+def draws_late(program: str) -> bool:
+    steps = program.split("k")
+    return any("d" in step[max(step.rfind("c"), step.rfind("b")) + 1 :] for step in steps)
+
+
+def require_right(page: Page | None, reader: KeptGenerators, survivor: Survivor) -> bool:
+    """Whether the page is used; what it gives is then right."""
+    point = Point(survivor.commits, GENERATION)
+    if obstacle(page, point, survivor.commits, [survivor.step]):
+        return False
+    found: object = reader.states_at(point, survivor.commits)
+    assert found == survivor.draws, f"{page}: {found} draws instead of {survivor.draws} at {survivor}"
+    return True
+
+
+@pytest.mark.parametrize("first", FIRST_STEPS)
+def test_the_states_that_are_taken_are_right_in_every_order(first: str, tmp_path: Path) -> None:
+    used = 0
+    for number, (second, third) in enumerate(itertools.product(STEPS, ("dc", "cd"))):
+        program = f"{first}k{second}k{third}k"
+        memory = tmp_path / str(number)
+        memory.mkdir()
+        stages = survivor_of(memory, program)
+        dead = Rank(memory, 0)
+        reader = KeptGenerators(JOB, memory=memory)
+        is_plain = "b" not in program and all("c" in step for step in program.split("k")[:-1])
+        for done in range(len(program) + 1):
+            kills = [done]
+            if done < len(program):
+                kills += [done + 1] * (program[done] in "cb")  # counted, and launched just before it dies
+            for launched in kills:
+                if launched > done:
+                    dead.does(program[done])
+                page = reader.offer(0)
+                for stage in reached(program, done, launched):
+                    is_used = require_right(page, reader, stages[stage])
+                    used += is_used
+                    assert is_used or not is_plain or draws_late(program), (program, done, launched, stage, page)
+            if done < len(program) and len(kills) == 1:
+                dead.does(program[done])
+    assert used > 500
+
+
+def test_a_program_that_always_draws_late_goes_on_from_commits_alone(tmp_path: Path) -> None:
+    """An optimizer that draws: killed before the commit that its peer has made, nothing tells what it had drawn."""
+    program = "dcdkdcdk"
+    stages = survivor_of(tmp_path, program)
+    dead = Rank(tmp_path, 0)
+    reader = KeptGenerators(JOB, memory=tmp_path)
+    for letter in program[:-1]:
+        dead.does(letter)
+    assert not require_right(reader.offer(0), reader, stages[-1])
+    dead.does("k")
+    assert require_right(reader.offer(0), reader, stages[-1])
+
+
+def test_who_takes_the_place_and_is_killed_before_it_begins_leaves_the_page_as_it_was(tmp_path: Path) -> None:
+    first = Rank(tmp_path, 0)
+    for letter in "dckdc":
+        first.does(letter)
+    reader = KeptGenerators(JOB, memory=tmp_path)
+    before = reader.offer(0)
+    PageWriter(tmp_path, JOB, 0)
+    assert reader.offer(0) == before
+    second = KeptGenerators(JOB, memory=tmp_path)
+    generators = Counted()
+    generators.draws = 2
+    generators.look()
+    second.committed(generators, 0, 2, Point(2, 1), 2)
+    page = reader.offer(0)
+    assert page is not None
+    assert (page.generation, page.next_commit, page.collectives) == (2, 3, 0)
+    for commits, draws in ((1, 1), (2, 2)):
+        found: object = reader.states_at(Point(commits, 1), commits)
+        assert found == draws
+
+
+def test_a_page_of_an_earlier_generation_is_good_for_its_commits_alone(tmp_path: Path) -> None:
+    rank = Rank(tmp_path, 0)
+    for letter in "dckdc":
+        rank.does(letter)
+    page = KeptGenerators(JOB, memory=tmp_path).offer(0)
+    assert not obstacle(page, Point(2, 1), 2, [LiveStep(1, False)])
+    assert obstacle(page, Point(2, 2), 2, [LiveStep(1, False)])
+    assert obstacle(page, Point(2, 1), 2, [None])
+    assert not obstacle(page, Point(1, 1), 1, [None])
+    assert obstacle(None, Point(1, 1), 1, []) == NO_PAGE
+
+
+def test_nothing_is_offered_where_nothing_is_kept_or_it_cannot_be_read(tmp_path: Path) -> None:
+    kept = KeptGenerators(JOB, memory=tmp_path)
+    assert kept.offer(0) is None
+    with pytest.raises(CheckpointError, match="has nothing of step 1 of generation 1"):
+        kept.states_at(Point(1, 1), 1)
+    Rank(tmp_path, 0)
+    page = next(tmp_path.glob("samebits-*/job/0/page"))
+    page.write_bytes(b"nonsense")
+    assert kept.offer(0) is None
+
+
+def test_a_memory_that_refuses_is_said_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = Rank(tmp_path / "missing", 0)
+    rank.does("d")
+    rank.does("c")
+    rank.does("k")
+    assert caplog.text.count("the generators are kept in checkpoints alone") == 1
+    assert rank.kept.offer(0) is None
