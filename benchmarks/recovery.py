@@ -35,6 +35,7 @@ from benchmarks.recovery_report import Spares, Trials, people, report
 from benchmarks.recovery_spares import LossyJob, account, undisturbed
 from benchmarks.recovery_trials import RECOVERED_WITHIN_S, WORLD_SIZE, detection_s, recover_ours, start_alone_s
 from benchmarks.report import Progress
+from benchmarks.workers.paced import RNG
 
 NEVER_AFTER_S = 30.0
 TORCHRUN_DEFAULT = "torchrun_default"
@@ -49,12 +50,14 @@ class Amounts:
 
     kills: int = 100
     kills_8: int = 20
+    kills_saved: int = 20
+    """with the default ``rng="saved"``, and dropout"""
     stops: int = 5
     restarts: int = 5
     """of each contestant; so many processes are also killed to see how soon the kernel tells"""
 
 
-QUICK = Amounts(kills=10, kills_8=3, stops=1, restarts=2)
+QUICK = Amounts(kills=10, kills_8=3, kills_saved=3, stops=1, restarts=2)
 
 
 def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials:
@@ -65,6 +68,13 @@ def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials
     measure_spares(trials.spares, WORLD_SIZE, amounts.kills, rng, progress)
     compare_weights(trials.spares, WORLD_SIZE, progress)
     measure_spares(trials.spares_8, 2 * WORLD_SIZE, amounts.kills_8, rng, progress)
+    measure_spares(trials.spares_saved, WORLD_SIZE, amounts.kills_saved, rng, progress, **{RNG: "saved"})
+    saved = trials.spares_saved
+    saved.is_as_undisturbed = saved.digest == undisturbed(WORLD_SIZE, saved.last_step, **{RNG: "saved"})
+    progress.say(
+        f'with rng="saved" and dropout: {saved.lost_steps} steps lost, weights after step {saved.last_step} as '
+        f"those of an undisturbed run: {saved.is_as_undisturbed}"
+    )
     measure_stops(trials, amounts.stops, rng, progress)
     take_part = frozenset(peer for peer, needed in needs.items() if not needed)
     measure_restarts(trials, amounts.restarts, rng, progress, take_part, torchft=torchft)
@@ -75,9 +85,11 @@ def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials
     return trials
 
 
-def measure_spares(spares: Spares, world_size: int, kills: int, rng: random.Random, progress: Progress) -> None:
-    """Lose so many ranks of one job, one after the other."""
-    with LossyJob(world_size) as job:
+def measure_spares(
+    spares: Spares, world_size: int, kills: int, rng: random.Random, progress: Progress, **variables: str
+) -> None:
+    """Lose so many ranks of one job, one after the other; ``variables`` are its processes', besides."""
+    with LossyJob(world_size, **variables) as job:
         for number in range(1, kills + 1):
             try:
                 loss = job.lose(signal.SIGKILL, rng)
@@ -159,6 +171,7 @@ def main() -> None:
     for name, what in (
         ("kills", "losses to a spare at 4 ranks"),
         ("kills-8", "losses to a spare at 8 ranks"),
+        ("kills-saved", "losses to a spare at 4 ranks with rng=saved"),
         ("stops", "ranks stopped"),
         ("restarts", "kills of each contestant that restarts"),
     ):
@@ -169,7 +182,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
     arguments = parser.parse_args()
     standard = QUICK if arguments.quick else Amounts()
-    given = {name: getattr(arguments, name) for name in ("kills", "kills_8", "stops", "restarts")}
+    given = {name: getattr(arguments, name) for name in ("kills", "kills_8", "kills_saved", "stops", "restarts")}
     amounts = Amounts(**{name: getattr(standard, name) if value is None else value for name, value in given.items()})
     trials = measure(amounts, seed=arguments.seed, torchft=arguments.torchft, quick=arguments.quick)
     report(trials).print(people(trials))

@@ -94,6 +94,7 @@ class Trials:
     detection_s: list[float] = field(default_factory=list)
     spares: Spares = field(default_factory=Spares)
     spares_8: Spares = field(default_factory=Spares)
+    spares_saved: Spares = field(default_factory=Spares)
     stopped: list[Loss] = field(default_factory=list)
     lease_s: float = math.nan
 
@@ -156,6 +157,7 @@ def _of_spares(trials: Trials) -> dict[str, Any]:
         "spare_worst_s": rounded(max(spares.totals_s())) if spares.losses else None,
         "spare_losses_count": len(spares.losses),
         "steps_lost": spares.lost_steps + eight.lost_steps,
+        "steps_lost_saved": trials.spares_saved.lost_steps,
         "steps_repeated": spares.repeated_steps + eight.repeated_steps,
         "victims_own_steps": sum(one.victims_steps for one in spares.losses + eight.losses),
         "hangs": spares.hangs + eight.hangs,

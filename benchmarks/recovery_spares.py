@@ -294,12 +294,18 @@ def _spare_num(has_spare: bool) -> dict[str, str]:
     return {"SPARE_NUM": "1"} if has_spare else {}
 
 
-def undisturbed(world_size: int, last_step: int, *, plain: bool = False) -> str:
-    """The hash of the weights after that step of a run that loses nobody: ours, or stock DDP's."""
+def undisturbed(world_size: int, last_step: int, *, plain: bool = False, **variables: str) -> str:
+    """The hash of the weights after that step of a run that loses nobody: ours, or stock DDP's.
+
+    Args:
+        world_size, last_step: of the run.
+        plain: whether it is stock DDP's.
+        variables: of all processes, besides.
+    """
     with Stage() as stage:
         pace = Pace(stage.folder / "pace")
         pace.last_step = last_step
-        paced = {PACE: str(pace.path), INTERVAL: "100"}
+        paced = {PACE: str(pace.path), INTERVAL: "100", **variables}
         if plain:
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
             for rank in range(world_size):

@@ -19,6 +19,8 @@ PACE = "BENCHMARK_PACE"
 """Environment variable: the file that says how far to train; without it, until the end."""
 INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
 """Environment variable: steps between two checkpoints."""
+RNG = "BENCHMARK_RNG"
+"""Environment variable: ``saved``, the default of a state's ``rng``; then the steps have dropout to be sensitive to."""
 _NUMBER = struct.Struct("=q")
 _LOOK_EVERY_S = 0.002
 

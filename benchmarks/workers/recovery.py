@@ -20,13 +20,14 @@ import torch.distributed as dist
 import runtime
 from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
-from benchmarks.workers.paced import INTERVAL, PACE, Pace
+from benchmarks.workers.paced import INTERVAL, PACE, RNG, Pace
 from runtime.service.agent import Agent
 from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group.group import Group
 from runtime.training.run.elastic_run import ElasticRun
 
 CHECKPOINT_STEPS = 10
+DROPOUT = 0.1
 HOLDER_STEPS = 3
 
 
@@ -47,11 +48,12 @@ def train_ours() -> None:
     _probe(notebook)
 
     runtime.init()
-    mlp = Mlp()
+    mode = os.environ.get(RNG, "per_step")
+    mlp = Mlp(dropout=DROPOUT if mode == "saved" else 0.0)
     state = runtime.elastic.TorchState(
         mlp.model,
         mlp.optimizer,
-        rng="per_step",
+        rng=mode,
         seed=SEED,
         checkpoint=runtime.CheckpointConfig(
             save_checkpoint_steps=int(os.environ.get(INTERVAL, CHECKPOINT_STEPS)), keep_checkpoint_max=2

@@ -16,9 +16,7 @@ from runtime.core.point import Point
 
 NO_PAGE = "finds no page of its generators in its host's memory"
 DREW_LATE = "draws random numbers between a step's last collective and its commit"
-PEERS_DREW_LATE = (
-    "has no such commit in its page, and its peers drew between that step's last collective and the commit"
-)
+PEERS_DREW_LATE = "lacks the commit in its page, and its peers drew between that step's last collective and it"
 NO_SUCH_STEP = "has neither this commit nor the same number of collectives before it in its page"
 
 

@@ -465,7 +465,7 @@ def test_a_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, wh
         (
             page(19),
             LiveStep(3, True),
-            "has no such commit in its page, and its peers drew between that step's last collective and the commit",
+            "lacks the commit in its page, and its peers drew",
         ),
         (page(19, draws_late=True), LiveStep(3, False), "draws random numbers between a step's last collective"),
         (None, LiveStep(3, False), None),

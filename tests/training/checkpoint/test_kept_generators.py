@@ -157,6 +157,17 @@ def test_a_program_that_always_draws_late_goes_on_from_commits_alone(tmp_path: P
     assert require_right(reader.offer(0), reader, stages[-1])
 
 
+def test_who_alone_has_drawn_late_before_goes_on_from_commits_alone(tmp_path: Path) -> None:
+    """Its peers, who never do, cannot tell what it had drawn when it was killed."""
+    stages = survivor_of(tmp_path, "ckckck")
+    dead = Rank(tmp_path, 0)
+    reader = KeptGenerators(JOB, memory=tmp_path)
+    for letter in "cdkckcd":
+        dead.does(letter)
+    assert not require_right(reader.offer(0), reader, stages[-1])
+    assert require_right(reader.offer(0), reader, Survivor(2, stages[3].step, 1))
+
+
 def test_who_takes_the_place_and_is_killed_before_it_begins_leaves_the_page_as_it_was(tmp_path: Path) -> None:
     first = Rank(tmp_path, 0)
     for letter in "dckdc":
