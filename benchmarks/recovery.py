@@ -19,7 +19,7 @@ import argparse
 import random
 import signal
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from benchmarks.recovery_peers import (
@@ -38,6 +38,7 @@ from benchmarks.report import Progress
 from benchmarks.workers.paced import RNG
 
 NEVER_AFTER_S = 30.0
+NONE: Mapping[str, str] = {}
 TORCHRUN_DEFAULT = "torchrun_default"
 _OWN_RDZV_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LEASE_S = 2.0  # of the jobs whose ranks are stopped
@@ -68,13 +69,8 @@ def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials
     measure_spares(trials.spares, WORLD_SIZE, amounts.kills, rng, progress)
     compare_weights(trials.spares, WORLD_SIZE, progress)
     measure_spares(trials.spares_8, 2 * WORLD_SIZE, amounts.kills_8, rng, progress)
-    measure_spares(trials.spares_saved, WORLD_SIZE, amounts.kills_saved, rng, progress, **{RNG: "saved"})
-    saved = trials.spares_saved
-    saved.is_as_undisturbed = saved.digest == undisturbed(WORLD_SIZE, saved.last_step, **{RNG: "saved"})
-    progress.say(
-        f'with rng="saved" and dropout: {saved.lost_steps} steps lost, weights after step {saved.last_step} as '
-        f"those of an undisturbed run: {saved.is_as_undisturbed}"
-    )
+    measure_spares(trials.spares_saved, WORLD_SIZE, amounts.kills_saved, rng, progress, {RNG: "saved"})
+    compare_weights(trials.spares_saved, WORLD_SIZE, progress, {RNG: "saved"})
     measure_stops(trials, amounts.stops, rng, progress)
     take_part = frozenset(peer for peer, needed in needs.items() if not needed)
     measure_restarts(trials, amounts.restarts, rng, progress, take_part, torchft=torchft)
@@ -86,7 +82,12 @@ def measure(amounts: Amounts, *, seed: int, torchft: str, quick: bool) -> Trials
 
 
 def measure_spares(
-    spares: Spares, world_size: int, kills: int, rng: random.Random, progress: Progress, **variables: str
+    spares: Spares,
+    world_size: int,
+    kills: int,
+    rng: random.Random,
+    progress: Progress,
+    variables: Mapping[str, str] = NONE,
 ) -> None:
     """Lose so many ranks of one job, one after the other; ``variables`` are its processes', besides."""
     with LossyJob(world_size, **variables) as job:
@@ -109,14 +110,15 @@ def measure_spares(
         spares.digest = job.digests[spares.last_step]
 
 
-def compare_weights(spares: Spares, world_size: int, progress: Progress) -> None:
+def compare_weights(spares: Spares, world_size: int, progress: Progress, variables: Mapping[str, str] = NONE) -> None:
     """The weights of the job that lost ranks, with those of jobs that lost none."""
-    spares.is_as_undisturbed = spares.digest == undisturbed(world_size, spares.last_step)
+    spares.is_as_undisturbed = spares.digest == undisturbed(world_size, spares.last_step, **variables)
+    said = f"weights after step {spares.last_step} as those of an undisturbed run: {spares.is_as_undisturbed}"
+    if variables:  # which stock DDP does not know
+        progress.say(f'with rng="saved" and dropout: {spares.lost_steps} steps lost; {said}')
+        return
     spares.is_as_plain = spares.digest == undisturbed(world_size, spares.last_step, plain=True)
-    progress.say(
-        f"weights after step {spares.last_step} as those of an undisturbed run: {spares.is_as_undisturbed}, "
-        f"of stock DDP: {spares.is_as_plain}"
-    )
+    progress.say(f"{said}, of stock DDP: {spares.is_as_plain}")
 
 
 def measure_stops(trials: Trials, stops: int, rng: random.Random, progress: Progress) -> None:
