@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 from benchmarks.report import Progress, Report, median, rounded, table
 from runtime.core.ledger import Policy
 from runtime.core.messages import (
+    FINAL,
     PROTOCOL,
     Activity,
     Admitted,
     Copy,
     Credential,
+    Digest,
+    Digests,
     Heartbeat,
     Join,
     Leave,
@@ -127,7 +130,14 @@ class Crowd:
             beat = Heartbeat(self._credential(slot), self.core.state.term, activity, generation, self.round, 7)
             self.step(Received(self.session_of[slot], beat))
 
+    def compare(self, *points: Point, commits: int = 7) -> None:
+        """All ranks' states are equal there."""
+        digests = tuple(Digest(point, commits, b"same") for point in points)
+        for slot in range(self.workers):
+            self.step(Received(self.session_of[slot], Digests(self._credential(slot), digests)))
+
     def save(self) -> None:
+        self.compare(*SAVED)
         for slot in range(self.workers):
             self.step(Received(self.session_of[slot], SavedPoints(self._credential(slot), SAVED)))
 
@@ -255,6 +265,7 @@ def _journal_lost(workers: int) -> Crowd:
 
 def _finish(workers: int) -> Crowd:
     crowd = _trained(workers)
+    crowd.compare(LIVE, commits=FINAL)
     crowd.say(range(workers), Activity.DONE, 1)
     crowd.say(range(workers), Activity.FINISHED, 1)
     crowd.leave()

@@ -26,7 +26,7 @@ def test_a_survivor_of_many_losses_holds_what_it_held(
     assert kept <= 1
     assert max(one.descriptors for one in held[1:]) <= held[1].descriptors + 1 + kept * cycles.GROUP.descriptors
     assert max(one.threads for one in held[1:]) <= held[1].threads + 1 + kept * cycles.GROUP.threads
-    seen = job.matches("scheduler", r"is lost: its process ended (seen by worker \d on the same host)")
+    seen = job.matches("scheduler", r"is lost: its process ended \(seen by worker \d on the same host\)")
     assert seen, "in none of the cycles"
 
 
