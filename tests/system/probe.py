@@ -8,6 +8,7 @@ used. It says every step, and it dies where ``--kill`` tells it to (``kill_point
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import time
@@ -173,7 +174,11 @@ def leave_a_child() -> None:
 
 def queued_s() -> float:
     """How long this process's threads have stood ready and waited for a CPU so far (proc(5), schedstat)."""
-    return sum(int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()) / 1e9
+    waited_ns = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            waited_ns += int((task / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def sha256_of(model: nn.Module) -> str:

@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path)
         assert trainer.save(1).problem is None
         problem = trainer.save(2, count=3_000_000).problem
         assert problem is not None and "saving the point failed: File too large (EFBIG)" in problem
-        assert "raise the limit or choose another folder" in problem
+        assert "Fix: raise the limit of a file's size (see `ulimit -f`), or choose another folder" in problem
         assert whole_steps(root) == [1]
         assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
         assert trainer.save(3).problem is None

@@ -109,7 +109,7 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     ElasticRun.before_step(
-        SimpleNamespace(_process=process, _replay=replay, _require_equal=lambda: None)  # type: ignore[arg-type]
+        SimpleNamespace(_process=process, _replay=replay, _uncommitted=0, _require_equal=lambda: None)  # type: ignore[arg-type]
     )
 
 
