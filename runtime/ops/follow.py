@@ -75,12 +75,9 @@ class Signals:
         self.caught: list[int] = []
 
     def __enter__(self) -> Signals:
-        # Blocked until it can be polled for: one that came between handler and descriptor would wake nobody.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _BY_SIGNAL)
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {number: signal.signal(number, self._catch) for number in _BY_SIGNAL}
         self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BY_SIGNAL)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,6 +89,10 @@ class Signals:
 
     def _catch(self, number: int, _: object) -> None:
         self.caught.append(number)
+        # One that came between handler and descriptor was not written by the interpreter. Blocking it for that moment
+        # would not do: another thread may take it.
+        with contextlib.suppress(BlockingIOError):  # full: it is readable as it is
+            os.write(self._writable, b"\0")
 
     def fileno(self) -> int:
         """Readable after a signal."""
@@ -99,7 +100,7 @@ class Signals:
 
     def take(self) -> list[str]:
         """Who asked to stop since the last call."""
-        with contextlib.suppress(BlockingIOError):  # nothing came, or it came before the pipe was there
+        with contextlib.suppress(BlockingIOError):  # nothing came
             os.read(self._readable, 4096)
         taken, self.caught = self.caught, []
         return [_BY_SIGNAL[signal.Signals(number)] for number in taken]

@@ -209,13 +209,24 @@ def test_a_pid_file_that_others_may_write_names_nobody(tmp_path: Path, sleeping:
         read_pid_files(tmp_path / "logs", ["worker_1"])
 
 
-def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_another_thread", [False, True])
+def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(
+    monkeypatch: pytest.MonkeyPatch, by_another_thread: bool
+) -> None:
     """Between the handler and the descriptor that is polled: else the job would run on after a Ctrl-C."""
     listen = signal.set_wakeup_fd
 
+    def interrupt() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
     def late(descriptor: int, *, warn_on_full_buffer: bool = True) -> int:
         monkeypatch.setattr(signal, "set_wakeup_fd", listen)
-        os.kill(os.getpid(), signal.SIGINT)
+        if by_another_thread:
+            taker = threading.Thread(target=interrupt)
+            taker.start()
+            taker.join()
+        else:
+            interrupt()
         return listen(descriptor, warn_on_full_buffer=warn_on_full_buffer)
 
     monkeypatch.setattr(signal, "set_wakeup_fd", late)
