@@ -1,6 +1,6 @@
-"""Lightning's names: ``from runtime.integrations.lightning import Fabric``.
+"""Lightning's names: ``from runtime.integrations.lightning import Fabric, Trainer``.
 
-Everything here is ``runtime.training.integrations.lightning``'s, imported when a name is first used.
+Everything here is that of ``runtime.training.integrations``, imported when a name is first used.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.training.integrations.lightning import *  # noqa: F403
+    from runtime.training.integrations.lightning_trainer import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Trainer", "TrainerStrategy"):
+        from runtime.training.integrations import lightning_trainer
+
+        return getattr(lightning_trainer, name)
     from runtime.training.integrations import lightning
 
     if name not in lightning.__all__:

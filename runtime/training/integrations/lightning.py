@@ -14,16 +14,15 @@ from typing import Any
 import lightning.fabric
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler
 
 from runtime.errors import UsageError
 from runtime.service import voice
 from runtime.training.group.calling_place import calling_place
 from runtime.training.integrations.following_state import FollowingState, numbered
+from runtime.training.integrations.lightning_seat import seat, take_place
 from runtime.training.integrations.training_loader import batches_of, elastic_parts, is_for_training
 from runtime.training.process import context
 from runtime.training.state.torch_state import TorchState
@@ -87,7 +86,7 @@ class Fabric(lightning.fabric.Fabric):
         return FollowingState(self._follow, **samplers, **attributes)
 
     def _follow(self) -> None:
-        _take_place()
+        take_place()
         for sampler in self._divided:
             sampler.rank, sampler.num_replicas = self.global_rank, self.world_size
             sampler.num_samples = -(-len(sampler.dataset) // sampler.num_replicas)  # type: ignore[arg-type]
@@ -113,7 +112,7 @@ class SameBitsStrategy(DDPStrategy):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(cluster_environment=_Seat(), **kwargs)
+        super().__init__(cluster_environment=seat(), **kwargs)
 
     @property
     def root_device(self) -> torch.device:
@@ -134,49 +133,7 @@ class SameBitsStrategy(DDPStrategy):
             dist.init_process_group()
 
     def _set_world_ranks(self) -> None:
-        _take_place()
-
-
-class _Seat(ClusterEnvironment):
-    """This process's place: the generation's, or, before there is one, the seat's."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return context.current("Fabric()").settings.sched_host
-
-    @property
-    def main_port(self) -> int:
-        return context.current("Fabric()").settings.sched_port
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return context.get_world_size()
-
-    def set_world_size(self, size: int) -> None:
-        """The scheduler says it."""
-
-    def global_rank(self) -> int:
-        process = context.current("Fabric()")
-        return process.seat[0] if process.generation is None else process.generation.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """The scheduler says it."""
-
-    def local_rank(self) -> int:
-        return context.get_local_rank()
-
-    def node_rank(self) -> int:
-        return 0
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """``devices`` and ``num_nodes`` start nothing here."""
+        take_place()
 
 
 class _TrainingLoader:
@@ -196,11 +153,6 @@ class _TrainingLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-def _take_place() -> None:
-    """Lightning keeps in one global who may print and save."""
-    rank_zero_only.rank = _Seat().global_rank()
 
 
 def _is_early(call: str) -> bool:
