@@ -106,6 +106,9 @@ class Settings:
     start_grace_s: float
     shrink_grace_s: float
     reset_limit: int
+    max_restarts: int
+    monitor_interval_s: float
+    shutdown_timeout_s: float
     spare_num: int
     checkpoint_path: Path | str
     log_dir: Path

@@ -214,6 +214,7 @@ _INSECURE = Capability("listening without authentication")
 _ELASTIC = Capability("a world that shrinks and grows")
 _SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
+_SUPERVISION = Capability("supervision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +343,22 @@ VARIABLES: tuple[Variable, ...] = (
         "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
         "How often training may begin anew, after a loss or to grow, before the job ends; `0`: as often as it must.",
         "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
+    ),
+    Variable(
+        "MAX_RESTARTS", "max_restarts", _whole(0, MOST_RESETS), "0", _SUPERVISION,
+        "How often in one window a process that died is started again without a person; `0`: never.",
+        "一个时间窗口内，死亡的进程无需人工即可自动重启的次数上限；`0` 表示从不。",
+        shown_default=("0 (`samebits run` exports 32767 unless set)", "0（未设置时 `samebits run` 导出 32767）"),
+    ),
+    Variable(
+        "MONITOR_INTERVAL", "monitor_interval_s", _seconds(0.001), "5", _SUPERVISION,
+        "Seconds between two looks at processes whose death nothing has told of; a death is an event, this a backstop.",
+        "检查进程是否已死亡的间隔秒数；死亡本身以事件通知，此项仅为后备。",
+    ),
+    Variable(
+        "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
+        "Seconds that whoever is to end may take, from the request to SIGKILL.",
+        "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
     ),
     Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,

@@ -19,8 +19,7 @@ from runtime.ops.verdict import FINISHED, KINDS, Verdict, verdict_of_all
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
-KILL_AFTER_S = 10.0  # from the first request to end to SIGKILL (docs/architecture.md)
-LEAVE_S = 6.0  # what a worker that was told to end may take before SIGTERM; its agent ends it after 5
+LEAVE_SHARE = 0.6  # of SHUTDOWN_TIMEOUT: what a worker that was told to end may take before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
@@ -63,6 +62,7 @@ class Following:
         restarts: whether this follower has just started what was gone, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
         topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, SHRINK_GRACE.
+        shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end to SIGKILL.
         clock_time: what the user's clock shows at a moment of ``now``.
     """
 
@@ -76,6 +76,7 @@ class Following:
         max_world_size: int = 0,
         topo_timeout_s: float = 1800.0,
         shrink_grace_s: float = 10.0,
+        shutdown_timeout_s: float = 10.0,
         clock_time: Callable[[float], str] = "{:g}".format,
     ) -> None:
         self.view: JobView | None = None
@@ -89,6 +90,8 @@ class Following:
         self._max_world_size = max_world_size
         self._topo_timeout_s = topo_timeout_s
         self._shrink_grace_s = shrink_grace_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._leave_s = LEAVE_SHARE * shutdown_timeout_s
         self._clock_time = clock_time
         self._deaths = Deaths()
         self._scheduler_why = ""  # its death, as long as it is not said
@@ -214,7 +217,7 @@ class Following:
         self._stop_by = self._orders.stop_by = by
         self._say(f"{by}: ending the job")
         at_once = self.is_closing or self._scheduler_gone
-        self._close(self._verdict, now, LEAVE_S)
+        self._close(self._verdict, now, self._leave_s)
         if at_once and self._term_at is not None:
             self._term_at = now
 
@@ -319,11 +322,11 @@ class Following:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif view.ended is not None:
             self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause)
-            self._close(self._verdict, now, LEAVE_S)
+            self._close(self._verdict, now, self._leave_s)
 
     def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
         if status in KINDS:
-            self._close(Verdict.unfinished(KINDS[status], last_line), now, LEAVE_S)
+            self._close(Verdict.unfinished(KINDS[status], last_line), now, self._leave_s)
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:
@@ -338,14 +341,14 @@ class Following:
         if verdict is not None:
             self._is_judged_here = True
             self._orders.stop_by = verdict.cause
-            self._close(verdict, now, LEAVE_S)
+            self._close(verdict, now, self._leave_s)
         elif self._scheduler_gone:
             gone = "every process of the job is gone"
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
         elif (due := self._deserted_by()) is not None and due <= now:
             cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
             self._is_judged_here, self._orders.stop_by = True, cause
-            self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, LEAVE_S)
+            self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
 
     def _deserted_by(self) -> float | None:
         """When a job that nobody has joined is given up: its scheduler would wait for strangers."""
@@ -363,9 +366,10 @@ class Following:
         self.is_closing = True
         self._targets = [local for local in self._local.values() if local.runs and not self._is_spared(local)]
         self._term_at = now + leave_s
-        self._kill_at = now + max(KILL_AFTER_S, leave_s + KILL_AFTER_S / 2)
+        is_long = leave_s > self._leave_s
+        self._kill_at = now + (leave_s + self._shutdown_timeout_s / 2 if is_long else self._shutdown_timeout_s)
         if verdict is not None and verdict.kind is EndKind.FAILED:
-            self._kill_at = now + FAILED_KILL_S
+            self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
 
     def _is_spared(self, local: _Local) -> bool:
         """A worker that was started after the job had ended for all that the scheduler knew: it waits for the next.

@@ -23,10 +23,23 @@ WORKERS = [process(100 + node) for node in range(3)]
 class Scene:
     """A follower and a job of three workers that it has just found running; collects what it orders."""
 
-    def __init__(self, *, recovery: bool = True, restarts: bool = False, own: bool = True, linked: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        recovery: bool = True,
+        restarts: bool = False,
+        own: bool = True,
+        linked: bool = True,
+        shutdown_timeout_s: float = 10.0,
+    ) -> None:
         self.now = 1000.0
         self.following = Following(
-            recovery=recovery, node_timeout_s=5.0, recover="RECOVER", restarts=restarts, clock_time="{:.0f}".format
+            recovery=recovery,
+            node_timeout_s=5.0,
+            recover="RECOVER",
+            restarts=restarts,
+            shutdown_timeout_s=shutdown_timeout_s,
+            clock_time="{:.0f}".format,
         )
         self.lines: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
@@ -265,6 +278,20 @@ def test_a_scheduler_that_is_killed_before_it_could_tell_leaves_that_to_its_foll
     scene.scheduler_dies(KILLED, stored=view(from_journal=True))
     scene.settle(1.0)
     assert scene.signals == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("timeout_s", "term_at_s", "kill_at_s"), [(10.0, 6.0, 10.0), (2.0, 1.2, 2.0)])
+def test_who_does_not_leave_is_asked_and_killed_within_the_shutdown_timeout(
+    timeout_s: float, term_at_s: float, kill_at_s: float
+) -> None:
+    scene = Scene(shutdown_timeout_s=timeout_s)
+    scene.following.stop_asked("Ctrl-C", scene.now)
+    for at_s, number in ((term_at_s, signal.SIGTERM), (kill_at_s - term_at_s, signal.SIGKILL)):
+        before = len(scene.signals)
+        scene.settle(at_s - 0.01)
+        assert len(scene.signals) == before
+        scene.settle(0.01)
+        assert [sent for _, sent in scene.signals[before:]] == [number] * 4
 
 
 def test_a_finished_program_has_time_to_write_what_it_has_to_write() -> None:
