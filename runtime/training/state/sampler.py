@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 
 from runtime.errors import UsageError
 from runtime.service import voice
+from runtime.training.group.calling_place import calling_place
 from runtime.training.process import context
 
 __all__ = ["ElasticSampler"]
@@ -47,6 +48,7 @@ class ElasticSampler(Sampler[int]):
         self._taken = 0  # by this rank since the iteration began
         self._batch_size = 0  # the largest recorded since then
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
+        self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Where it is the present one already, as after a recovery, the position stays.
@@ -73,6 +75,8 @@ class ElasticSampler(Sampler[int]):
 
         ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
         """
+        if not self._share and len(self.dataset):
+            self._warn_of_an_early_iteration()
         self._batch_size = max(self._batch_size, batch_size)
         taken = batch_idx * self._batch_size + batch_size
         self._record(taken, self._share[self._taken : taken])
@@ -120,6 +124,16 @@ class ElasticSampler(Sampler[int]):
                 "epoch after each"
             )
         self._empty_epoch = self.epoch
+
+    def _warn_of_an_early_iteration(self) -> None:
+        """An iterator keeps the order that it began with; after a loss one begins with the state's."""
+        if not self._is_told_of_early:
+            self._is_told_of_early = True
+            voice.warn(
+                f"{calling_place()}: this batch is of an iteration that began before epoch {self.epoch} did: after a "
+                "loss the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), also where only "
+                "a first batch is looked at"
+            )
 
     def _order(self) -> list[int]:
         if not self.shuffle:

@@ -151,6 +151,25 @@ def test_an_epoch_without_samples_is_warned_of_the_second_time(
     assert not caplog.records
 
 
+def test_an_iteration_that_began_before_its_epoch_is_told_of_once(
+    world: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is looked at, and the loop goes on with that iterator behind its set_epoch()."""
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    sampler = ElasticSampler(range(8))
+    with caplog.at_level(logging.WARNING):
+        list(sampler)
+        sampler.set_epoch(0)  # where it is already
+        sampler.record_batch(0, 1)
+        assert not caplog.records
+        list(sampler)
+        sampler.set_epoch(1)
+        sampler.record_batch(0, 1)
+        sampler.record_batch(1, 1)
+    assert len(caplog.records) == 1
+    assert "before epoch 1 did" in caplog.text and "Fix: call sampler.set_epoch() before iter(loader)" in caplog.text
+
+
 def test_a_large_seed_is_taken(world: dict[str, int]) -> None:
     shares = taken(ElasticSampler(range(8), seed=2**62 + 1), world)
     assert sorted(index for share in shares for index in share) == list(range(8))
