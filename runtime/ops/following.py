@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from runtime.ops.deaths import MISSING_LINES, Deaths, End, advice, sentence, what_others_do
 from runtime.ops.job_view import EndKind, JobView, Presence, names_spare
-from runtime.ops.local_processes import SCHEDULER, Death, node_of, spoken
+from runtime.ops.local_processes import SCHEDULER, Death, name_of, node_of, spoken
 from runtime.ops.membership import changes
 from runtime.ops.verdict import FINISHED, KINDS, Verdict, verdict_of_all
 from runtime.store.process_identity import ProcessIdentity
@@ -96,6 +96,8 @@ class Following:
         self._deaths = Deaths()
         self._scheduler_why = ""  # its death, as long as it is not said
         self._local: dict[str, _Local] = {}
+        self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
+        self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
@@ -119,7 +121,8 @@ class Following:
         if name == SCHEDULER:
             self._scheduler_gone = False
         if before is not None and not self.is_closing:
-            self._say(f"{self._title(name)} was started again (pid {identity.pid})")
+            self._replaced.append(before)
+            self._again.append((name, before))
 
     def died(
         self,
@@ -138,7 +141,7 @@ class Following:
         ``is_done``: training is finished, so that a worker is expected to go. ``was_removed``: it was told to go.
         ``has_joined``: it had called ``runtime.init()``.
         """
-        known = (*self._local.values(), *self._targets)
+        known = (*self._local.values(), *self._targets, *self._replaced)
         local = next((one for one in known if one.identity == identity), None)
         if local is None:
             return
@@ -232,6 +235,7 @@ class Following:
         due_at = self._deaths.due_at()
         if due_at is not None and (due_at <= now or not self._workers_run()):
             self._say_deaths(now)
+        self._say_again(now)
         if self.is_closing:
             self._send_due_signals(now)
             self._judge_end()
@@ -287,12 +291,23 @@ class Following:
             view = self.view
             trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
             goes_on = "training goes on without it" if trains else "its workers wait for it"
-            self._say(f"{self._scheduler_why}; {goes_on}. Fix: {self._recover} brings it back")
+            is_back = self.scheduler_runs()
+            self._say(self._scheduler_why + ("" if is_back else f"; {goes_on}. Fix: {self._recover} brings it back"))
         self._scheduler_why = ""
 
+    def _say_again(self, now: float) -> None:
+        """Who was started again, once it is told what became of those before."""
+        due = [] if self.is_closing else [(name, before) for name, before in self._again if not before.runs]
+        if due:
+            self._say_deaths(now)
+        for name, before in due:
+            self._again.remove((name, before))
+            self._replaced.remove(before)
+            self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
+
     def _what_follows(self, alike: list[End], now: float) -> str:
-        """What the others do meanwhile, and what the user can do; nothing where the job ends."""
-        if self.is_closing or not self._workers_run():
+        """What the others do meanwhile, and what the user can do; nothing where the job ends, or that was done."""
+        if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
         meanwhile = ""
         if alike[0].has_own_advice:
@@ -306,6 +321,10 @@ class Following:
                 shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
+
+    def _is_started_again(self, end: End) -> bool:
+        """Whether another process has its name by now."""
+        return self._local[name_of(end.node)].identity.pid != end.pid
 
     def _is_replaced(self, end: End) -> bool:
         """Whether it held no slot, or another one has it by now."""

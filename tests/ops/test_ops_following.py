@@ -164,6 +164,49 @@ def test_a_replacement_started_by_another_follower_is_followed_too() -> None:
     assert "worker 2 (pid 202) is gone" in scene.said()
 
 
+@pytest.mark.parametrize("is_found_first", [False, True])
+def test_a_death_and_the_restart_of_one_moment_are_said_in_their_order(is_found_first: bool) -> None:
+    """The pid file of who was started may be read before the kernel's word of who died."""
+    scene = Scene()
+    if not is_found_first:
+        scene.dies(2, alone=False)
+    scene.following.found("worker_2", process(202), is_own=False)
+    scene.settle()
+    if is_found_first:
+        assert scene.lines == [], "the one before it has not ended yet"
+        scene.dies(2, alone=False)
+    scene.settle(GATHER_S)
+    assert scene.lines == [
+        "worker 2 (pid 102) was killed by signal 9 (SIGKILL)",
+        "worker 2 was started again (pid 202)",
+    ]
+    scene.dies(2, identity=process(202))
+    assert "worker 2 (pid 202) was killed by signal 9 (SIGKILL); the others wait for it until" in scene.said()
+
+
+def test_a_death_and_the_restart_of_another_leave_it_to_the_user() -> None:
+    scene = Scene()
+    scene.dies(1, alone=False)
+    scene.dies(2, alone=False)
+    scene.following.found("worker_2", process(202), is_own=False)
+    scene.settle()
+    assert scene.lines[0].startswith("workers 1, 2 were killed by signal 9 (SIGKILL); the others wait for them until")
+    assert scene.lines[1] == "worker 2 was started again (pid 202)"
+
+
+def test_the_death_and_the_restart_of_a_scheduler_are_said_in_their_order() -> None:
+    scene = Scene()
+    scene.following.unlinked()
+    scene.following.died("scheduler", SCHEDULER, KILLED, "", scene.now)
+    scene.following.scheduler_gone(SCHEDULER, KILLED, view(from_journal=True), "", scene.now)
+    scene.following.found("scheduler", process(199), is_own=False)
+    scene.settle()
+    assert scene.lines == [
+        "the scheduler (pid 99) was killed by signal 9 (SIGKILL)",
+        "the scheduler was started again (pid 199)",
+    ]
+
+
 def test_the_schedulers_death_ends_nothing() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(from_journal=True))
