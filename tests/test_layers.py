@@ -115,7 +115,7 @@ CORE_MAY_IMPORT = {
         "functools",
         "hashlib",
     ),
-    *("heapq", "ipaddress", "itertools", "math", "operator", "re", "string", "struct", "types", "typing"),
+    *("heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re", "string", "struct", "types", "typing"),
     "msgpack",  # values to bytes and back, for the schema that wire and journal share
 }
 """All of the world outside ``runtime`` that a decision may depend on: no I/O, clock, randomness, thread or log."""

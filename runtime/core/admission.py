@@ -1,4 +1,4 @@
-"""Who gets a seat: rules 1 to 8 of docs/architecture.md, one method each where a rule needs one.
+"""Who gets a seat: rules 1 to 8 and 1b of docs/architecture.md, one method each where a rule needs one.
 
 Every answer is a message to the session that asked. A refusal changes nothing but the list of those who wait, so it
 cannot extend a wait; an admission is a SeatGranted record first.
@@ -11,15 +11,18 @@ from dataclasses import dataclass
 
 from runtime.core.leases import Leases
 from runtime.core.ledger import NAMED, Ledger
+from runtime.core.lines import root_of
 from runtime.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Refused, Register
 from runtime.core.ready import Level
 from runtime.core.rebuild import highest_unheard_incarnation, is_placeholder
-from runtime.core.records import SeatGranted, SeatRetired, SpareAdmitted
+from runtime.core.records import ReplacementShown, SeatGranted, SeatRetired, SpareAdmitted
+from runtime.core.replacements import Claim, Replacements
 from runtime.core.restore import differing
 from runtime.core.state import Seat
 from runtime.core.world import World
 
 MIN_RETRY_S = 0.05
+EARLY_RETRY_S = 0.1  # its launcher has seen a death of which the scheduler hears at the next moment
 MUST_LEAVE = ": this process must not touch the job again"
 MAY_RETURN = ": it must leave its generation, and may come back as a spare"
 MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
@@ -42,6 +45,7 @@ class Admission:
         self._ledger = ledger
         self._leases = leases
         self._world = world
+        self._replacements = Replacements(ledger)
         self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
         self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
         self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
@@ -65,6 +69,10 @@ class Admission:
         if message.incarnation > 0 or (seat is not None and seat.session == message.session):
             self._fence(message, seat)
             return None
+        is_new = seat is None and self._ledger.policy.recovery
+        claim = self._replacements.claim(message) if is_new else Claim.NONE
+        if claim not in (Claim.NONE, Claim.OF_NOBODY):
+            return self._admit_replacement(message, claim)
         if seat is None or seat.is_retired:
             return self._admit_unknown(message)
         return self._admit_known(message, seat)
@@ -155,6 +163,28 @@ class Admission:
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
         return is_spare and self._has_room_for_spare()
 
+    # ---- rule 1b
+
+    def _admit_replacement(self, message: Register, claim: Claim) -> Seat | None:
+        """A new node in the line of a known one: a spare beyond SPARE_NUM, where the one before it is gone."""
+        node, newest = message.node, self._replacements.newest(message.node)
+        if claim is Claim.OF_A_LOST_ONE:
+            return self._admit_spare(message)
+        if claim is Claim.EARLY and newest is not None:
+            text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
+            self._refuse(message, Refusal.ALIVE, text, EARLY_RETRY_S)
+        elif claim is Claim.FORGED:
+            text = (
+                f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
+                "Fix: unset NODE_ID, which only a launcher sets to such a name"
+            )
+            self._refuse(message, Refusal.FULL, text)
+        else:
+            last = newest.title if newest is not None else "nobody"
+            text = f"worker {node} was replaced: {last} is the last of its line. Fix: unset NODE_ID"
+            self._refuse(message, Refusal.FULL, text)
+        return None
+
     # ---- rules 2 and 6
 
     def _may_resume(self, message: Register, seat: Seat) -> bool:
@@ -213,7 +243,8 @@ class Admission:
     def _admit_unknown(self, message: Register) -> Seat | None:
         """A node that holds nothing: a free slot, a lost seat whose cool-down has passed, a spare's place."""
         state = self._ledger.state
-        wanted, known = _slot_named_by(message.node), state.seats.get(message.node)
+        first = root_of(message.node) if self._replacements.is_proven(message) else message.node
+        wanted, known = _slot_named_by(first), state.seats.get(message.node)
         if known is not None and known.is_retired and known.lost:
             cool_down_left = self._leases.cool_down_left_s(known)
             if cool_down_left > 0:
@@ -338,6 +369,8 @@ class Admission:
         ledger.write(SpareAdmitted(message.node, incarnation, message.session, message.process))
         seat = self._hold(message, before)
         ready = f"{len(ledger.state.spares)} of {ledger.policy.spare_num} (SPARE_NUM)"
+        if root_of(seat.node) != seat.node:
+            ready = f"in place of worker {root_of(seat.node)}"
         text = f"spare {seat.node} ({seat.process}) is here, {ready}"
         ledger.ready.say(text + (f", incarnation {incarnation}" if incarnation > 1 else ""))
         return seat
@@ -349,6 +382,8 @@ class Admission:
             ledger.sessions.pop(before.session, None)
         seat = ledger.state.seats[message.node]
         ledger.sessions[seat.session] = seat.node
+        if self._replacements.is_proven(message):
+            ledger.write(ReplacementShown(seat.node))
         self._leases.begin(seat, heard=True)
         self.welcome(seat)
         return seat

@@ -99,6 +99,7 @@ class AgentPolicy:
     heartbeat_interval_s: float = 1.0
     first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
+    proof: bytes = b""  # of a replacement
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
 
@@ -357,6 +358,7 @@ class AgentCore:
                 process=policy.process,
                 settings=policy.settings,
                 standing=self._standing(),
+                proof=policy.proof,
             )
         )
 

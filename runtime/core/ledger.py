@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
 from runtime.core.ready import Ready, Send
-from runtime.core.records import Record, SeatGranted, SeatRetired, SlotGiven
+from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
@@ -43,6 +43,7 @@ class Policy:
     start_grace_s: float = 30.0
     shrink_grace_s: float = 10.0
     reset_limit: int = 0  # generations beyond the first; 0: no limit
+    token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": it has none, or none is known here
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)
@@ -94,6 +95,10 @@ class Ledger:
     def write(self, record: Record) -> None:
         """Decide something durable."""
         self.ready.records.append(record)
+        if isinstance(record, GenerationCommitted):
+            for node in self.state.superseded(record):
+                self.presences.pop(node, None)
+                self.sessions.pop(self.state.seats[node].session, None)
         self.state.apply(record)
         self._written += 1
         if isinstance(record, (SeatGranted, SlotGiven, SeatRetired)):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runtime.core.point import Point
 from runtime.core.schema import Schema
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_SAVED_POINTS = 8
 MAX_STOPPED_BY = 200
 """Characters of ``StopJob.by``; a scheduler takes no longer one."""
@@ -210,6 +210,7 @@ class Register:
     process: Process
     settings: Pairs
     standing: Standing | None = None  # of a process that is or was a member of a generation
+    proof: bytes = b""  # of a replacement: that the job's own launcher has started this session
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,13 @@ class SlotGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacementShown:
+    """``node``, just admitted, has proved that the job's launcher started it; numbers up to its own are spent."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationCommitted:
     """One committed membership: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
 
@@ -174,6 +181,7 @@ Record = (
     | SeatRetired
     | SpareAdmitted
     | SlotGiven
+    | ReplacementShown
     | PointCommitted
     | GenerationCommitted
     | TrainingFinished
@@ -200,5 +208,6 @@ SCHEMA = Schema(
         14: SpareAdmitted,
         15: SlotGiven,
         16: PointCommitted,
+        17: ReplacementShown,
     }
 )

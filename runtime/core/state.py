@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from runtime.core.lines import number_of, root_of
 from runtime.core.messages import EndKind, Pairs, Process
 from runtime.core.point import Cut, Point
 from runtime.core.records import (
@@ -19,6 +20,7 @@ from runtime.core.records import (
     JobRebuilt,
     PointCommitted,
     Record,
+    ReplacementShown,
     SeatGranted,
     SeatLeft,
     SeatLost,
@@ -87,6 +89,7 @@ class JobState:
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
+    replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
 
     @classmethod
     def replay(cls, records: Iterable[Record]) -> JobState:
@@ -154,7 +157,11 @@ class JobState:
                 seat.slot, seat.is_spare = record.slot, False
                 self.spares.pop(seat.node, None)
                 self.by_slot[record.slot] = seat.node
+            case ReplacementShown(node):
+                self.replacements[root_of(node)] = number_of(node)
             case GenerationCommitted():
+                for node in self.superseded(record):
+                    del self.seats[node]
                 self.generation = record
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
                     self.committed_point = None  # all copies were damaged, and older points were gone back to
@@ -167,12 +174,32 @@ class JobState:
             case JobFinished():
                 self.finished = True
 
+    def superseded(self, committed: GenerationCommitted) -> list[str]:
+        """Replacements that were replaced themselves and hold nothing: from this generation on nobody asks for them.
+
+        A line leaves its first node and its last one behind, however often its process was started again.
+        """
+        if not self.replacements:
+            return []
+        members = {node for node, _ in committed.members}
+        return [
+            node
+            for node, seat in self.seats.items()
+            if "." in node
+            and 0 < number_of(node) < self.replacements.get(root_of(node), 0)
+            and seat.slot is None
+            and node not in self.spares
+            and node not in members
+        ]
+
     def _rebuild(self, record: JobRebuilt) -> None:
         self.job, self.name, self.settings = record.job, record.name, record.settings
         self.term, self.boot_id = record.term, record.boot_id
-        self.seats, self.by_slot, self.spares = {}, {}, {}
+        self.seats, self.by_slot, self.spares, self.replacements = {}, {}, {}, {}
         for grant in record.seats:
             self._grant(grant)
+            if number_of(grant.node) > 0:
+                self.replacements[root_of(grant.node)] = number_of(grant.node)
         self.generation, self.committed_point, self.final = record.generation, None, record.final
 
     def _start_term(self, record: TermStarted) -> None:
@@ -207,6 +234,8 @@ class JobState:
             yield TermStarted(self.term, self.boot_id, 0.0)
         for seat in self.seats.values():
             yield from _seat_records(seat)
+        for root, number in self.replacements.items():
+            yield ReplacementShown(f"{root}.{number}")
         if self.generation:
             yield self.generation
         if self.committed_point:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from runtime.core.ledger import Ledger
+from runtime.core.lines import root_of
 from runtime.core.messages import Activity, Place
 from runtime.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from runtime.core.state import Seat
@@ -156,11 +157,12 @@ class World:
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
 
     def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
-        """One that waits before one that still starts, one on the same host, the first that came."""
+        """One that waits before one that still starts, the lost one's replacement, one on its host, the first."""
 
-        def falls_short(seat: Seat) -> tuple[bool, bool]:
+        def falls_short(seat: Seat) -> tuple[bool, bool, bool]:
             is_waiting = self._ledger.presences[seat.node].activity is Activity.WAITING
-            return not is_waiting, lost is None or seat.process.host != lost.process.host
+            is_its_own = lost is not None and root_of(seat.node) == root_of(lost.node)
+            return not is_waiting, not is_its_own, lost is None or seat.process.host != lost.process.host
 
         return min(spares, key=falls_short)
 

@@ -77,6 +77,7 @@ from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
 from runtime.service import clock, voice
 from runtime.service.host import this_process
+from runtime.service.launched import proof_for
 from runtime.service.life_sign import DeathWatch, LifeSign
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
@@ -137,6 +138,7 @@ class Agent:
             process=process,
             job_name=job_name,
             settings=fixed_settings(settings),
+            proof=proof_for(settings, self.node, self.session),
             heartbeat_interval_s=settings.heartbeat_interval_s,
             first_beat_s=settings.heartbeat_interval_s * share_of(self.session),
             topo_timeout_s=settings.topo_timeout_s,

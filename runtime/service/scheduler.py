@@ -15,7 +15,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtime.config import Settings, fixed_settings, require_secret
@@ -44,6 +44,7 @@ from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
 from runtime.service.reception import Reception
 from runtime.service.strangers import Strangers
+from runtime.store import launcher_token
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity, host_id
@@ -152,7 +153,7 @@ class SchedulerService:
                 f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
                 "`bash scripts/run.sh` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
             )
-        policy = policy_of(settings)
+        policy = replace(policy_of(settings), token=launcher_token.read(settings.log_dir))
         if state.job and dict(state.settings) != dict(policy.settings):
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "

@@ -29,6 +29,7 @@ from runtime.core.messages import (
     StopJob,
 )
 from runtime.core.ready import Level, Note
+from runtime.core.replacements import PROOF_BYTES
 from runtime.net.server import Rejection
 
 LINE_INTERVAL_S = 30.0
@@ -212,6 +213,8 @@ def _implausible_register(message: Register) -> str | None:
         return "Register.node is no NODE_ID"
     if not 0 < process.pid <= MAX_PID or process.started_at < 0:
         return f"Register.process: pid {process.pid}, started at {process.started_at}, is no process"
+    if len(message.proof) > PROOF_BYTES:
+        return f"Register.proof has {len(message.proof)} bytes, at most {PROOF_BYTES} are accepted"
     if message.incarnation < 0:
         return f"Register.incarnation is {message.incarnation}"
     return None if _are_pairs(message.settings) else "Register.settings are too many, too long or not printable"

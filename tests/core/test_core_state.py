@@ -8,6 +8,7 @@ import pytest
 
 from runtime.core.messages import Activity
 from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatRetired
+from runtime.core.replacements import TOKEN_BYTES, proof_of
 from runtime.core.state import JobState
 from tests.core.house import House, policy
 
@@ -67,13 +68,28 @@ def spared_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
-HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house])
+def replaced_house() -> tuple[House, list[JobState]]:
+    """A job in which a slot's process was replaced twice, and the last one is lost again."""
+    token = b"t" * TOKEN_BYTES
+    house = House(policy(2, spare_num=1, token=token)).fill().train()
+    for number in (1, 2):
+        house.close(house.seat(house.core.state.by_slot[1]).session, gone=True)
+        house.register(f"1.{number}", proof=proof_of(token, "job-1", f"1.{number}", f"s1.{number}"))
+        house.train(n0=[(10 * number, number)])
+    house.crash(after_s=1.0)
+    house.close("s1.2", gone=True)
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house])
 Make = Callable[[], tuple[House, list[JobState]]]
 
 
 def test_the_job_saw_every_kind_of_record() -> None:
     house, states = eventful_house()
-    kinds = {type(record) for record in (*house.journal, *spared_house()[0].journal)}
+    others = (*spared_house()[0].journal, *replaced_house()[0].journal)
+    kinds = {type(record) for record in (*house.journal, *others)}
     every = set(SCHEMA._writers) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
     assert kinds == every
     assert states[-1].finished and states[-1] == house.core.state

@@ -145,11 +145,11 @@ def test_the_decoder_reads_no_list_longer_than_a_message_has() -> None:
 
 @pytest.mark.parametrize("packed", [b"\x92\x01\x63", b"\x93\x01\x00\xc0"], ids=repr)
 def test_a_register_of_another_version_is_told_apart(packed: bytes) -> None:
-    with pytest.raises(OtherProtocolError, match=r"speaks protocol 2, the worker speaks (99|0)"):
+    with pytest.raises(OtherProtocolError, match=r"speaks protocol 3, the worker speaks (99|0)"):
         decode(packed, 100)
 
 
-@pytest.mark.parametrize("packed", [b"\x91\x01", b"\x92\x01\x02", b"\x92\x01\xc3", b"\x92\xc3\x63", b"\x92\x02\x63"])
+@pytest.mark.parametrize("packed", [b"\x91\x01", b"\x92\x01\x03", b"\x92\x01\xc3", b"\x92\xc3\x63", b"\x92\x02\x63"])
 def test_what_is_no_register_has_no_version(packed: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(packed, 100)

@@ -1,0 +1,216 @@
+"""Rule 1b: a replacement that the job's own launcher has started takes a lost slot at once; nobody else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.lines import number_of, replaces, root_of, successor_of
+from runtime.core.messages import Activity, Refusal
+from runtime.core.records import (
+    GenerationCommitted,
+    ReplacementShown,
+    SeatGranted,
+    SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
+)
+from runtime.core.replacements import TOKEN_BYTES, proof_of
+from runtime.core.state import JobState
+from tests.core.house import House, policy, training_house
+
+TOKEN = b"t" * TOKEN_BYTES
+
+
+def launched(world_size: int = 2, **changes: float | bool) -> House:
+    """A house in its first generation whose launcher has a token."""
+    return training_house(world_size, token=TOKEN, **changes)
+
+
+def comes(house: House, node: str, *, session: str = "", job: str = "job-1", token: bytes = TOKEN) -> None:
+    """A process that the launcher started registers, with its proof."""
+    session = session or f"s{node}"
+    house.register(node, session, proof=proof_of(token, job, node, session))
+
+
+def test_names_of_a_line() -> None:
+    assert [successor_of(node) for node in ("2", "2.1", "12.9")] == ["2.1", "2.2", "12.10"]
+    assert [root_of(node) for node in ("2", "2.10", "w.1", "10.0.0.9", "2.0", "2.01")] == [
+        *("2", "2", "w.1", "10.0.0.9", "2.0", "2.01")
+    ]
+    assert number_of("2") == number_of("w.1") == 0 and number_of("2.10") == 10
+    assert replaces("2.3", "2") and replaces("2.10", "2.9") and not replaces("2", "2.1") and not replaces("3.1", "2")
+    with pytest.raises(ValueError):
+        successor_of("worker-2")
+
+
+def test_a_replacement_takes_the_lost_slot_at_once() -> None:
+    house = launched()
+    house.close("s1", gone=True)
+    house.now += 0.3  # of 30 s
+    comes(house, "1.1")
+    kinds = [type(record) for record in house.ready.records]
+    assert kinds == [SpareAdmitted, ReplacementShown, SeatRetired, SlotGiven]
+    assert house.seat("1.1").slot == 1 and house.seat("1").is_retired
+    house.train()
+    assert house.committed().members == (("0", 1), ("1.1", 1))
+
+
+def test_the_known_node_itself_still_waits() -> None:
+    house = launched()
+    house.close("s1", gone=True)
+    house.now += 0.3
+    house.register("1", "again", proof=proof_of(TOKEN, "job-1", "1", "again"))
+    assert house.refusal("again").refusal is Refusal.COOLING_DOWN
+    assert house.refusal("again").retry_after_s == pytest.approx(29.7)
+
+
+def test_without_a_proof_everything_is_as_ever() -> None:
+    house = launched()
+    house.close("s1", gone=True)
+    house.register("1.1")
+    said = house.refusal("s1.1")
+    assert said.refusal is Refusal.COOLING_DOWN and said.retry_after_s == pytest.approx(30.0)
+    house.now += 30
+    house.register("1.1")
+    assert house.seat("1.1").slot == 1 and not house.records(ReplacementShown)
+
+
+def test_where_no_token_is_known_a_proof_counts_nothing() -> None:
+    house = training_house(2)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    assert house.refusal("s1.1").refusal is Refusal.COOLING_DOWN
+
+
+@pytest.mark.parametrize(
+    ("why", "proof"),
+    [
+        ("another token", proof_of(b"u" * TOKEN_BYTES, "job-1", "1.1", "s1.1")),
+        ("no key at all", proof_of(b"", "job-1", "1.1", "s1.1")),
+        ("another job's", proof_of(TOKEN, "job-2", "1.1", "s1.1")),
+        ("another node's", proof_of(TOKEN, "job-1", "0.1", "s1.1")),
+        ("another session's", proof_of(TOKEN, "job-1", "1.1", "overheard")),
+        ("a part", proof_of(TOKEN, "job-1", "1.1", "s1.1")[:-1]),
+        ("one bit", bytes([*proof_of(TOKEN, "job-1", "1.1", "s1.1")[:-1], 0])),
+        ("names that run together", proof_of(TOKEN, "job-11", ".1", "s1.1")),
+    ],
+)
+def test_a_forged_proof_is_refused_for_good(why: str, proof: bytes) -> None:
+    house = launched()
+    house.close("s1", gone=True)
+    house.register("1.1", proof=proof)
+    said = house.refusal("s1.1")
+    assert said.refusal is Refusal.FULL and said.retry_after_s == 0, why
+    assert "Fix:" in said.text and not house.ready.records
+    comes(house, "1.1")
+    assert house.seat("1.1").slot == 1, "and it has cost the real one nothing"
+
+
+def test_who_is_replaced_must_be_gone() -> None:
+    house = launched()
+    comes(house, "1.1")
+    said = house.refusal("s1.1")
+    assert said.refusal is Refusal.ALIVE and 0 < said.retry_after_s < 0.5
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    assert house.seat("1.1").slot == 1
+
+
+def test_a_lost_slot_is_given_once() -> None:
+    house = launched(3)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    for node in ("1.1", "1.2"):
+        comes(house, node, session=f"second-{node}")
+        assert house.refusal(f"second-{node}").refusal is Refusal.ALIVE
+    assert len(house.core.state.spares) == 0
+
+
+def test_an_overheard_registration_opens_nothing_once_its_number_is_spent() -> None:
+    house = launched()
+    for number in range(1, 5):
+        before = house.core.state.by_slot[1]
+        house.close(house.seat(before).session, gone=True)
+        comes(house, f"1.{number}")
+        house.train()
+    assert sorted(house.core.state.seats) == ["0", "1", "1.4"], "who was replaced is forgotten"
+    house.close("s1.4", gone=True)
+    for number in (1, 2, 3):
+        comes(house, f"1.{number}")
+        said = house.refusal(f"s1.{number}")
+        assert said.refusal is Refusal.FULL and said.retry_after_s == 0
+    house.register("1.3", "bare")
+    assert house.refusal("bare").retry_after_s == 0, "nor does the bare number, which would begin at incarnation 1"
+    house.crash()
+    comes(house, "1.2")
+    assert house.refusal("s1.2").retry_after_s == 0
+    comes(house, "1.5")
+    assert house.seat("1.5").slot == 1
+
+
+def test_the_replaced_are_forgotten_with_the_generation_that_needs_them_no_more() -> None:
+    house = launched()
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    house.train()
+    house.close("s1.1", gone=True)
+    comes(house, "1.2")
+    assert "1.1" in house.core.state.seats, "a member of the last generation"
+    house.train()
+    assert house.records(GenerationCommitted) or "1.1" not in house.core.state.seats
+    assert house.core.presence("1.1") is None
+    state = house.core.state
+    assert JobState.replay(state.snapshot()) == state
+    house.crash()
+    assert house.core.state.replacements == {"1": 2}
+
+
+def test_a_replacement_that_dies_before_its_turn_is_replaced_in_its_place() -> None:
+    house = House(policy(2, token=TOKEN))
+    house.register("0")
+    house.close("s0", gone=True)
+    comes(house, "0.1")
+    house.close("s0.1", gone=True)
+    comes(house, "0.2")
+    assert house.core.state.by_slot == {0: "0.2"}
+
+
+def test_where_a_spare_has_the_slot_the_replacement_is_a_spare() -> None:
+    house = launched(spare_num=1)
+    house.register("9")
+    house.beat("9", Activity.WAITING, generation=0)
+    house.close("s1", gone=True)
+    assert house.core.state.by_slot[1] == "9"
+    comes(house, "1.1")
+    assert house.seat("1.1").is_spare
+    comes(house, "0.1")
+    assert house.refusal("s0.1").refusal is Refusal.ALIVE, "and no seat is free for more"
+    house.train()
+    house.close("s9", gone=True)
+    assert house.core.state.by_slot[1] == "1.1"
+    comes(house, "9.1")
+    assert house.seat("9.1").is_spare
+
+
+def test_two_at_once_take_each_their_own_line() -> None:
+    house = launched(3)
+    for node in ("1", "2"):
+        house.close(f"s{node}", gone=True)
+    comes(house, "1.1")
+    comes(house, "2.1")
+    assert house.core.state.by_slot == {0: "0", 1: "1.1", 2: "2.1"}
+
+
+def test_a_process_that_never_had_a_seat_is_replaced_into_the_slot_its_line_names() -> None:
+    house = House(policy(3, token=TOKEN))
+    house.register("0")
+    comes(house, "2.1")
+    assert house.core.state.by_slot == {0: "0", 2: "2.1"}
+    assert [type(record) for record in house.ready.records] == [SeatGranted, ReplacementShown]
+
+
+def test_with_recovery_off_nobody_is_replaced() -> None:
+    house = launched(recovery=False)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    assert not house.records(SpareAdmitted)
