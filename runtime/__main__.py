@@ -183,6 +183,12 @@ def _steps(arguments: Arguments) -> int:
     return steps.main(arguments)
 
 
+def _history(arguments: Arguments) -> int:
+    from runtime.ops import history_show
+
+    return history_show.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -195,6 +201,7 @@ class Subcommand:
 SUBCOMMANDS = (
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand("status", "show how the job stands; --json for programs", _status),
+    Subcommand("history", "show what happened, every recovery and where the time went; --json", _history),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),

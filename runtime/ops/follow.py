@@ -24,6 +24,7 @@ from runtime.errors import JournalDamagedError
 from runtime.ops import kept_start, scripts
 from runtime.ops.deaths import correction, missing
 from runtime.ops.following import Following, Result
+from runtime.ops.history_show import summary_of_folder
 from runtime.ops.job_view import EndKind, JobView, stored_view
 from runtime.ops.local_processes import (
     SCHEDULER,
@@ -353,6 +354,8 @@ class Follower:
         step = view.step if view is not None else 0
         if verdict.kind is None:
             self._screen.say(f"job finished at step {step}" if step else "job finished")
+            for text in summary_of_folder(self._settings.recovery_path) if self._settings.enable_recovery else ():
+                self._screen.say(text)
             return
         if result.call_again:
             return

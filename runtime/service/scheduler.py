@@ -40,6 +40,7 @@ from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
 from runtime.service import clock, voice
+from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
 from runtime.service.reception import Reception
@@ -98,6 +99,7 @@ class SchedulerService:
         self._followers = Followers()
         self.strangers = Strangers()
         self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
+        self._events: EventWriter | None = None
 
     def stop(self, by: str) -> None:
         """Ask for a graceful end; callable from any thread and from a signal handler."""
@@ -136,6 +138,8 @@ class SchedulerService:
                 self._server = None
                 for descriptor in self._gone:
                     os.close(descriptor)
+                if self._events is not None:
+                    self._events.close()
                 if journal is not None:
                     journal.close()
                 server.close()
@@ -166,6 +170,7 @@ class SchedulerService:
 
     def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
         reception = Reception(server, self._followers, self.strangers)
+        self._events = EventWriter(None if journal is None else self._settings.recovery_path.resolve(), core)
         this_pass = _Pass()
         this_pass.add(core.start())
         self._announce(core)
@@ -215,6 +220,8 @@ class SchedulerService:
     def _decide(self, reception: Reception, core: SchedulerCore, event: Event, now: float) -> Ready:
         ready = core.step(event, now)
         ready.notes = reception.worth_saying(event, ready, now)
+        if self._events is not None:
+            self._events.heard(event, now)
         return ready
 
     def _take_in(self, server: Server, core: SchedulerCore, reception: Reception, now: float) -> list[Event]:
@@ -251,6 +258,8 @@ class SchedulerService:
             server.send(send.session, send.message)
         if this_pass.notes:
             voice.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
+        if self._events is not None:
+            self._events.write(this_pass.records, this_pass.sends, this_pass.notes, clock.now_s())
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
 
     def _announce(self, core: SchedulerCore) -> None:

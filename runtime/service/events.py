@@ -1,0 +1,85 @@
+"""The scheduler's events on disk, and read back: ``core.events`` made lines of JSON in ``store.event_log``.
+
+Here live the writer that the scheduler's loop calls once a pass, and the reader for everybody who looks, whether a
+scheduler runs or not. Never here: what an event is, or a sum of them. The one idea: the writer can lose events and
+nothing else. It is called after everything is durable and sent, and no failure of it leaves this file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from runtime.core.events import Chronicle, Event, Kind, event_in
+from runtime.core.goodput import goodput_of
+from runtime.core.ready import Note, Send
+from runtime.core.records import Record
+from runtime.core.scheduler import Event as CoreEvent
+from runtime.core.scheduler import Received, SchedulerCore
+from runtime.service import clock, voice
+from runtime.store.event_log import EventLog, read_lines
+
+
+class EventWriter:
+    """One scheduler start's events; without a folder none is kept."""
+
+    def __init__(self, directory: Path | None, core: SchedulerCore) -> None:
+        self._log = None if directory is None else EventLog(directory, _carried, voice.warn)
+
+        def step_of(node: str) -> int:
+            presence = core.presence(node)
+            return presence.step if presence is not None else 0
+
+        self._chronicle = Chronicle(core.state, step_of, time.time() - clock.now_s())
+
+    def heard(self, event: CoreEvent, now: float) -> None:
+        """The core has taken an event into account."""
+        if self._log is not None and type(event) is Received:
+            self._chronicle.heard(event.message, now)
+
+    def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
+        """What one pass has decided, once it is durable and sent."""
+        if self._log is None:
+            return
+        events = self._chronicle.take(records, sends, notes, now)
+        if events:
+            self._log.append([line_of(event) for event in events])
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._log is not None:
+            self._log.close()
+
+
+def line_of(event: Event) -> str:
+    """An event as its line."""
+    return json.dumps(event.plain(), ensure_ascii=False, separators=(",", ":"))
+
+
+def events_in(lines: Iterable[str]) -> list[Event]:
+    """The events that these lines tell; a line that tells none is left out."""
+    found = []
+    for line in lines:
+        try:
+            event = event_in(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        if event is not None:
+            found.append(event)
+    return found
+
+
+def read_events(recovery_path: Path) -> list[Event]:
+    """The job's events, the oldest first; none where there are none.
+
+    Raises:
+        StoreError: the disk refuses, or a file is another user's.
+    """
+    return events_in(read_lines(recovery_path))
+
+
+def _carried(lines: list[str]) -> str:
+    fold = goodput_of(events_in(lines))
+    return line_of(Event(Kind.CARRIED, fold.seen_us / 1e6, more=fold.carried()))

@@ -1,0 +1,141 @@
+"""A scheduler's passes as events: a start, a kill with a spare, a scheduler that came back."""
+
+from __future__ import annotations
+
+import itertools
+
+from runtime.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
+from runtime.core.messages import Activity, Join
+from runtime.core.ready import Level, Note, Ready
+from runtime.core.recoveries import recoveries_of
+from runtime.core.scheduler import Received
+from tests.core.house import House, policy
+
+WALL_S = 1_700_000_000.0
+
+
+class Watched(House):
+    """A house whose passes are told to a chronicle, as the service tells them."""
+
+    def load(self) -> Ready:
+        self.events: list[Event] = getattr(self, "events", [])
+        self.chronicle: Chronicle | None = None
+        return super().load()
+
+    def step(self, event: object) -> Ready:
+        if isinstance(event, Received):
+            self._chronicle().heard(event.message, self.now)
+        ready = super().step(event)  # type: ignore[arg-type]
+        self.events += self._chronicle().take([], [], [], self.now)
+        return ready
+
+    def _take(self, ready: Ready) -> Ready:
+        taken = super()._take(ready)
+        self.events += self._chronicle().take(ready.records, ready.sends, ready.notes, self.now)
+        return taken
+
+    def _chronicle(self) -> Chronicle:
+        if self.chronicle is None:
+            core = self.core
+
+            def step_of(node: str) -> int:
+                presence = core.presence(node)
+                return presence.step if presence is not None else 0
+
+            self.chronicle = Chronicle(core.state, step_of, WALL_S)
+        return self.chronicle
+
+    def kinds(self) -> list[Kind]:
+        return [event.kind for event in self.events]
+
+
+def trained(**changes: float) -> Watched:
+    house = Watched(policy(2, **changes))
+    for node in "01":
+        house.register(node)
+    for node in "01":
+        house.join(node)
+    for node in "01":
+        house.beat(node)
+    return house
+
+
+def test_a_start_is_told_in_order_and_ends_with_everybody_training() -> None:
+    house = trained()
+    assert house.kinds() == [
+        *(Kind.JOB, Kind.SCHEDULER, Kind.SEATED, Kind.SEATED, Kind.ROUND, Kind.GENERATION, Kind.TRAINING)
+    ]
+    assert [event.node for event in house.events if event.kind is Kind.SEATED] == ["0", "1"]
+    assert house.events[-1].more["last"] == "1"
+    assert all(event.at == WALL_S + house.now for event in house.events)
+
+
+def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join() -> None:
+    house = trained(spare_num=1)
+    house.register("2")
+    house.beat("2", Activity.WAITING, generation=0)
+    house.now += 2
+    for node in "01":
+        house.beat(node, step=70)
+    house.now += 1
+    house.close("s1", gone=True)
+    house.now += 0.25
+    house.join("0", live=(70, 1))
+    house.now += 0.5
+    house.join("2", looked=False)
+    house.now += 0.125
+    for node in "02":
+        house.beat(node, step=70)
+    (row,) = recoveries_of(house.events)
+    assert (row.lost, row.step, row.restore_step, row.steps_lost) == (["1"], 70, 70, 0)
+    assert (row.last_to_join, row.last_to_train, row.generation, row.members) == ("2", "2", 2, 2)
+    assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 750, "restore": 125}
+    assert "rank 0" in row.restored_from
+
+
+def test_steps_are_noted_often_at_first_and_seldom_later() -> None:
+    house = trained()
+    for step in range(1, 20_000):
+        house.now += 0.5
+        for node in "01":
+            house.beat(node, step=step)
+    steps = [event for event in house.events if event.kind is Kind.STEP]
+    assert 300 < len(steps) < 700
+    assert steps[0].at - house.events[6].at <= 1.5
+    assert max(later.at - before.at for before, later in itertools.pairwise(steps)) <= 61
+
+
+def test_after_a_restart_those_who_trained_on_are_training_again_without_a_round() -> None:
+    house = trained()
+    before = len(house.events)
+    house.crash(after_s=3)
+    for node in "01":
+        house.register(node, incarnation=1, job=house.core.state.job)
+        house.beat(node, step=33)
+    later = house.events[before:]
+    assert [event.kind for event in later if event.kind is not Kind.RETURNED] == [Kind.SCHEDULER, Kind.TRAINING]
+    assert (later[-1].term, later[-1].step) == (2, 33)
+
+
+def test_a_thousand_seats_in_one_pass_are_few_events() -> None:
+    chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
+    house = House(policy(1000))
+    records = [record for node in range(1000) for record in house.register(str(node)).records]
+    taken = chronicle.take(records, [], [], 1.0)
+    seated = [event for event in taken if event.kind is Kind.SEATED]
+    assert len(seated) == NAMED + 1
+    assert seated[-1].more == {"count": 1000 - NAMED}
+
+
+def test_a_warning_is_an_event_and_no_text_is_endless() -> None:
+    chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
+    notes = [Note(Level.INFO, "said"), Note(Level.WARNING, "w" * 5000)]
+    (event,) = chronicle.take([], [], notes, 1.0)
+    assert (event.kind, len(event.text)) == (Kind.NOTE, MAX_TEXT)
+
+
+def test_no_message_but_join_and_heartbeat_is_looked_at() -> None:
+    chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
+    chronicle.heard(object(), 1.0)
+    chronicle.heard(Join, 1.0)
+    assert chronicle.take([], [], [], 1.0) == []

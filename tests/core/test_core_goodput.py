@@ -1,0 +1,172 @@
+"""Buckets sum to the wall time whatever the events say, and each stretch lies in the bucket its name promises."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.core.events import Event, Kind, event_in
+from runtime.core.goodput import Bucket, Goodput, goodput_of
+from runtime.core.recoveries import recoveries_of
+from runtime.service.events import events_in, line_of
+
+S = 1_000_000
+
+
+def event(kind: Kind, at: float, step: int = 0, **more: object) -> Event:
+    return Event(kind, at, 1, 1, step, str(more.pop("node", "")), "", more)
+
+
+START = [event(Kind.SCHEDULER, 100), event(Kind.GENERATION, 104, members=2), event(Kind.TRAINING, 105)]
+KILL = [
+    event(Kind.STEP, 115, 100),
+    event(Kind.LOST, 120, 150, node="1", slot=1),
+    event(Kind.ROUND, 120, 150),
+    event(Kind.SEATED, 127, slot=1, node="1"),
+    event(Kind.GENERATION, 128, 150, restore=100, members=2, last="1"),
+    event(Kind.TRAINING, 130, 100, last="1"),
+    event(Kind.STEP, 140, 200),
+]
+
+
+def spent(events: list[Event], until: float | None = None) -> dict[str, float]:
+    fold = goodput_of(events)
+    buckets = fold.buckets(until)
+    assert sum(buckets.values()) == fold.wall_us(until)
+    return {str(bucket): us / S for bucket, us in buckets.items() if us}
+
+
+def test_a_job_without_a_loss_starts_up_and_trains() -> None:
+    assert spent(START, until=145.5) == {"start_up": 5, "productive": 40.5}
+
+
+def test_a_loss_is_waited_for_formed_restored_and_redone() -> None:
+    assert spent(START + KILL, until=141) == {
+        "start_up": 5,
+        "productive": 15 + 5 + 1,  # half of the hundred steps after the recovery are new
+        "waiting_for_seats": 7,
+        "forming": 1,
+        "restoring": 2,
+        "redone": 5,
+    }
+
+
+def test_a_recovery_is_one_row_whose_phases_sum_to_it() -> None:
+    (row,) = recoveries_of(START + KILL)
+    assert (row.cause, row.lost, row.steps_lost, row.last_to_join) == ("worker 1: ", ["1"], 50, "1")
+    assert row.phases() == {"decide": 0, "wait_for_seats": 7000, "meet": 1000, "restore": 2000}
+    assert sum(row.phases().values()) == row.total_ms == 10_000
+
+
+def test_a_scheduler_that_was_away_while_the_workers_trained_costs_nothing() -> None:
+    away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.TRAINING, 131, 250)]
+    assert spent([*START, *away]) == {"start_up": 5, "productive": 26}
+
+
+def test_where_they_did_not_train_on_its_absence_is_idle() -> None:
+    away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.ROUND, 131)]
+    assert spent([*START, *away], until=132) == {"start_up": 5, "productive": 5, "idle": 21, "forming": 1}
+
+
+def test_after_the_end_no_time_counts_until_somebody_starts_it_again() -> None:
+    stopped = [*START, event(Kind.INTERRUPTED, 125, 90)]
+    assert spent(stopped, until=1000) == {"start_up": 5, "productive": 20}
+    again = [*stopped, event(Kind.SCHEDULER, 200), event(Kind.TRAINING, 203, 90)]
+    assert spent(again, until=204) == {"start_up": 8, "productive": 21, "idle": 75}
+
+
+def test_a_world_that_only_grows_trains_until_its_next_generation() -> None:
+    grown = [event(Kind.ROUND, 110, 10, gently=True), event(Kind.GENERATION, 112, 12, restore=12)]
+    assert spent([*START, *grown, event(Kind.TRAINING, 113, 12)]) == {"start_up": 5, "productive": 7, "restoring": 1}
+
+
+def drawn(rng: random.Random, length: int) -> list[Event]:
+    """Anything in any order, clocks that jump included."""
+    at, events = 1.7e9, []
+    for _ in range(length):
+        at += rng.choice([0, 1e-6, 0.001, 1, 30, 1e5, -40]) * rng.random()
+        more = {
+            "slot": rng.choice([0, 1, 2, "x", None, 10**30]),
+            "gently": rng.choice([True, False]),
+            "restore": rng.choice([None, 0, 7, "x"]),
+        }
+        kind = rng.choice([kind for kind in Kind if kind is not Kind.CARRIED])
+        events.append(Event(kind, at, 1, rng.randrange(5), rng.randrange(100), "1", "", more))
+    return events
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_buckets_sum_to_the_wall_time_exactly(seed: int) -> None:
+    rng = random.Random(seed)
+    events = drawn(rng, rng.randrange(60))
+    fold = Goodput()
+    for one in events:
+        fold.add(one)
+        until = one.at + rng.random() * 100
+        buckets = fold.buckets(until)
+        assert sum(buckets.values()) == fold.wall_us(until)
+        assert min(buckets.values()) >= 0
+    recoveries_of(events)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_carried_over_stands_for_the_events_it_was_made_of(seed: int) -> None:
+    rng = random.Random(seed)
+    events = drawn(rng, 60)
+    cut = rng.randrange(60)
+    before = goodput_of(events[:cut])
+    carried = Event(Kind.CARRIED, before.seen_us / S, more=before.carried())
+    (read,) = events_in([line_of(carried)])
+    whole, rest = goodput_of(events), goodput_of([read, *events[cut:]])
+    assert rest.buckets() == whole.buckets()
+    assert goodput_of([*events[:cut], read, *events[cut:]]).buckets() == whole.buckets()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"stage": "training"},
+        {"totals_us": {}, "missing": [], "stage": "nonsense"},
+        {**goodput_of(START + KILL).carried(), "began_us": "0"},
+        {**goodput_of(START + KILL).carried(), "totals_us": {"productive": 10**15}},
+        {**goodput_of(START + KILL).carried(), "totals_us": []},
+        {**goodput_of(START + KILL).carried(), "mark_us": -5},
+    ],
+)
+def test_a_lie_in_what_is_carried_breaks_no_sum(more: dict[str, object]) -> None:
+    fold = goodput_of([Event(Kind.CARRIED, 100.0, more=more), *START])
+    assert sum(fold.buckets(200).values()) == fold.wall_us(200)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_an_event_comes_back_from_its_line_as_it_was(seed: int) -> None:
+    events = drawn(random.Random(seed), 20)
+    assert [one.plain() for one in events_in(map(line_of, events))] == [one.plain() for one in events]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        None,
+        [],
+        {},
+        {"kind": "lost"},
+        {"kind": "lost", "at": "now"},
+        {"kind": "unheard of", "at": 1},
+        {"kind": [], "at": 1},
+        {"kind": "lost", "at": 1, "step": 1.5},
+        {"kind": "lost", "at": 1, "step": True},
+        {"kind": "lost", "at": 1, "step": 1 << 64},
+        {"kind": "lost", "at": float("inf")},
+        {"kind": "lost", "at": float("nan")},
+        {"kind": "lost", "at": 1, "node": 5},
+    ],
+)
+def test_what_is_no_event_is_none(plain: object) -> None:
+    assert event_in(plain) is None
+
+
+def test_every_bucket_has_a_name_of_its_own() -> None:
+    assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 7
