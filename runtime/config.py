@@ -111,6 +111,7 @@ class Settings:
     shutdown_timeout_s: float
     spare_num: int
     checkpoint_path: Path | str
+    compile_cache_path: Path | None
     log_dir: Path
     job_name: str
     device: str | None
@@ -384,6 +385,12 @@ def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None
     """
     for backend in ("NCCL", "HCCL"):
         environ.setdefault(f"TORCH_{backend}_ASYNC_ERROR_HANDLING", "0")
+
+
+def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let torch.compile, inductor and triton keep what they make in ``folder``, unless the user has set where."""
+    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def publish_place(

@@ -215,6 +215,7 @@ _ELASTIC = Capability("a world that shrinks and grows")
 _SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
 _SUPERVISION = Capability("supervision")
+_COMPILING = Capability("compiled code that is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +371,12 @@ VARIABLES: tuple[Variable, ...] = (
         "CHECKPOINT_PATH", "checkpoint_path", _FOLDER_OR_URL, "./ckpt_of_rank", _RECOVERY,
         "Folder with one checkpoint directory per rank; also a URL such as s3://bucket/folder.",
         "检查点目录，每个 rank 一个子目录；也可以是 URL，例如 s3://bucket/folder。",
+    ),
+    Variable(
+        "COMPILE_CACHE_PATH", "compile_cache_path", _FOLDER, None, _COMPILING,
+        "Folder of what torch.compile has made, kept for restarted processes, spares and later jobs.",
+        "torch.compile 产物的目录，供重启的进程、热备和以后的作业使用。",
+        example="./compile_cache", shown_default=("torch's own, in /tmp", "torch 自己的，在 /tmp"),
     ),
     Variable(
         "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,

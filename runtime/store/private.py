@@ -20,12 +20,15 @@ from runtime.store import durable
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
     """Whether files in this folder may be believed; a folder that is not there is nobody's, and passes.
+
+    ``variable`` names another one.
 
     Raises:
         StoreError: it is no folder, another user's, or one that others may write.
     """
+    other = f"export {variable}=<a folder of your own>"
     with durable.disk_errors(path, "looking at the folder"):
         try:
             link, found = path.lstat(), path.stat()
@@ -34,10 +37,10 @@ def check_folder(path: Path) -> None:
                 return
             raise
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        raise StoreError(f"{path}: a link of {user(link.st_uid)}, which is not followed. Fix: remove it, or {_OTHER}")
+        raise StoreError(f"{path}: a link of {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}")
     if not stat.S_ISDIR(found.st_mode):
-        raise StoreError(f"{path}: expected a folder. Fix: move it away, or {_OTHER}")
-    _require_own(path, found, f"call this as that user, or {_OTHER}")
+        raise StoreError(f"{path}: expected a folder. Fix: move it away, or {other}")
+    _require_own(path, found, f"call this as that user, or {other}")
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise StoreError(
             f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so what lies there may be "
@@ -46,11 +49,11 @@ def check_folder(path: Path) -> None:
         )
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, variable: str = "LOG_DIR") -> None:
     """Create the folder, this user's alone, where it is missing; then :func:`check_folder`."""
-    check_folder(path)
+    check_folder(path, variable)
     durable.make_directory(path)
-    check_folder(path)
+    check_folder(path, variable)
 
 
 def read(path: Path, limit: int) -> bytes | None:
@@ -121,6 +124,3 @@ def _require_own(path: Path, found: os.stat_result, fix: str) -> None:
             f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}: what another user left is not "
             f"believed. Fix: {fix}"
         )
-
-
-_OTHER = "export LOG_DIR=<a folder of your own>"

@@ -39,6 +39,7 @@ from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
 from runtime.training.process import numerics, plain_group
+from runtime.training.process.compiled_code import keep_compiled_code
 from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
@@ -198,6 +199,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
+    keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)

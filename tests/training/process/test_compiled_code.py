@@ -1,0 +1,57 @@
+"""COMPILE_CACHE_PATH: said to torch where it can be used, and never in the user's way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import config
+from runtime.service.voice import LOGGER
+from runtime.training.process.compiled_code import keep_compiled_code
+
+NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+
+
+def keep(**environment: str) -> None:
+    settings, _ = config.read({"ROLE": "worker", "WORKER_NUM": "1", **environment})
+    keep_compiled_code(settings, CPU, prunes=True)
+
+
+def test_without_the_variable_torch_decides() -> None:
+    keep()
+    assert not any(name in os.environ for name in NAMES)
+
+
+def test_torch_is_told_a_folder_of_its_version(tmp_path: Path) -> None:
+    keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder.parent == tmp_path / "cache" and folder.name.startswith(f"torch-{torch.__version__}-")
+    assert Path(os.environ["TRITON_CACHE_DIR"]) == folder / "triton"
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+
+
+def test_a_folder_that_cannot_be_used_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert "compiled code is not kept" in caplog.text
