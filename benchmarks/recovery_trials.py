@@ -86,17 +86,21 @@ def recover_ours(victim: int, rng: random.Random) -> tuple[Timeline, float]:
         stage.end(worker_name(victim))
         spawned_s = time.monotonic()
         newcomer = job.start_worker(victim).pid
-        members = survivors | {newcomer}
 
         def recovered() -> bool:
-            left = stage.channel.select("enters", since_s=killed_s, pids=survivors)
-            if len(left) < len(survivors) or newcomer not in stage.channel.reached:
-                return False
-            highest = _highest(stage.channel, last_s(left))
-            return all(stage.channel.reached[pid] > highest for pid in members)
+            return is_recovered(stage.channel, killed_s, survivors, newcomer)
 
         stage.channel.wait_for(recovered, RECOVERED_WITHIN_S, "all four ranks finishing a new step")
         return timeline(stage.channel, killed_s, spawned_s, survivors, newcomer), _step_ms(before)
+
+
+def is_recovered(channel: Channel, killed_s: float, survivors: frozenset[int], newcomer: int) -> bool:
+    """Whether every rank has finished a step that no rank had finished before the kill."""
+    left = channel.select("enters", since_s=killed_s, pids=survivors)
+    if {one.pid for one in left} < survivors or not channel.select("trains", pids=frozenset({newcomer})):
+        return False
+    highest = _highest(channel, last_s(left), newcomer)
+    return all(channel.reached[pid] > highest for pid in survivors | {newcomer})
 
 
 def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: frozenset[int], newcomer: int) -> Timeline:
@@ -108,7 +112,7 @@ def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: fro
         return [sorted((one for one in every if one.pid == pid), key=_at_s) for pid in pids]
 
     left_s = max(moments[0].at_s for moments in of_each(survivors, "enters"))
-    highest = _highest(channel, left_s)
+    highest = _highest(channel, left_s, newcomer)
     trains = {moments[-1].pid: moments[-1] for moments in of_each(members, "trains")}
     restored = trains[newcomer].step or 0
     steps = [
@@ -130,9 +134,13 @@ def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: fro
     return Timeline(**{name: at_s - killed_s for name, at_s in points_s.items()}, redone_steps=highest - restored)
 
 
-def _highest(channel: Channel, until_s: float) -> int:
-    """The greatest step any process had finished by then."""
-    return max(one.step or 0 for one in channel.select("stepped") if one.at_s <= until_s)
+def _highest(channel: Channel, until_s: float, newcomer: int) -> int:
+    """The greatest step any process had finished by then.
+
+    A step may have been committed by one that was cut off before it could note it: the newcomer begins behind it.
+    """
+    begins = [one.step or 0 for one in channel.select("trains", pids=frozenset({newcomer}))]
+    return max(*begins, *(one.step or 0 for one in channel.select("stepped") if one.at_s <= until_s))
 
 
 def last_s(moments: Iterable[Moment]) -> float:

@@ -112,5 +112,6 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(cpu_times.Measured())
     if distributed:
         config.pluginmanager.register(CrashesExplained(), "crashes_explained")
+        config.pluginmanager.register(cpu_times.Floor(), "floor")
     if reporter is not None:
         config.pluginmanager.register(FailuresAtOnce(reporter), "failures_at_once")

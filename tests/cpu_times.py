@@ -8,6 +8,7 @@ belongs to no test (a session's fixtures, when they close) is counted nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -46,12 +47,50 @@ def spent_s() -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def inherit_orphans() -> None:
+    """From now on whoever loses its parent below this process becomes its child: no account is lost."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Floor:
+    """In the process that distributes the tests: what a run cost, and that no run on idle cores can be shorter."""
+
+    def __init__(self) -> None:
+        inherit_orphans()
+        self._runners: set[int] = set()
+
+    def pytest_configure_node(self, node: Any) -> None:
+        self._runners.add(node.gateway._io.popen.pid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.reap()
+
+    def reap(self) -> None:
+        """Let go of orphans that have ended; what they cost is this process's from then on (getrusage(2))."""
+        children: list[str] = []
+        for task in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                children += task.read_text().split()
+        for pid in set(map(int, children)) - self._runners:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+    def sentence(self) -> str:
+        """For the end of a run."""
+        cpu_s, cores = spent_s(), len(os.sched_getaffinity(0))
+        return f"{cpu_s:.0f} CPU-seconds: {cpu_s / cores:.0f} s is the floor of a run on {cores} idle cores"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(self.sentence())
+
+
 class Measured:
     """In each process that runs tests."""
 
     def __init__(self) -> None:
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        inherit_orphans()
         self._before_s = spent_s()
 
     @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ from benchmarks.moments import Channel, Moment
 from benchmarks.recovery_peers import TORCHFT, TORCHRUN, Restart, rejoined, restart, torchft_needs, torchrun_needs
 from benchmarks.recovery_report import RESTART_PHASES, SPARE_PHASES, Spares, Trials, people, percentile_95, report
 from benchmarks.recovery_spares import Loss
-from benchmarks.recovery_trials import Timeline, detection_s, recover_ours, timeline
+from benchmarks.recovery_trials import Timeline, detection_s, is_recovered, recover_ours, timeline
 from benchmarks.report import MISSING, problems
 
 NEW, LEFT = 9, frozenset({1, 2})
@@ -71,6 +71,25 @@ def test_the_timeline_of_a_recovery(channel: Channel) -> None:
     )
     assert (found.own_start_s, found.above_start_s, found.script_s) == (2.75, 4.0, 0.875)
     assert found.above_start_and_script_s == 3.125
+
+
+def test_a_recovery_behind_a_step_that_was_committed_but_not_noted(channel: Channel) -> None:
+    """The victim committed step 17 and was killed before it could say so: the first new step is 18."""
+    write(
+        channel,
+        *(("stepped", 1, 99.0, 16), ("stepped", 2, 99.5, 16), ("told", 1, 100.25), ("told", 2, 100.375)),
+        *(("enters", 1, 100.5), ("enters", 1, 100.75), ("asks", NEW, 103.0), ("seated", NEW, 103.125)),
+        *(("enters", NEW, 104.0), *(("placed", pid, 104.25) for pid in (1, 2, NEW))),
+        *(("formed", pid, 104.5) for pid in (1, 2, NEW)),
+        *(("trains", pid, 105.0, 17) for pid in (1, 2, NEW)),
+    )
+    assert not is_recovered(channel, KILLED_S, LEFT, NEW), "one survivor has left twice, the other never"
+    write(channel, ("enters", 2, 100.625))
+    assert not is_recovered(channel, KILLED_S, LEFT, NEW), "nobody has taken a step"
+    write(channel, *(("stepped", pid, 105.5, 18) for pid in (1, 2, NEW)))
+    assert is_recovered(channel, KILLED_S, LEFT, NEW)
+    found = timeline(channel, KILLED_S, SPAWNED_S, LEFT, NEW)
+    assert (found.redone_steps, found.stepped_s, found.total_s) == (0, 5.5, 5.5)
 
 
 def test_the_timeline_of_a_restart(channel: Channel) -> None:

@@ -34,7 +34,15 @@ def killed(new_job: Jobs, script: Path, args: Sequence[str], kills: Sequence[tup
     return job
 
 
-@pytest.mark.parametrize("more", [(), ("--batches-per-commit", "5"), ("--fp16-allreduce",)], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--batches-per-commit", "5"),
+        pytest.param((), marks=pytest.mark.thorough),
+        pytest.param(("--fp16-allreduce",), marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_the_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_job: Jobs, more: Sequence[str]) -> None:
     expected = undisturbed(new_job, ELASTIC, *more)
     job = killed(new_job, ELASTIC, more, [(1, "epoch 0 batch 7 "), (0, "epoch 1 batch 3 ")])

@@ -31,6 +31,7 @@ WORKER = Path(__file__).with_name("tiny_worker.py")
 ENDLESS = ("--steps", "1000000000")
 UNTIL_TOLD = ("--until", "enough")
 WAIT_S = 60.0 * PATIENCE
+POLL_S = 0.01
 SHOWN_LINES = 12
 
 
@@ -81,6 +82,13 @@ class Shell:
             assert line is not None, f"{pattern!r} was not said:\n{self.text}"
             self._seen.append(line)
         return match
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Until something that is not printed has happened, while the script runs."""
+        deadline = time.monotonic() + WAIT_S
+        while not is_so():
+            assert self.process.poll() is None and time.monotonic() < deadline, "\n".join(self.all_lines())
+            time.sleep(POLL_S)
 
     def all_lines(self) -> list[str]:
         """What a script has printed, so far if it runs, whether or not a wait took it in."""

@@ -119,7 +119,7 @@ def test_after_ctrl_c_it_goes_on_without_a_cool_down(job: ShellJob) -> None:
 
 
 def test_a_stopped_worker_that_counts_as_lost_is_ended_and_replaced(job: ShellJob) -> None:
-    shell = job.run(*UNTIL_TOLD, NODE_TIMEOUT="1")
+    shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     stopped = job.kill("worker_2", signal.SIGSTOP)
     job.wait_view(lambda view: view.workers[2].presence is Presence.LOST)
@@ -150,7 +150,7 @@ def test_two_at_once_start_one_replacement(job: ShellJob) -> None:
 
 def test_a_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: ShellJob) -> None:
     """All workers die; their replacements take longer to start than the scheduler waits for anybody."""
-    shell = job.run(*UNTIL_TOLD, "--not-while", "slow", NODE_TIMEOUT="2")
+    shell = job.run(*UNTIL_TOLD, "--not-while", "slow")
     job.wait_training()
     slow = job.folder / "slow"
     slow.touch()

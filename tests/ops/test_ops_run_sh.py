@@ -119,8 +119,7 @@ def test_a_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: sign
 def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> None:
     job.settings["WORKER_NUM"] = "12"
     shell = job.run(*ENDLESS)
-    while not (job.log_dir / "worker_1.pid").exists():
-        assert shell.process.poll() is None
+    shell.wait_until(lambda: (job.log_dir / "worker_1.pid").exists())
     os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
     assert shell.end() == 78, shell.text
     assert job.running() == []
@@ -150,8 +149,7 @@ exec {shutil.which("env")} "$@"
     )
     (slow / "env").chmod(0o755)
     shell = job.run(*ENDLESS, PATH=f"{slow}:{os.environ['PATH']}")
-    while not (slow / "becomes").exists():
-        assert shell.process.poll() is None
+    shell.wait_until(lambda: (slow / "becomes").exists())
     os.killpg(shell.process.pid, signal.SIGINT)
     assert shell.end() in (-signal.SIGINT, 128 + signal.SIGINT), shell.text
     assert "Traceback" not in shell.text
@@ -245,7 +243,7 @@ def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) 
 
 def test_a_job_that_never_began_blocks_nobody(job: ShellJob) -> None:
     """Its script had an error, or it was stopped while it formed."""
-    shell = job.run("--fail-before", NODE_TIMEOUT="0.5")
+    shell = job.run("--fail-before")
     assert shell.end() != 0
     (job.folder / "slow").touch()
     second = job.run("--not-while", "slow", *ENDLESS)

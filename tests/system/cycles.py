@@ -16,15 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.job import Job
-from tests.system.probe import gate_of
+from tests.system.job import WAIT_S, Job
 
 STEPS_PER_CYCLE = 8
 PAUSE_MS = 10
 SETTINGS = {"SPARE_NUM": "1", "REGISTER_COOLDOWN": "0"}
 PROTECTED = 1  # this node is never killed: it survives every cycle
 KILLED = (0, 2, 3)  # these ranks, in turn
-_SETTLES_WITHIN_S = 10.0
 DESCRIPTORS_GROWN = 2  # one may be open by chance; a leaked group has several
 THREADS_GROWN = 2
 KIB_GROWN_PER_CYCLE = 64  # a group that is kept costs more; the log's own and an allocator's growth less
@@ -84,17 +82,17 @@ class Cycles:
         for cycle in range(cycles):
             rank = KILLED[cycle % len(KILLED)]
             gate = cycle * STEPS_PER_CYCLE
-            gate_of(job.folder, gate).touch()
+            job.open_gates(gate)
             time.sleep(rng.uniform(0.0, STEPS_PER_CYCLE * PAUSE_MS / 1000))
             killed = nodes[rank]
             job.worker(killed).signal(signal.SIGKILL)
             nodes[rank], spare = spare, killed
             self._wait_at_gate(nodes, gate + STEPS_PER_CYCLE, lost=killed)
-            job.worker(killed).wait(10.0)
-            held.append(self._settled(job.worker(PROTECTED).pid, held[1] if cycle else None))
+            job.worker(killed).wait()
+            held.append(self._settled(job.worker(PROTECTED).pid, held[-1] if cycle else None))
             self._warm(spare)
             say(f"cycle {cycle + 1} of {cycles}: rank {rank} killed; node {PROTECTED} holds {held[-1]}")
-        gate_of(job.folder, cycles * STEPS_PER_CYCLE).touch()
+        job.open_gates(cycles * STEPS_PER_CYCLE)
         return held
 
     def _wait_at_gate(self, nodes: Sequence[int], step: int, lost: int | None = None) -> None:
@@ -114,7 +112,7 @@ class Cycles:
 
         On a busy machine that stands still now and then, so more than ``earlier`` is given all the time there is.
         """
-        deadline, before = time.monotonic() + _SETTLES_WITHIN_S, holding_of(pid)
+        deadline, before = time.monotonic() + WAIT_S, holding_of(pid)
         while time.monotonic() < deadline:
             time.sleep(0.1)
             now = holding_of(pid)

@@ -40,6 +40,8 @@ from tests.system.processes import (
 
 PROBE = REPOSITORY / "tests" / "system" / "probe.py"
 RIDER = PROBE.with_name("rider.py")
+MARKED = (PROBE, RIDER, PROBE.with_name("on_host.py"), PROBE.with_name("few_descriptors.py"))
+"""Scripts that are told where marks and gates of their job lie."""
 Value = TypeVar("Value")
 
 POLL_S = 0.01
@@ -62,12 +64,17 @@ class Step:
     queued_s: float
 
 
-def is_writer(identity: ProcessIdentity) -> bool:
-    """Whether this is a worker's checkpoint writer, which ends by itself when its worker is gone."""
+def is_writer(identity: ProcessIdentity, of: bytes = b"") -> bool:
+    """Whether this is a worker's checkpoint writer, which ends by itself when its worker is gone.
+
+    Args:
+        of: what its command names besides, such as a folder.
+    """
     try:
-        return b"writer_process" in Path(f"/proc/{identity.pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
     except OSError:
         return False  # gone
+    return b"writer_process" in command and of in command
 
 
 class JobFolder:
@@ -192,6 +199,13 @@ class JobFolder:
         """What no log says: the job's state and who still runs."""
         return last_look(self.folder, self.environment())
 
+    # ---- gates
+
+    def open_gates(self, *steps: int) -> None:
+        """Let the probe go on behind these steps, where it was told to wait (``--gates``)."""
+        for step in steps:
+            (self.folder / f"gate-{step}").touch()
+
     # ---- memory
 
     def wait_for_writers(self) -> None:
@@ -225,7 +239,7 @@ class JobFolder:
                 continue  # it has ended by itself meanwhile
             left.append(f"process {identity.pid}: {command}")
             signal_process(identity, signal.SIGKILL)
-            identity.wait_for_exit(10.0)
+            identity.wait_for_exit(WAIT_S)
         for path in self.folder.rglob("lock"):
             try:
                 filelock.FileLock(path, timeout=0).acquire().lock.release()
@@ -259,7 +273,7 @@ class Job(JobFolder):
         super().__init__(folder, workers=workers, settings=settings)
         self._starter = starter
         self._script = script
-        self._args = tuple(args) if script not in (PROBE, RIDER) else (*args, "--marks", str(folder))
+        self._args = tuple(args) if script not in MARKED else (*args, "--marks", str(folder))
         self._workers: dict[int, Running] = {}
         self._scheduler: Running | None = None
         self.restarted: set[int] = set()
@@ -304,7 +318,7 @@ class Job(JobFolder):
         """kill -9 the scheduler and every worker."""
         self.scheduler.signal(signal.SIGKILL)
         self.kill(*self.ranks)
-        self.scheduler.wait(10.0)
+        self.scheduler.wait(WAIT_S)
         self.wait_for_writers()
 
     def wait_killed(self, rank: int, timeout_s: float = WAIT_S) -> None:
@@ -321,8 +335,8 @@ class Job(JobFolder):
         statuses: dict[str | int, int] = {}
         try:
             for rank, worker in self._workers.items():
-                statuses[rank] = worker.wait(max(0.1, deadline - time.monotonic()))
-            statuses["scheduler"] = self.scheduler.wait(max(0.1, deadline - time.monotonic()))
+                statuses[rank] = worker.wait(max(1.0, deadline - time.monotonic()))
+            statuses["scheduler"] = self.scheduler.wait(max(1.0, deadline - time.monotonic()))
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.tails()}") from None
         return statuses

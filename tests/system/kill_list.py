@@ -14,9 +14,13 @@ from dataclasses import dataclass
 
 from tests.system.job import Job
 
-STEPS = 80
+STEPS = 40
 INTERVAL = 10
-MIDDLE = 25  # no multiple of the interval
+MIDDLE = 15  # no multiple of the interval
+GATE = 30  # here the job waits until it was disturbed from outside, however late that comes on a busy machine
+TRAINED = ("--steps", str(STEPS), "--interval", str(INTERVAL))
+EACH_STEP = ("--steps", "20", "--interval", "1")
+GATED = ("--gates", str(GATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +31,42 @@ class Case:
         disturb: called with a job that has not been started.
         kills: kills that processes of the job do to themselves, see ``kill_points``.
         args: of the probe, besides; they change what is computed.
-        pause_ms: slept in every step; changes nothing that is computed.
+        gates: steps between two gates; 0: there is none.
     """
 
     name: str
     disturb: Callable[[Job], None]
     kills: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    pause_ms: int = 10
+    gates: int = 0
 
     @property
     def trained(self) -> tuple[str, ...]:
         """The probe's arguments that decide which bits come out."""
-        return ("--steps", str(STEPS), "--interval", str(INTERVAL), *self.args)
+        return (*TRAINED, *self.args)
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """All of the probe's arguments."""
         kills = [word for kill in self.kills for word in ("--kill", kill)]
-        return (*self.trained, "--pause-ms", str(self.pause_ms), *kills)
+        gates = ("--gates", str(self.gates)) if self.gates else ()
+        return (*self.trained, *gates, *kills)
+
+
+def start(job: Job) -> None:
+    """All of it; returns when rank 0 is in the middle of the training."""
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(MIDDLE)
 
 
 def kill_workers(*ranks: int) -> Callable[[Job], None]:
     """These workers at the same moment, in the middle of training."""
 
     def disturb(job: Job) -> None:
-        job.start()
-        job.wait_for_step(MIDDLE)
+        start(job)
         job.kill(*ranks)
+        job.open_gates(GATE)
         for rank in ranks:
             job.start_worker(rank)
 
@@ -74,30 +86,30 @@ def replace(*ranks: int) -> Callable[[Job], None]:
 
 
 def worker_and_scheduler(job: Job) -> None:
-    job.start()
-    job.wait_for_step(MIDDLE)
+    start(job)
     job.scheduler.signal(signal.SIGKILL)
     job.kill(2)
-    job.scheduler.wait(10.0)
+    job.open_gates(GATE)
+    job.scheduler.wait()
     job.start_scheduler()
     job.start_worker(2)
 
 
 def scheduler_then_worker(job: Job) -> None:
-    job.start()
-    job.wait_for_step(4)
+    start(job)
     job.scheduler.kill()
     time.sleep(5.0)  # what the promise says: a worker 5 s later
     job.kill(1)
+    job.open_gates(GATE)
     job.wait_for(3, "left the generation at step")
     job.start_scheduler()
     job.start_worker(1)
 
 
 def another_while_recovering(job: Job) -> None:
-    job.start()
-    job.wait_for_step(MIDDLE)
+    start(job)
     job.kill(2)
+    job.open_gates(GATE)
     for rank in (0, 1, 3):
         job.wait_for(rank, "left the generation at step")
     job.start_worker(2)
@@ -106,9 +118,9 @@ def another_while_recovering(job: Job) -> None:
 
 
 def scheduler_while_recovering(job: Job) -> None:
-    job.start()
-    job.wait_for_step(MIDDLE)
+    start(job)
     job.kill(2)
+    job.open_gates(GATE)
     job.wait_for(0, "left the generation at step")
     job.scheduler.kill()
     job.start_scheduler()
@@ -117,23 +129,25 @@ def scheduler_while_recovering(job: Job) -> None:
 
 def three_in_a_row(job: Job) -> None:
     job.start()
+    job.open_gates(0)
     for generation, rank in enumerate((2, 0, 3), start=1):
         job.wait_for(1, rf"generation {generation}: rank 1 of")
-        job.wait_for_step(INTERVAL * generation + 3, rank=1)
+        job.wait_for_step(INTERVAL * generation - 7, rank=1)
         job.kill(rank)
+        job.open_gates(INTERVAL * generation)
         job.start_worker(rank)
 
 
 CASES = {
     case.name: case
     for case in (
-        Case("worker and scheduler together", worker_and_scheduler),
-        Case("scheduler, a worker 5 s later", scheduler_then_worker, pause_ms=80),
-        Case("two workers", kill_workers(1, 3)),
-        Case("two workers, gradients reduced by hand", kill_workers(1, 3), args=("--model", "by-hand")),
-        Case("two workers, batch norm", kill_workers(0, 2), args=("--model", "batch-norm")),
-        Case("two workers, saved RNG", kill_workers(1, 3), args=("--rng", "saved")),
-        Case("rank 0", kill_workers(0)),
+        Case("worker and scheduler together", worker_and_scheduler, gates=GATE),
+        Case("scheduler, a worker 5 s later", scheduler_then_worker, gates=GATE),
+        Case("two workers", kill_workers(1, 3), gates=GATE),
+        Case("two workers, gradients reduced by hand", kill_workers(1, 3), gates=GATE, args=("--model", "by-hand")),
+        Case("two workers, batch norm", kill_workers(0, 2), gates=GATE, args=("--model", "batch-norm")),
+        Case("two workers, saved RNG", kill_workers(1, 3), gates=GATE, args=("--rng", "saved")),
+        Case("rank 0", kill_workers(0), gates=GATE),
         Case("while it writes a checkpoint", replace(2), kills=("2:saving:30",)),
         Case("while it writes a checkpoint, saved RNG", replace(2), kills=("2:saving:30",), args=("--rng", "saved")),
         Case("when its checkpoint has its name", replace(0), kills=("0:saved:30",)),
@@ -146,14 +160,14 @@ CASES = {
         Case("while the initial state is saved", replace(0), kills=("0:saving:0",)),
         Case("while the initial state is saved, saved RNG", replace(2), kills=("2:saving:0",), args=("--rng", "saved")),
         Case("between the first and the second step", replace(2), kills=("2:committed:1",)),
-        Case("between steps 1 and 2, saved each step", replace(0), kills=("0:committed:1",), args=("--interval", "1")),
+        Case("between steps 1 and 2, saved each step", replace(0), kills=("0:committed:1",), args=EACH_STEP),
         Case("in the backward pass of the last step", replace(2), kills=(f"2:backward:{STEPS}",)),
         Case("after the optimizer's last step", replace(2), kills=(f"2:stepped:{STEPS}",)),
         Case("when its function returns", replace(2), kills=("2:function_returned",)),
         Case("between the return of train and exit", replace(2), kills=("2:train_returned",)),
         Case("rank 0 between the return of train and exit", replace(0), kills=("0:train_returned",)),
-        Case("another while others recover", another_while_recovering),
-        Case("the scheduler while others recover", scheduler_while_recovering),
-        Case("three in a row", three_in_a_row),
+        Case("another while others recover", another_while_recovering, gates=GATE),
+        Case("the scheduler while others recover", scheduler_while_recovering, gates=GATE),
+        Case("three in a row", three_in_a_row, gates=INTERVAL),
     )
 }

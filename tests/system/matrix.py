@@ -265,7 +265,7 @@ class Run:
         else:
             job.wait_until(lambda: None if process.is_alive() else True, f"end of worker {node}")
         if self._cell.who.with_scheduler:
-            job.scheduler.wait(10.0)
+            job.scheduler.wait()
             job.start_scheduler()
         if way is Way.STOP:
             job.wait_for("scheduler", rf"worker {node} \(pid {process.pid}\b.*is lost")
@@ -276,7 +276,7 @@ class Run:
         """As a follower does: it ends a stopped process, by its pid, once the scheduler has declared it lost."""
         if node in self._stopped:
             self._job.worker(node).signal(signal.SIGKILL)
-            self._job.worker(node).wait(10.0)
+            self._job.worker(node).wait()
             self._stopped.remove(node)
         self._lost[node] = {0}
         self._job.start_worker(node)

@@ -136,7 +136,7 @@ class Probe:
 
 
 def gate_of(marks: Path, step: int) -> Path:
-    """The file whose existence opens the gate behind that many steps."""
+    """The file whose existence opens the gate behind that many steps (``JobFolder.open_gates``)."""
     return marks / f"gate-{step}"
 
 

@@ -70,7 +70,7 @@ class Running:
     def is_alive(self) -> bool:
         return self.identity.is_alive()
 
-    def wait(self, timeout_s: float) -> int:
+    def wait(self, timeout_s: float = 60.0 * PATIENCE) -> int:
         """Its exit status, or minus the signal that ended it.
 
         Raises:
@@ -80,7 +80,7 @@ class Running:
             deadline = time.monotonic() + timeout_s
             if not self.identity.wait_for_exit(timeout_s):
                 raise TimeoutError(f"pid {self.pid} still runs after {timeout_s:g} s")
-            self._status = self.starter.status(self.pid, max(1.0, deadline - time.monotonic()))
+            self._status = self.starter.status(self.pid, max(10.0, deadline - time.monotonic()))
             if self._status is None:
                 raise TimeoutError(f"nobody told how pid {self.pid} ended")
         return self._status
@@ -92,7 +92,7 @@ class Running:
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
         self.signal(signal.SIGKILL)
-        self.wait(10.0)
+        self.wait()
 
 
 def signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
@@ -158,7 +158,7 @@ class WarmStarter:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(10.0)
+        self._process.wait(60.0 * PATIENCE)
 
     def start(self, command: Command) -> Running:
         order = {
@@ -169,7 +169,7 @@ class WarmStarter:
             "log": str(command.log),
         }
         self._socket.sendall(json.dumps(order).encode() + b"\n")
-        told = self._receive("started_at", time.monotonic() + 30.0)
+        told = self._receive("started_at", time.monotonic() + 60.0 * PATIENCE)
         assert told is not None, "the warm starter did not answer"
         self._statuses.pop(told["pid"], None)  # of an earlier process, after which nobody asked: pids come again
         return Running(ProcessIdentity(told["pid"], told["started_at"]), self)
@@ -196,7 +196,7 @@ class WarmStarter:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return None
             received = self._socket.recv(65536)
-            assert received, f"the warm starter ended with status {self._process.wait(10.0)}"
+            assert received, f"the warm starter ended with status {self._process.wait(60.0 * PATIENCE)}"
             self._rest += received
 
 

@@ -67,7 +67,7 @@ class Called:
     def kill(self) -> None:
         """kill -9 of the script alone, not of what it has started."""
         self._child.kill()
-        self._child.wait(10.0)
+        self._child.wait(WAIT_S)
 
 
 class ScriptJob(JobFolder):
@@ -123,7 +123,7 @@ class ScriptJob(JobFolder):
         for identity in identities:
             signal_process(identity, signal.SIGKILL)
         for name, identity in zip(names, identities, strict=True):
-            assert identity.wait_for_exit(10.0), f"{name} outlives kill -9"
+            assert identity.wait_for_exit(WAIT_S), f"{name} outlives kill -9"
 
     def kill_everything(self) -> None:
         self.kill(SCHEDULER, *self.ranks)

@@ -189,7 +189,7 @@ class Soak:
             self._send(signal.SIGCONT, name)
         for name in self._everybody:
             if name not in self._starts_at and not self._process(name).is_alive():
-                self._say(f"{name} ended with {self._process(name).wait(10.0)}")
+                self._say(f"{name} ended with {self._process(name).wait()}")
                 self._starts_at[name] = now + self._rng.choice((0.0, 0.0, self._rng.uniform(0.0, 3.0)))
             if now >= self._starts_at.get(name, math.inf) and not self._is_trained():
                 self._start(name)

@@ -11,7 +11,8 @@ from tests.system.job import Job
 
 pytestmark = pytest.mark.system
 
-STEPS = 120
+STEPS = 90
+GATE = 50  # here the job waits until it was disturbed, however late that comes
 INTERVAL_S = 0.1
 KEPT = 3  # the probe's keep_checkpoint_max
 
@@ -21,15 +22,16 @@ def points_of(job: Job) -> dict[int, set[str]]:
     return {rank: {path.name for path in Path(job.checkpoints, str(rank)).glob("step_*")} for rank in job.ranks}
 
 
-@pytest.mark.parametrize("killed", [0])
 def test_points_by_the_clock_lie_on_common_steps_through_a_kill(
-    killed: int, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S))
+    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S), "--gates", str(GATE))
     job.start()
+    job.open_gates(0)
     job.wait_for_step(40, rank=1)
-    job.kill(killed)
-    job.start_worker(killed)
+    job.kill(0)
+    job.open_gates(GATE)
+    job.start_worker(0)
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))
     points = points_of(job)
     assert {frozenset(names) for names in points.values()} == {frozenset(points[0])}, points
@@ -40,13 +42,16 @@ def test_points_by_the_clock_lie_on_common_steps_through_a_kill(
     job.wait_for(0, r"saves every (\d+ )?steps? \(100 ms, save_checkpoint_seconds\): a step takes")
 
 
+@pytest.mark.thorough  # → test_everything_killed; which steps have points: the test before
 def test_everything_killed_goes_on_from_a_point_by_the_clock(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S))
+    job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S), "--gates", str(GATE))
     job.start()
-    job.wait_for_step(60, rank=1)
+    job.open_gates(0)
+    job.wait_for_step(40, rank=1)
     job.kill_everything()
+    job.open_gates(GATE)
     newest = max(int(name.split("_")[1]) for names in points_of(job).values() for name in names)
     job.start()
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))
@@ -55,9 +60,10 @@ def test_everything_killed_goes_on_from_a_point_by_the_clock(
         job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {newest}\b")
 
 
+@pytest.mark.thorough  # → what auto saves when, and says: tests/training/checkpoint
 def test_auto_says_what_it_goes_by(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     """It saves after five seconds to learn the cost; then this short job is over before another point pays."""
-    job = new_job("--steps", str(STEPS), "--auto", "--pause-ms", "60")
+    job = new_job("--steps", str(STEPS), "--auto", "--pause-ms", "80")
     job.start()
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))
     assert all(len(names) == KEPT for names in points_of(job).values()), "step 0, the one to learn from, the last"

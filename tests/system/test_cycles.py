@@ -10,7 +10,7 @@ from tests.system import cycles
 from tests.system.cycles import Holding
 from tests.system.job import Job
 
-CYCLES = 6  # `python -m tests.system --cycles 100` runs more of them
+CYCLES = 4  # `python -m tests.system --cycles 100` runs more of them
 
 
 @pytest.mark.system
@@ -23,7 +23,7 @@ def test_a_survivor_of_many_losses_holds_what_it_held(
     assert set(job.wait_ended().values()) == {0}
     assert job.sha256() == expected
     kept = cycles.groups_kept(held[1:])
-    assert kept <= 1
+    assert kept <= CYCLES // 2, "a leak keeps every one"
     assert max(one.descriptors for one in held[1:]) <= held[1].descriptors + 1 + kept * cycles.GROUP.descriptors
     assert max(one.threads for one in held[1:]) <= held[1].threads + 1 + kept * cycles.GROUP.threads
     seen = job.matches("scheduler", r"is lost: its process ended \(seen by worker \d on the same host\)")

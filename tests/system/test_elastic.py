@@ -52,7 +52,7 @@ def test_it_shrinks_when_a_worker_dies_and_grows_when_it_is_back(new_job: Callab
     assert job.matches(0, "leaves its generation at its next commit")  # to grow, nobody is torn out of a step
 
 
-@pytest.mark.parametrize("node", [0, 2])
+@pytest.mark.parametrize("node", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_who_is_asked_to_leave_does_so_between_two_steps(node: int, new_job: Callable[..., ElasticJob]) -> None:
     job = new_job(workers=3)
     job.start()
@@ -79,6 +79,7 @@ def test_a_newcomer_joins_at_a_commit(new_job: Callable[..., ElasticJob]) -> Non
     require_whole(job, most=4)
 
 
+@pytest.mark.thorough  # → the first test here; the matrix's shrinks
 def test_a_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[..., ElasticJob]) -> None:
     job = new_job("--die", "2:9", "--die", "0:14", workers=4)
     job.start()

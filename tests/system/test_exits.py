@@ -44,7 +44,10 @@ def train(state):
 
 train(state)
 """
-FAST_LEASE = {"HEARTBEAT_INTERVAL": "0.25", "NODE_TIMEOUT": "0.5"}
+# What a script's end says is read in tests/training/process/test_exit_status.py, every way of ending; here: what a job
+# makes of it, once for each outcome.
+THOROUGH = pytest.mark.thorough
+FAST_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "2"}
 
 
 @pytest.fixture
@@ -66,8 +69,8 @@ def ended(new_job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Jo
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("raise SystemExit(3)", "its program ended with a SystemExit before training was through"),
-        ("exit(3)", "its program ended with status 3"),
+        pytest.param("raise SystemExit(3)", "its program ended with a SystemExit before training was", marks=THOROUGH),
+        pytest.param("exit(3)", "its program ended with status 3", marks=THOROUGH),
         ("end_with(3)", "its program ended with a SystemExit before training was through"),
         (TRAINING.format("end_with(3)"), "its program ended with status 3"),
     ],
@@ -81,7 +84,7 @@ def test_a_job_whose_worker_exits_is_not_finished(
     assert not job.matches("scheduler", "job finished")
 
 
-@pytest.mark.parametrize("text", ["exit(3)", TRAINING.format("end_with(3)")])
+@pytest.mark.parametrize("text", [pytest.param("exit(3)", marks=THOROUGH), TRAINING.format("end_with(3)")])
 def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     _, worker, scheduler = ended(text, recovers=False)
     assert (worker, scheduler) == (3, JobFailedError.exit_code)
@@ -90,10 +93,10 @@ def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, 
 @pytest.mark.parametrize(
     "text",
     [
-        TRAINING.format("pass"),
+        pytest.param(TRAINING.format("pass"), marks=THOROUGH),
         TRAINING.format("pass") + "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
-        TRAINING.format("pass") + "sys.exit(give(None))",
-        TRAINING.format("pass") + "end_with(0)",
+        pytest.param(TRAINING.format("pass") + "sys.exit(give(None))", marks=THOROUGH),
+        pytest.param(TRAINING.format("pass") + "end_with(0)", marks=THOROUGH),
     ],
 )
 def test_a_script_that_ends_with_status_0_finishes_the_job(
@@ -105,7 +108,9 @@ def test_a_script_that_ends_with_status_0_finishes_the_job(
     assert job.matches("scheduler", "job finished")
 
 
-@pytest.mark.parametrize("text", ["", "sys.exit()", "sys.exit(give(None))"])
+@pytest.mark.parametrize(
+    "text", ["", *(pytest.param(text, marks=THOROUGH) for text in ("sys.exit()", "sys.exit(give(None))"))]
+)
 def test_a_script_that_never_calls_elastic_run_has_finished_nothing(
     ended: Callable[..., tuple[Job, int, int]], text: str
 ) -> None:
@@ -124,7 +129,10 @@ def test_an_exit_with_0_inside_the_training_function_has_finished_nothing(
     assert job.matches("scheduler", "its program ended with status 0 inside runtime.elastic.run: return from")
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(give(0))", TRAINING.format("pass") + "end_with(0)"])
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param("raise SystemExit(give(0))", marks=THOROUGH), TRAINING.format("pass") + "end_with(0)"],
+)
 def test_without_recovery_the_status_of_main_is_believed(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     _, worker, scheduler = ended(text, recovers=False)
     assert (worker, scheduler) == (0, 0)

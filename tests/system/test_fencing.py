@@ -9,18 +9,17 @@ import pytest
 
 from runtime.errors import FencedError
 from tests.system.job import WAIT_S, Job
-from tests.system.kill_list import MIDDLE
+from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 
 pytestmark = pytest.mark.system
-
-TRAINED = ("--steps", "80", "--interval", "10")
 
 
 def test_a_worker_that_was_stopped_too_long_is_fenced(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job(*TRAINED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"})
+    job = new_job(*TRAINED, *GATED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"})
     job.start()
+    job.open_gates(0)
     job.wait_for_step(MIDDLE)
     zombie = job.worker(2)
     zombie.signal(signal.SIGSTOP)
@@ -31,6 +30,7 @@ def test_a_worker_that_was_stopped_too_long_is_fenced(
     job.wait_for(2, rf"locked by worker 2 \(pid {zombie.pid} on")
     assert zombie.is_alive()
 
+    job.open_gates(GATE)
     zombie.signal(signal.SIGCONT)
     assert zombie.wait(WAIT_S) == FencedError.exit_code
     job.wait_for("scheduler", rf"fenced.*seat .*is now held by pid {job.worker(2).pid} on")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.job import Job
+from tests.system.kill_list import GATE, GATED, TRAINED
+from tests.system.processes import ColdStarter
 from tests.system.scripted import ScriptJob
 from tests.training.run.test_huge_pages import knows_collapse
 
@@ -28,6 +31,19 @@ def share_in_huge_pages(pid: int) -> float:
     return huge / anonymous
 
 
+def test_a_rank_has_its_memory_in_huge_pages(new_job: Callable[..., Job], cold: ColdStarter) -> None:
+    """One that was not forked: what a child shares with its parent is left where it is."""
+    job = new_job(*TRAINED, *GATED, workers=1, starter=cold)
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(GATE)
+    pid = job.worker(0).pid
+    job.wait_until(lambda: share_in_huge_pages(pid) > 0.5 or None, "memory in huge pages")
+    job.open_gates(GATE)
+    job.wait_finished()
+
+
+@pytest.mark.thorough
 def test_ranks_and_spares_have_their_memory_in_huge_pages(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*LONG, "--pause-ms", "50", workers=1, settings={"SPARE_NUM": "1"})
     run = job.run()

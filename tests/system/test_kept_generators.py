@@ -14,7 +14,7 @@ from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
-STEPS = 60
+STEPS = 40
 TRAINED = ("--steps", str(STEPS), "--interval", "1000", "--rng", "saved")  # nothing but memory to go on from
 BY_PAGE = r"the generators of rank {} go on as its page in memory has them"
 
@@ -37,8 +37,18 @@ def require_none_lost(job: JobFolder, rank: int, survivors: set[int]) -> None:
     assert job.matches("scheduler", BY_PAGE.format(rf"(\d, )*{rank}"))
 
 
-@pytest.mark.parametrize("model", ["ddp", "by-hand"])
-@pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
+# Every order of draws, collectives, commits and the kill: tests/training/checkpoint/test_kept_generators.py.
+@pytest.mark.parametrize(
+    ("model", "kill"),
+    [
+        ("ddp", "stepped"),
+        ("by-hand", "backward"),
+        *(
+            pytest.param(*other, marks=pytest.mark.thorough)
+            for other in (("ddp", "backward"), ("ddp", "committed"), ("by-hand", "stepped"), ("by-hand", "committed"))
+        ),
+    ],
+)
 def test_a_spare_goes_on_with_the_generators_of_the_dead(
     model: str, kill: str, new_spare_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
@@ -50,7 +60,9 @@ def test_a_spare_goes_on_with_the_generators_of_the_dead(
     require_none_lost(job, 2, {0, 1, 3})
 
 
-@pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
+@pytest.mark.parametrize(
+    "kill", ["committed", *(pytest.param(other, marks=pytest.mark.thorough) for other in ("backward", "stepped"))]
+)
 def test_a_restarted_process_goes_on_with_its_own_generators(
     kill: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:

@@ -15,13 +15,19 @@ pytestmark = pytest.mark.system
 # Another case shows the same and more: the one behind the arrow.
 THOROUGH = {
     "two workers",  # → with gradients reduced by hand, with batch norm; the matrix's "two at once"
-    "two workers, saved RNG",  # → while it writes a checkpoint, saved RNG; two workers, batch norm
+    "two workers, batch norm",  # → the ride of mixed precision and batch norm
+    "two workers, saved RNG",  # → while it writes a checkpoint, saved RNG; test_kept_generators
     "while it writes a checkpoint",  # → with saved RNG, where the point of every rank matters
+    "when its checkpoint has its name",  # → while it writes one; tests/store kills at every system call of a save
+    "a newcomer while it receives the state",  # → the matrix's "the successor during the recovery"
     "while the initial state is saved",  # → with saved RNG
     "between the first and the second step",  # → between steps 1 and 2, saved each step
     "after the optimizer's step, before the commit",  # → after the optimizer's last step
+    "in the backward pass of the last step",  # → after its optimizer's step; the matrix's "two at once"
     "between the return of train and exit",  # → rank 0 between the return of train and exit
     "before the first checkpoint",  # → between steps 1 and 2; the matrix's "during the first step"
+    "another while others recover",  # → the matrix's "another during the recovery"
+    "three in a row",  # → test_cycles
 }
 LISTED = [
     pytest.param(case, id=name, marks=[pytest.mark.thorough] if name in THOROUGH else [])

@@ -15,7 +15,9 @@ SCRIPT = Path(__file__).with_name("local_sgd_script.py")
 EACH = [str(step) for step in range(1, 65)]
 
 
-@pytest.mark.parametrize("args", [(), ("--diloco",)], ids=["average", "diloco"])
+@pytest.mark.parametrize(
+    "args", [pytest.param((), marks=pytest.mark.thorough, id="average"), pytest.param(("--diloco",), id="diloco")]
+)
 def test_a_worker_lost_between_averages_costs_nobody_else_a_step(
     new_job: Callable[..., Job], args: tuple[str, ...]
 ) -> None:
@@ -33,6 +35,7 @@ def test_a_worker_lost_between_averages_costs_nobody_else_a_step(
     assert job.matches(1, r"begins at own step 16, local 0, average 2$")
 
 
+@pytest.mark.thorough  # → all ranks of the test before end with the same weights
 def test_undisturbed_runs_end_with_the_same_bits(new_job: Callable[..., Job]) -> None:
     digests = set()
     for _ in range(2):

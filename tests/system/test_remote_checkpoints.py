@@ -11,11 +11,10 @@ from runtime.store.checkpoint import SHARED_MEMORY
 from runtime.store.checkpoint.memory.memory_room import room_path
 from tests.store.checkpoint.remote.s3_server import BUCKET, S3Server, step_of
 from tests.system.job import Job
-from tests.system.kill_list import INTERVAL, MIDDLE
+from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS, TRAINED
 
 pytestmark = pytest.mark.system
 
-TRAINED = ("--steps", "80", "--interval", str(INTERVAL))
 URL = f"s3://{BUCKET}/job"
 
 
@@ -34,8 +33,9 @@ def points_in(s3: S3Server, slot: int) -> list[int]:
 def test_a_job_killed_whole_goes_on_from_the_bucket(
     s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job(*TRAINED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
+    job = new_job(*TRAINED, *GATED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
     job.start()
+    job.open_gates(0)
     job.wait_for_step(MIDDLE)
     job.wait_until(
         lambda: min(max(points_in(s3, slot), default=0) for slot in job.ranks) or None, "point in the bucket"
@@ -44,12 +44,13 @@ def test_a_job_killed_whole_goes_on_from_the_bucket(
     of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
     shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host: only the bucket knows
     held = min(points_in(s3, slot)[-1] for slot in job.ranks)
+    job.open_gates(GATE)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
     (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
     assert int(resumed[1]) >= held > 0
     assert not job.checkpoints.exists()
-    assert [points_in(s3, slot)[-1] for slot in job.ranks] == [80, 80]
+    assert [points_in(s3, slot)[-1] for slot in job.ranks] == [STEPS, STEPS]
 
 
 def test_no_step_waits_for_a_bucket_that_is_away(
@@ -60,6 +61,6 @@ def test_no_step_waits_for_a_bucket_that_is_away(
     job.wait_for_step(5)
     s3.stop()
     for rank in job.ranks:
-        job.wait_for_step(80, rank)
+        job.wait_for_step(STEPS, rank)
     s3.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)

@@ -50,7 +50,13 @@ def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("args", [(), ("--record-after", "--digest-every", "5")], ids=["before", "after, every 5"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param((), marks=pytest.mark.thorough, id="before"),  # and with a spare, with a warning
+        pytest.param(("--record-after", "--digest-every", "5"), id="after, every 5"),
+    ],
+)
 def test_steps_that_are_done_again_are_the_logged_ones(
     new_job: Callable[..., Job], undisturbed: Callable[..., str], args: tuple[str, ...]
 ) -> None:
@@ -73,11 +79,17 @@ def test_steps_that_are_done_again_are_the_logged_ones(
 @pytest.mark.parametrize(
     ("variable", "args", "expected"),
     [
-        (LR_FROM, (), r"learning rate 0\.01 when generation 1 logged it, 0\.02 now"),
-        (SKIP_FROM, (), SAMPLES_DIFFER),
-        (SKIP_FROM, ("--record-after",), SAMPLES_DIFFER),
+        # How two records differ, whatever it is: tests/training/checkpoint/test_replay.py.
+        pytest.param(
+            LR_FROM,
+            (),
+            r"learning rate 0\.01 when generation 1 logged it, 0\.02 now",
+            marks=pytest.mark.thorough,
+            id="learning rate",
+        ),
+        pytest.param(SKIP_FROM, (), SAMPLES_DIFFER, marks=pytest.mark.thorough, id="samples before"),
+        pytest.param(SKIP_FROM, ("--record-after",), SAMPLES_DIFFER, id="samples after"),
     ],
-    ids=["learning rate", "samples before", "samples after"],
 )
 def test_the_first_step_that_differs_is_named_and_ends_the_job(
     new_job: Callable[..., Job], variable: str, args: tuple[str, ...], expected: str
@@ -130,7 +142,10 @@ def elastic_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder]
     return make
 
 
-@pytest.mark.parametrize("same_host", [True, False], ids=["same folder", "another folder"])
+@pytest.mark.parametrize(
+    "same_host",
+    [pytest.param(True, id="same folder"), pytest.param(False, marks=pytest.mark.thorough, id="another folder")],
+)
 def test_a_spare_goes_on_with_the_log_of_the_slot_it_takes_or_says_that_it_begins_one(
     elastic_job: Callable[..., ElasticJob], same_host: bool
 ) -> None:
@@ -160,6 +175,7 @@ def first_step_of(job: Job, node: int) -> str:
     return job.matches(node, r"^epoch \d+ step (\d+) ")[0][1]
 
 
+@pytest.mark.thorough  # → test_elastic; a record has its world's size: tests/store/test_store_step_record.py
 def test_a_world_that_shrinks_is_logged_with_its_size(elastic_job: Callable[..., ElasticJob]) -> None:
     job = elastic_job(workers=3, settings={"MIN_WORKER_NUM": "2", "SHRINK_GRACE": "0"})
     job.start()

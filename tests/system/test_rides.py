@@ -14,6 +14,22 @@ pytestmark = pytest.mark.system
 STEPS = 30
 MIDDLE = 14
 
+TOGETHER: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # several at once, where they can be; which of them it was when one fails, the rides below tell
+    "accumulation, not reduced inside a window; two optimizers; weights changed by hand": (
+        ("--accumulate", "4", "--no-sync", "--two-optimizers", "--clamp"),
+        ("1:micro:49", "0:micro:75"),
+    ),
+    "a commit every ten steps; a collective between step and commit; gradients as views of buckets": (
+        ("--commit-every", "10", "--reduce-after", "--bucket-view"),
+        (f"1:stepped:{MIDDLE}", "2:stepped:25"),
+    ),
+    "mixed precision and batch norm, cut off inside the scaler's step; unused parameters": (
+        ("--amp", "--batch-norm", "--find-unused"),
+        (f"1:micro:{MIDDLE}", f"0:micro:{MIDDLE + 6}"),
+    ),
+    "a static graph": (("--static-graph",), (f"1:committed:{MIDDLE}",)),
+}
 RIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # name: (arguments, kills), each of another rank, one after the other
     "accumulation": (("--accumulate", "4"), ("1:micro:49", "2:micro:62", "0:micro:75", "3:micro:88")),
@@ -33,20 +49,13 @@ RIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "batch norm": (("--batch-norm",), (f"0:committed:{MIDDLE}", f"1:stepped:{MIDDLE + 5}")),
     "gradients as views of buckets": (("--bucket-view",), ("2:committed:1", f"1:committed:{MIDDLE}")),
     "unused parameters are looked for": (("--find-unused",), (f"1:committed:{MIDDLE}",)),
-    "a static graph": (("--static-graph",), (f"1:committed:{MIDDLE}",)),
     "a compiled module": (("--compile",), (f"1:committed:{MIDDLE}",)),
 }
 
 
-THOROUGH = {
-    "accumulation",  # as not reduced inside a window
-    "mixed precision",  # as with batch norm, cut off inside the scaler's step
-    "batch norm",  # as there, and in the kill list
-    "a compiled module",  # four ranks compile twice: as much as all the others
-}
 LISTED = [
-    pytest.param(*ride, id=name, marks=[pytest.mark.thorough] if name in THOROUGH else [])
-    for name, ride in RIDES.items()
+    *(pytest.param(*ride, id=name) for name, ride in TOGETHER.items()),
+    *(pytest.param(*ride, id=name, marks=pytest.mark.thorough) for name, ride in RIDES.items()),
 ]
 
 

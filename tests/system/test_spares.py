@@ -11,16 +11,25 @@ import pytest
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.elastic_job import ElasticJob
 from tests.system.job import JobFolder, is_writer
-from tests.system.kill_list import MIDDLE
+from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS
 from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
-STEPS = 80
 TRAINED = ("--steps", str(STEPS), "--interval", "1000")  # nothing but memory to go on from
-PACE = ("--pause-ms", "30")  # a look at a log may come a second late, and finds the job in its middle
-WAITS_FOR_EVER = {"REGISTER_COOLDOWN": "3600"}
 LEFT_BY_SIGTERM = 143
+
+
+class GatedJob(ElasticJob):
+    """It waits at a gate for what is done to it, however late that comes, until it is to finish."""
+
+    def start(self) -> None:
+        super().start()
+        self.open_gates(0)
+
+    def finish(self, timeout_s: float = 120.0) -> str:
+        self.open_gates(GATE)
+        return super().finish(timeout_s)
 
 
 @pytest.fixture
@@ -31,7 +40,7 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
         settings = {"REGISTER_COOLDOWN": str(cool_down_s)}
         if lease_s is not None:
             settings |= {"NODE_TIMEOUT": str(lease_s), "HEARTBEAT_INTERVAL": "0.5"}
-        job = ElasticJob(tmp_path, warm, args=(*TRAINED, *PACE, *args), spares=spares, settings=settings, **options)
+        job = GatedJob(tmp_path, warm, args=(*TRAINED, *GATED, *args), spares=spares, settings=settings, **options)
         watched(job)
         return job
 
@@ -52,15 +61,19 @@ def require_no_step_lost_or_repeated(job: ElasticJob, *survivors: int, losses: i
     assert set().union(*taken.values()) == every
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_spare_takes_over_without_a_step_lost_or_repeated(
     rank: int, new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job()
     job.start()
     job.wait_warm(4)
+    waiting = writers_of(job, 4)
+    assert len(waiting) == 1, "the writer of a spare is there before its slot"
     job.wait_for_step(MIDDLE, rank=1)
     job.kill(rank)
+    job.wait_for_step(GATE, rank=1)
+    assert writers_of(job, 4) == waiting
     assert job.finish() == undisturbed(*TRAINED)
     survivors = {0, 1, 2, 3} - {rank}
     require_no_step_lost_or_repeated(job, *survivors)
@@ -69,21 +82,6 @@ def test_a_spare_takes_over_without_a_step_lost_or_repeated(
     assert steps(job, 4) == list(range(first, STEPS + 1))
     assert steps(job, rank)[-1] in (first - 1, first - 2)  # it may have died before it could say its last
     job.wait_for("scheduler", rf"spare 4 .* takes slot {rank} of worker {rank}")
-
-
-def test_the_writer_of_a_spare_is_there_before_its_slot(
-    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
-) -> None:
-    job = new_job("--interval", "10")
-    job.start()
-    job.wait_warm(4)
-    waiting = writers_of(job, 4)
-    assert len(waiting) == 1
-    job.wait_for_step(MIDDLE, rank=1)
-    job.kill(0)
-    job.wait_for_step(MIDDLE + 25, rank=1)
-    assert writers_of(job, 4) == waiting
-    assert job.finish() == undisturbed(*TRAINED)
 
 
 def writers_of(job: ElasticJob, node: int) -> list[int]:
@@ -107,7 +105,7 @@ def test_two_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undistur
 def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job("--pause-ms", "40", cool_down_s=0.5)
+    job = new_job(cool_down_s=0.5)
     job.start()
     job.wait_warm(4)
     job.wait_for_step(10)
@@ -123,10 +121,11 @@ def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
     require_no_step_lost_or_repeated(job, 0, 2, 3, losses=2)
 
 
+@pytest.mark.thorough  # → the matrix's "a spare, then a rank, stop, spare"; taking the next place: the test before
 def test_a_worker_that_was_stopped_too_long_comes_back_as_a_spare_in_its_own_process(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job("--pause-ms", "60", cool_down_s=0.5, lease_s=2)
+    job = new_job(cool_down_s=0.5, lease_s=2)
     job.start()
     job.wait_warm(4)
     job.wait_for_step(10)
@@ -178,6 +177,7 @@ def test_a_worker_told_to_leave_finishes_its_step_and_a_spare_takes_over(
     assert job.seated_once(0, 1, 3, 4)
 
 
+@pytest.mark.thorough  # → the matrix's "scheduler and worker, term, restart"; no cool-down: tests/core, tests/ops
 def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:

@@ -12,12 +12,11 @@ import pytest
 from tests.hostile.attackers import is_let_in, listening_ports
 from tests.system.few_descriptors import SOFT_LIMIT
 from tests.system.job import PROBE, Job
-from tests.system.kill_list import MIDDLE
+from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 
 pytestmark = pytest.mark.system
 
 WORKERS = 3
-TRAINED = ("--steps", "60", "--interval", "10")
 CALLERS = 300
 
 
@@ -43,7 +42,8 @@ def test_strangers_take_no_descriptor_that_a_worker_needs(
     """While the workers wait for the last of them, while they train, and while one is killed and comes back."""
     expected = undisturbed(*TRAINED, workers=WORKERS)
     script = PROBE.with_name("few_descriptors.py")
-    job = new_job(*TRAINED, "--pause-ms", "30", workers=WORKERS, script=script)
+    job = new_job(*TRAINED, *GATED, workers=WORKERS, script=script)
+    job.open_gates(0)
     job.start_scheduler()
     waiting = (0, 1)
     for rank in waiting:
@@ -57,17 +57,20 @@ def test_strangers_take_no_descriptor_that_a_worker_needs(
         job.wait_for_step(MIDDLE)
         with callers([address for rank in job.ranks for address in listening_ports(job.worker(rank).pid)]):
             job.kill(1)
+            job.open_gates(GATE)
             job.start_worker(1)
             assert job.wait_finished() == expected
 
 
 def test_only_the_addresses_towards_the_scheduler_are_listened_on(new_job: Callable[..., Job]) -> None:
-    job = new_job("--steps", "60", "--pause-ms", "30", workers=2)
+    job = new_job(*TRAINED, *GATED, workers=2)
     job.start()
+    job.open_gates(0)
     job.wait_for_step(5)
     pids = [job.scheduler.pid, *(process.pid for process in job.processes())]
     listening = {address for pid in pids for address in listening_ports(pid)}
     assert {host for host, _ in listening} == {"127.0.0.1"}
     assert len(listening) >= 5, "the scheduler, and of each worker gloo and its writer"
     assert not any(is_let_in(("127.0.0.2", port)) for _, port in listening)
+    job.open_gates(GATE)
     job.wait_finished()

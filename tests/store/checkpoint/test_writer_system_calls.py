@@ -76,7 +76,7 @@ def killed_in(folder: Path, name: str, number: int) -> Path | None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path, every: int) -> None:
     """Where not every call has its kill, other ones have it each day."""
     if (why := refusal()) is not None:
