@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from runtime.commands import spelled
 from runtime.errors import SameBitsError
 
 Arguments = Sequence[str]
@@ -123,6 +124,18 @@ def _follow(arguments: Arguments) -> int:
     return follow.main(arguments)
 
 
+def _ps(arguments: Arguments) -> int:
+    from runtime.ops import ps
+
+    return ps.main(arguments)
+
+
+def _logs(arguments: Arguments) -> int:
+    from runtime.ops import log_lines
+
+    return log_lines.main(arguments)
+
+
 def _stop(arguments: Arguments) -> int:
     from runtime.ops import stop
 
@@ -199,20 +212,22 @@ class Subcommand:
 
 
 SUBCOMMANDS = (
+    Subcommand("run", "start a job here and follow it to its end", _start),
+    Subcommand("recover", "bring back what is gone of the job here, and follow it", _recover),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand("status", "show how the job stands; --json for programs", _status),
     Subcommand("history", "show what happened, every recovery and where the time went; --json", _history),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
-    Subcommand("stop", "end the job gracefully; scripts/recover.sh goes on from there", _stop),
+    Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
+    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
+    Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
+    Subcommand("add", "start workers of this machine that join the job", _add),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
     Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
-    Subcommand("run", "for scripts/run.sh: start a job here and follow it", _start),
-    Subcommand("recover", "for scripts/recover.sh: bring back what is gone, and follow", _recover),
-    Subcommand("add", "for scripts/add.sh: start workers that join", _add),
 )
 
 _WRONG_USAGE = 64
@@ -221,7 +236,7 @@ _WRONG_USAGE = 64
 def _usage() -> str:
     width = max(len(entry.name) for entry in SUBCOMMANDS)
     rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in SUBCOMMANDS)
-    return f"usage: samebits <subcommand> [--help]\n\nA job is started with bash scripts/run.sh.\n\n{rows}"
+    return f"usage: samebits <subcommand> [--help]\n\nA job is started with {spelled('run')}.\n\n{rows}"
 
 
 if __name__ == "__main__":

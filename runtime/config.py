@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from runtime.commands import spelled
 from runtime.errors import SettingsError
 from runtime.settings_table import (
     VARIABLES,
@@ -75,7 +76,7 @@ whoever starts a process tells it those."""
 
 _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
-    "`bash scripts/run.sh train.py`, which sets both in every process of the job"
+    f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
 )
 
 

@@ -1,27 +1,30 @@
 #!/usr/bin/env bash
-# Starts a job on this machine: WORKER_NUM workers and SPARE_NUM spares, then the scheduler; every process runs what the
-# environment says.
+# Starts a job on this machine, as `samebits run` does, with the Python of the repository's .venv: WORKER_NUM workers and
+# SPARE_NUM spares, then the scheduler; every process runs what the environment says.
 #
-#   bash scripts/run.sh [--fresh] [--detach] [script.py [args...]]
+#   bash scripts/run.sh [options] [script.py [args...]]
 #
-# Without a script it trains examples/digits/train.py. Whatever the environment already says is kept.
+# Without a script it trains examples/digits/train.py. Whatever the environment already says is kept. What died is started
+# again by hand, unless MAX_RESTARTS says otherwise.
 # Below the current folder: device/ (logs, pid files), recovery/ (the scheduler's journal), ckpt_of_rank/ (checkpoints).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-fresh= detach=
+options=()
 while [ $# -gt 0 ]; do
     case $1 in
-        --fresh) fresh=--fresh ;;
-        --detach) detach=--detach ;;
+        --fresh | --detach | --json | --dry-run | --plain) options+=("$1") ;;
         -h | --help)
-            echo 'usage: run.sh [--fresh] [--detach] [script.py [args...]]'
-            echo '  --fresh   moves the folders of an unfinished job aside and starts anew'
-            echo '  --detach  starts the job and returns at once'
+            echo 'usage: run.sh [--fresh] [--detach] [--json] [--dry-run] [--plain] [script.py [args...]]'
+            echo '  --fresh    moves the folders of an unfinished job aside and starts anew'
+            echo '  --detach   starts the job and returns at once'
+            echo '  --json     a JSON object a line instead of text'
+            echo '  --dry-run  says what would start where, and starts nothing'
+            echo '  --plain    for a script that is not ported: restarted as a whole after a death'
             exit 0
             ;;
         --) shift && break ;;
-        -*) echo "run.sh: unknown option '$1': expected --fresh, --detach or a script" >&2 && exit 64 ;;
+        -*) echo "run.sh: unknown option '$1': expected one that run.sh --help names, or a script" >&2 && exit 64 ;;
         *) break ;;
     esac
     shift
@@ -40,35 +43,5 @@ fi
 . "$root/scripts/processes.sh"
 bash "$root/scripts/setup.sh"
 
-# default NAME VALUE: what is exported unless the user has set it, also with MindSpore's prefix.
-default() {
-    local prefixed=MS_$1
-    if [ -z "${!1-}${!prefixed-}" ]; then export "$1=$2"; fi
-}
-
-# How many accelerators a job here may use, without importing torch.
-accelerators() {
-    local devices=() device count visible=${CUDA_VISIBLE_DEVICES-${ASCEND_RT_VISIBLE_DEVICES-all}}
-    mapfile -t devices < <(compgen -G '/dev/nvidia[0-9]*' || compgen -G '/dev/davinci[0-9]*')
-    count=${#devices[@]}
-    if [ "$count" -gt 0 ] && [ "$visible" != all ]; then
-        count=0
-        IFS=, read -r -a devices <<<"$visible"
-        for device in "${devices[@]}"; do # up to the first that names none, such as -1 or NoDevFiles, as CUDA takes them
-            if ! [[ $device =~ ^[[:space:]]*([0-9]|GPU-|MIG-) ]]; then break; fi
-            count=$((count + 1))
-        done
-    fi
-    if [ "${DEVICE:-${MS_DEVICE-}}" = cpu ]; then count=0; fi
-    echo "$count"
-}
-
-found=$(accelerators)
-spares=${SPARE_NUM:-${MS_SPARE_NUM:-0}}
-if [[ $spares =~ ^[0-9]{1,6}$ ]]; then found=$((found - 10#$spares)); fi # a spare needs a device of its own
-default WORKER_NUM "$((found > 0 ? found : 4))"
-default ENABLE_RECOVERY 1
-default JOB_NAME "${script##*/}"
-if [ "${WORKER_NUM:-${MS_WORKER_NUM-}}" != 1 ]; then default OMP_NUM_THREADS 1; fi
-
-become run $fresh $detach -- "$script" "$@"
+if [ -z "${MAX_RESTARTS-}${MS_MAX_RESTARTS-}" ]; then export MAX_RESTARTS=0; fi
+become run ${options[@]+"${options[@]}"} -- "$script" "$@"

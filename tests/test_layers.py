@@ -24,13 +24,14 @@ PACKAGE = ROOT / "runtime"
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "urls": (),
+    "commands": (),
     "tracebacks": (),
     "settings_table": ("urls",),
-    "config": ("settings_table", "urls"),
+    "config": ("commands", "settings_table", "urls"),
     "core": ("core",),
-    "store": ("core", "store", "urls"),
+    "store": ("commands", "core", "store", "urls"),
     "net": ("core", "net"),
-    "service": ("core", "store", "net", "config", "service"),
+    "service": ("commands", "core", "store", "net", "config", "service"),
     # Of the core only its types: decisions are taken in the scheduler's process and in the agent.
     "training": (
         *(
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.schema",
             "core.state",
         ),
-        *("store", "config", "service", "training", "tracebacks", "urls"),
+        *("commands", "store", "config", "service", "training", "tracebacks", "urls"),
     ),
     # The core's point is a name of a step; what becomes of one is decided there. Its sums of events decide nothing.
     "ops": (
@@ -55,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.status",
         "store",
         "net",
+        "commands",
         "config",
         "training",
         "tracebacks",
@@ -63,7 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training"),
     "horovod": ("training",),
     "integrations": ("training",),
-    "__main__": ("core", "store", "net", "config", "service", "training", "ops"),
+    "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops"),
 }
 """What each room may import besides ``runtime.errors``, which is everybody's."""
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import LockedError, StoreError, UsageError
-from runtime.ops import kept_start, scripts, starting
+from runtime.ops import kept_start, starting
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import process_names, read_pid_files, spoken
 from runtime.ops.recover import look
@@ -101,7 +102,7 @@ def shown(left: Sequence[Left], settings: Settings) -> list[str]:
         if newest is not None:
             lines.append(
                 f"samebits: {view} is unfinished, and its memory holds step {newest.step}; without it "
-                f"`{scripts.command('recover.sh')}` goes on from what is on disk"
+                f"`{spelled('recover')}` goes on from what is on disk"
             )
     return lines
 

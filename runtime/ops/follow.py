@@ -19,9 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import JournalDamagedError
-from runtime.ops import kept_start, scripts
+from runtime.ops import kept_start
 from runtime.ops.deaths import correction, missing
 from runtime.ops.following import Following, Result
 from runtime.ops.history_show import summary_of_folder
@@ -55,7 +56,8 @@ _ENDED = {
     EndKind.UNTRAINED: "was not trained",
     EndKind.UNEQUAL: "was ended, for its ranks differ",
 }
-_BY_SIGNAL = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_BY_SIGNAL = {signal.SIGINT: "Ctrl-C"}
+_ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,14 +72,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Signals:
-    """SIGINT and SIGTERM as something to poll on; the earlier handlers are back at the end."""
+    """SIGINT, SIGTERM and ``more`` as something to poll on; the earlier handlers are back at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
         self.caught: list[int] = []
+        self._numbers = (*_ALWAYS, *more)
 
     def __enter__(self) -> Signals:
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = {number: signal.signal(number, self._catch) for number in _BY_SIGNAL}
+        self._before = {number: signal.signal(number, self._catch) for number in self._numbers}
         self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
         return self
 
@@ -104,7 +107,7 @@ class Signals:
         with contextlib.suppress(BlockingIOError):  # nothing came
             os.read(self._readable, 4096)
         taken, self.caught = self.caught, []
-        return [_BY_SIGNAL[signal.Signals(number)] for number in taken]
+        return [_BY_SIGNAL.get(one, one.name) for number in taken if (one := signal.Signals(number))]
 
 
 class Follower:
@@ -135,7 +138,7 @@ class Follower:
         self._following = Following(
             recovery=settings.enable_recovery,
             node_timeout_s=settings.node_timeout_s,
-            recover=scripts.command("recover.sh"),
+            recover=spelled("recover"),
             restarts=restarts,
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,
@@ -377,8 +380,8 @@ class Follower:
         view = self._following.view
         has_begun = view is not None and view.generation > 0
         kept = kept_start.read(self._settings.log_dir)
-        again = scripts.command("run.sh", kept.script if kept is not None else "train.py")
-        recover = f"{scripts.command('recover.sh')} goes on from there"
+        again = spelled("run", kept.script if kept is not None else "train.py")
+        recover = f"{spelled('recover')} goes on from there"
         match verdict.kind:
             case EndKind.UNTRAINED:
                 return f"{missing(verdict.cause)}, then {again}"
@@ -388,7 +391,7 @@ class Follower:
                 return f"{correction(verdict.cause)}, then {again}"
             case EndKind.UNEQUAL:
                 script = kept.script if kept is not None else "train.py"
-                return f"correct the script, then {scripts.command('run.sh', '--fresh', script)}"
+                return f"correct the script, then {spelled('run', '--fresh', script)}"
             case EndKind.FAILED:
                 return ""
         return recover if self._settings.enable_recovery else ""

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime import config
+from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.errors import SettingsError, StoreError, UsageError
-from runtime.ops import scripts
 from runtime.ops.changed_script import ScriptVersion
+from runtime.ops.spawning import Way
 from runtime.store import durable, private
 
 START_FILE = "start.json"
@@ -40,9 +41,13 @@ class KeptStart:
     needs_secret: bool = False
     """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
     nodes: tuple[str, ...] | None = None
-    """The nodes of this machine, once workers were added or removed; until then those that run.sh starts."""
+    """The nodes of this machine, once workers were added or removed, or where other hosts have some; else all."""
     script_version: ScriptVersion | None = None
     """The script as it was; None where it could not be read."""
+    way: Way = Way.SCRIPT
+    """How a worker's command is made of ``script``."""
+    has_scheduler: bool = True
+    """Whether the scheduler belongs to this machine."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -98,6 +103,10 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         content["script_changed_at"] = start.script_version.changed_at_s
     if start.nodes is not None:
         content["nodes"] = list(start.nodes)
+    if start.way is not Way.SCRIPT:
+        content["way"] = start.way.value
+    if not start.has_scheduler:
+        content["has_scheduler"] = False
     private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
     usual = start.folder / USUAL_LOG_DIR
@@ -131,14 +140,17 @@ def read(log_dir: Path) -> KeptStart | None:
         nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
         digest, changed_at_s = content.get("script_sha256"), content.get("script_changed_at", 0.0)
         version = None if digest is None else ScriptVersion(str(digest), float(changed_at_s))
+        way, has_scheduler = Way(content.get("way", "script")), bool(content.get("has_scheduler", True))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
             f"{path}: does not say how a job was started ({type(error).__name__}: {error}): move it away, then start "
-            "the job again with `bash scripts/run.sh` and its script"
+            f"the job again with `{spelled('run')}` and its script"
         ) from None
     folder, interpreter, script = words
-    return KeptStart(Path(folder), interpreter, script, args, environment, needs_secret, nodes, version)
+    return KeptStart(
+        Path(folder), interpreter, script, args, environment, needs_secret, nodes, version, way, has_scheduler
+    )
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
@@ -243,13 +255,13 @@ def find_here() -> tuple[Path, KeptStart, bool]:
     if kept is None:
         raise UsageError(
             f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Change to the folder it was "
-            "started in, or export LOG_DIR=<its log folder>, or start one with `bash scripts/run.sh`"
+            f"started in, or export LOG_DIR=<its log folder>, or start one with `{spelled('run')}`"
         )
     return log_dir, kept, is_at_home(log_dir, kept, is_pointed_at=is_pointed_at)
 
 
 def _not_at_home(kept: KeptStart) -> str:
-    moved, fresh = scripts.command("recover.sh", "--moved"), scripts.command("run.sh", "--fresh")
+    moved, fresh = spelled("recover", "--moved"), spelled("run", "--fresh")
     if not is_copied(kept):
         return (
             f"the job in {Path.cwd()} was started in {kept.folder}, which is gone: this folder was moved. "

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime import config
-from runtime.config import Settings
-from runtime.errors import ListenError, LockedError, SecretError, SettingsError, StoreError
+from runtime.commands import spelled
+from runtime.config import Role, Settings
+from runtime.errors import ListenError, LockedError, SecretError, SettingsError, StoreError, UsageError
 from runtime.net.address import check_free, folder_of_holder, free_port, local_addresses
 from runtime.net.curve import secret_words
-from runtime.ops import doctor, kept_start, scripts, starting
+from runtime.ops import doctor, kept_start, starting
 from runtime.ops.changed_script import version_of
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
+from runtime.ops.run_options import Request
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
-from runtime.ops.spawning import OF_ONE_PROCESS
+from runtime.ops.spawning import OF_ONE_PROCESS, Way
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable
@@ -47,34 +50,54 @@ class Ready:
     said: str = ""
 
 
-def read_start(command: Sequence[str]) -> Ready:
-    """What today's environment says of a job of this script and these arguments; nothing is looked at yet.
+def read_start(request: Request) -> Ready:
+    """What today's environment says of the job that is asked for; nothing is looked at yet.
 
     Raises:
         SettingsError: something in it is wrong.
+        UsageError: there is no such script.
     """
-    shared = {name: text for name, text in config.whole_environment().items() if name not in OF_ONE_PROCESS}
-    settings, warnings = config.read({**shared, "ROLE": "scheduler"})
+    _require_script(request)
+    everything = {**config.whole_environment(), **request.environment}
+    shared = {name: text for name, text in everything.items() if name not in OF_ONE_PROCESS}
+    role = "scheduler" if request.has_scheduler else "worker"  # only the former is asked where it may listen
+    settings, warnings = config.read({"NODE_ID": "0", **shared, "ROLE": role})
     for warning in warnings:
         say(warning)
     refuse_unusable(settings)
-    environment, said = config.kept_environment(), ""
-    port = _port_instead(settings)
+    environment, said = config.kept_environment(everything), ""
+    port = _port_instead(settings, environment) if request.nodes is None else None
     if port is not None:
         said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
         settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
     start = KeptStart(
         folder=Path.cwd(),
         interpreter=sys.executable,
-        script=command[0],
-        args=tuple(command[1:]),
+        script=request.script,
+        args=request.args,
         environment=environment,
         needs_secret=settings.cluster_secret is not None,
-        script_version=version_of(Path(command[0])),
+        nodes=request.nodes,
+        script_version=version_of(Path(request.script)) if request.way is Way.SCRIPT else None,
+        way=request.way,
+        has_scheduler=request.has_scheduler,
     )
-    settings = kept_start.settings_in(start.folder, settings)
+    settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     return Ready(settings, start, said)
+
+
+def _require_script(request: Request) -> None:
+    """Raise where what the workers would run is not there.
+
+    Raises:
+        UsageError: and what to type instead.
+    """
+    script, as_in = request.script, f"`{spelled('run', 'train.py')}`"
+    if request.way is Way.SCRIPT and not Path(script).is_file():
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}. Fix: name one, as in {as_in}")
+    if request.way is Way.PROGRAM and shutil.which(script) is None:
+        raise UsageError(f"there is no program {script!r}. Fix: name one that can be run, or leave --no-python out")
 
 
 def refuse_unusable(settings: Settings) -> None:
@@ -96,7 +119,7 @@ def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
         SameBitsError: it may not; nothing was changed.
     """
     lock = DirectoryLock(settings.recovery_path, "run.sh")
-    found = look(settings)
+    found = look(settings, listens=start.has_scheduler)
     if settings.recovery_path.exists():
         try:
             lock.acquire()
@@ -113,16 +136,16 @@ def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
         say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
 
 
-def look(settings: Settings) -> Found:
-    """What there is, without changing anything."""
+def look(settings: Settings, *, listens: bool = True) -> Found:
+    """What there is, without changing anything; ``listens``: the scheduler is to be here."""
     found = Found(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
         checkpoint_path=settings.checkpoint_path,
         log_dir=settings.log_dir,
-        recover=scripts.command("recover.sh"),
-        fresh=scripts.command("run.sh", "--fresh"),
-        port_problem=_port_problem(settings),
+        recover=spelled("recover"),
+        fresh=spelled("run", "--fresh"),
+        port_problem=_port_problem(settings) if listens else "",
     )
     try:
         found = replace(found, view=stored_view(settings.recovery_path))
@@ -136,7 +159,7 @@ def look(settings: Settings) -> Found:
     kept = kept_start.read(settings.log_dir)
     if kept is not None and not kept_start.is_at_home(settings.log_dir, kept):  # moved here, or a copy
         running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
-        found = replace(found, recover=scripts.command("recover.sh", "--moved"))
+        found = replace(found, recover=spelled("recover", "--moved"))
     elif kept is not None:
         started = kept.settings()
         here = _running_processes(started)
@@ -164,9 +187,8 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
     return one.resolve() == other.resolve()
 
 
-def _port_instead(settings: Settings) -> int | None:
-    """A free port, where the user named none and the default one is taken."""
-    named = config.kept_environment()
+def _port_instead(settings: Settings, named: Mapping[str, str]) -> int | None:
+    """A free port, where the user's variables name none and the default one is taken."""
     if named.get("SCHED_PORT") or named.get(f"{config.PREFIX}SCHED_PORT"):
         return None
     try:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime import config
+from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import StoreError, UsageError
-from runtime.ops import from_checkpoints, kept_start, scripts
+from runtime.ops import from_checkpoints, kept_start
 from runtime.ops.changed_script import change, version_of
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.following import Result
@@ -75,7 +76,7 @@ def _moved_in() -> tuple[Path, KeptStart]:
     if moved.settings().log_dir.resolve() != log_dir.resolve():
         raise UsageError(
             f"{log_dir} is not the log folder of a job in {Path.cwd()}. Fix: change to the folder that was moved, then "
-            f"{scripts.command('recover.sh', '--moved')}"
+            f"{spelled('recover', '--moved')}"
         )
     with StartLock(log_dir):
         names = process_names(kept_start.nodes_of(log_dir, moved.settings()))
@@ -83,7 +84,7 @@ def _moved_in() -> tuple[Path, KeptStart]:
             if identity.is_alive() and not runs_in(identity, Path.cwd(), log_dir / f"{name}.log"):
                 raise UsageError(
                     f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} runs elsewhere, and one "
-                    f"job cannot go on in two folders. Fix: `{scripts.command('run.sh', '--fresh')}` starts anew here"
+                    f"job cannot go on in two folders. Fix: `{spelled('run', '--fresh')}` starts anew here"
                 )
         kept_start.keep(log_dir, moved)
     _say(f"the job that was started in {kept.folder} goes on in {moved.folder}")
@@ -120,7 +121,8 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
 def _journal_is_lost(remains: Remains) -> bool:
     """Whether there is neither a journal nor anybody here who could tell a new scheduler what was in it."""
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
-    return remains.recovery and remains.view is None and not (runs or remains.scheduler_holds)
+    is_here = remains.recovery and remains.has_scheduler
+    return is_here and remains.view is None and not (runs or remains.scheduler_holds)
 
 
 def _refuse_without_journal(settings: Settings) -> None:
@@ -133,13 +135,13 @@ def _refuse_without_journal(settings: Settings) -> None:
     if candidate is None and read_owner(settings.log_dir) is None:
         return
     gone = f"RECOVERY_PATH={settings.recovery_path} holds no journal, and no process of the job is left"
-    fresh = f"`{scripts.command('run.sh', '--fresh')}` starts anew"
+    fresh = f"`{spelled('run', '--fresh')}` starts anew"
     if candidate is None:
         raise StoreError(f"{gone}; no point on disk is held by all ranks. Fix: bring that folder back, or {fresh}")
     raise StoreError(
         f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
         f"of job {candidate.job}. Fix: bring that folder back, or "
-        f"`{scripts.command('recover.sh', '--from-checkpoints')}` goes on from there with a new journal; {fresh}"
+        f"`{spelled('recover', '--from-checkpoints')}` goes on from there with a new journal; {fresh}"
     )
 
 
@@ -155,13 +157,13 @@ def _begin_journal(log_dir: Path, kept: KeptStart) -> None:
         if not _journal_is_lost(look(settings)):
             raise UsageError(
                 f"RECOVERY_PATH={settings.recovery_path} holds a journal, or processes of the job live that know what "
-                f"was in it. Fix: `{scripts.command('recover.sh')}`, without --from-checkpoints"
+                f"was in it. Fix: `{spelled('recover')}`, without --from-checkpoints"
             )
         candidate = from_checkpoints.verified(settings, _say)
         if candidate is None:
             raise StoreError(
                 f"CHECKPOINT_PATH={settings.checkpoint_path}: no whole point is held by all ranks. Fix: "
-                f"`{scripts.command('run.sh', '--fresh')}` starts anew"
+                f"`{spelled('run', '--fresh')}` starts anew"
             )
         from_checkpoints.begin(settings, candidate)
     _say(
@@ -201,12 +203,13 @@ def program_of(kept: KeptStart, present: Mapping[str, str], secrets: Mapping[str
     surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
     others = {name: text for name, text in present.items() if name not in surplus}
     environment = {**others, **kept.environment, **secrets}
-    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {})
+    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way)
 
 
 def look(settings: Settings) -> Remains:
     """What is left of the job on this machine."""
     nodes = kept_start.nodes_of(settings.log_dir, settings)
+    kept = kept_start.read(settings.log_dir)
     started = read_pid_files(settings.log_dir, process_names(nodes))
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     answer = ask_once(settings, ANSWER_TIMEOUT_S)
@@ -231,6 +234,7 @@ def look(settings: Settings) -> Remains:
         and holder.identity.is_alive(),
         is_alive=ProcessIdentity.is_alive,
         host=host_id(),
+        has_scheduler=kept is None or kept.has_scheduler,
     )
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from runtime.commands import spelled
 from runtime.errors import JobFailedError
 from runtime.ops.job_view import EndKind, Interruption, JobView, Presence, WorkerView
 from runtime.ops.local_processes import SCHEDULER, node_of, process_names, spoken
@@ -29,6 +30,7 @@ class Remains:
         scheduler_holds: a live scheduler on this machine has the lock of the job's recovery path.
         is_alive: whether exactly this process runs.
         host: this machine's name in the job.
+        has_scheduler: whether the scheduler belongs to this machine.
     """
 
     nodes: tuple[str, ...]
@@ -40,6 +42,7 @@ class Remains:
     scheduler_holds: bool
     is_alive: Callable[[ProcessIdentity], bool]
     host: str
+    has_scheduler: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def plan_recovery(remains: Remains) -> Recovery:
         if not alive:
             raise JobFailedError(
                 "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Start it anew with "
-                "ENABLE_RECOVERY=1 and `bash scripts/run.sh`"
+                f"ENABLE_RECOVERY=1 and `{spelled('run')}`"
             )
         return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
     recovery = _gone(remains, names)
@@ -104,7 +107,8 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
     known = {one.node: one for one in remains.view.nodes} if remains.view is not None else {}
     for name in names:
         if name == SCHEDULER:
-            if not (remains.scheduler_serves or remains.scheduler_holds or _runs(remains, name)):
+            is_there = remains.scheduler_serves or remains.scheduler_holds or _runs(remains, name)
+            if remains.has_scheduler and not is_there:
                 start.append(name)
             continue
         worker = known.get(node_of(name) or "")

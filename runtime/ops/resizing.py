@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime import config
+from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import UsageError
-from runtime.ops import kept_start, scripts
+from runtime.ops import kept_start
 from runtime.ops.follow import Signals
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
@@ -52,7 +53,7 @@ def _add(log_dir: Path, count: int) -> None:
     nodes = kept_start.nodes_of(log_dir, settings)
     remains = look(settings)
     if remains.view is None or remains.view.job_finished or not remains.scheduler_serves:
-        raise UsageError(f"no scheduler of this job runs: `{scripts.command('recover.sh')}` brings back what is gone")
+        raise UsageError(f"no scheduler of this job runs: `{spelled('recover')}` brings back what is gone")
     added = nodes_to_add(settings, nodes, remains.view, count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
         kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
@@ -75,7 +76,7 @@ def remove(arguments: Sequence[str]) -> int:
         nodes = kept_start.nodes_of(log_dir, settings)
         remains = look(settings)
         if remains.view is None or not remains.scheduler_serves:
-            raise UsageError(f"no scheduler of this job answers: `{scripts.command('recover.sh')}` brings it back")
+            raise UsageError(f"no scheduler of this job answers: `{spelled('recover')}` brings it back")
         check_removal(nodes, remains.view, leaving)
         kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
     for node in leaving:

@@ -1,23 +1,26 @@
-"""``run``: starts a job on this machine and follows it to its end; scripts/run.sh calls it.
+"""``run``: starts a job on this machine, or this host's share of one, and follows it to its end.
 
-Only the order of things lives here: what a start needs is ``prepare``'s, starting is ``spawning``'s, the rest is the
-follower's. The one idea: nothing runs before everything is checked, and from the first process on whoever asks to stop
-is heard, so that nothing that is started can be forgotten.
+Only the order of things lives here: what is asked for is ``run_options``', what a start needs is ``prepare``'s,
+starting is ``spawning``'s, the rest is the follower's. The one idea: nothing runs before everything is checked, and
+from the first process on whoever asks to stop is heard, so that nothing that is started can be forgotten.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from runtime import config
 from runtime.config import Settings
 from runtime.errors import SameBitsError
-from runtime.ops import kept_start, prepare
+from runtime.ops import kept_start, prepare, run_options, starting
 from runtime.ops.follow import Follower, Signals
-from runtime.ops.local_processes import SCHEDULER, end, name_of
+from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.prepare import Ready
+from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.store.process_identity import ProcessIdentity
 
@@ -26,60 +29,51 @@ TERM_GRACE_S = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
-    parser = argparse.ArgumentParser(
-        prog="samebits run",
-        description="Check that a job may start in this folder with this environment, move a finished job's folders "
-        "aside, start its workers and its scheduler on this machine, and follow it to its end. scripts/run.sh calls "
-        "it, with the environment completed.",
-    )
-    parser.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    parser.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
-    parser.usage = "%(prog)s [--fresh] [--detach] -- SCRIPT [ARGUMENTS ...]"
-    # Taken apart here: what belongs to the script is none of the parser's business, whatever it looks like.
-    words = list(arguments)
-    command = words[words.index("--") + 1 :] if "--" in words else []
-    options = parser.parse_args(words[: len(words) - len(command) - 1] if command else words)
-    if not command:
-        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+    request = run_options.parse(arguments, config.whole_environment())
     hear_signals()
-    ready = prepare.read_start(command)
+    ready = prepare.read_start(request)
+    if request.dry_run:
+        return _show(ready, request)
     settings = ready.settings
     with StartLock(settings.log_dir) as lock:
-        prepare.prepare(settings, ready.start, fresh=options.fresh)
+        prepare.prepare(settings, ready.start, fresh=request.fresh)
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
-        with Signals() as signals:
+        with Signals(request.signals) as signals:
             _start(ready)
             lock.release()
             if ready.said:
                 prepare.say(ready.said)
-            print(
-                f"samebits: {_counted(settings)} and a scheduler of '{command[0]}' started; their logs are in "
-                f"{settings.log_dir}",
-                flush=True,
-            )
-            if options.detach and not signals.caught:
+            if not request.as_json:
+                print(
+                    f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "
+                    f"{settings.log_dir}",
+                    flush=True,
+                )
+            if request.detach and not signals.caught:
                 return 0
             return Follower(settings, signals, logs=logs).run().verdict.exit_code
 
 
+def _names(ready: Ready) -> list[str]:
+    """What is started here, in this order: the scheduler last."""
+    nodes = ready.start.nodes if ready.start.nodes is not None else kept_start.first_nodes(ready.settings)
+    return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
+
+
+def _program(ready: Ready) -> Program:
+    start = ready.start
+    environment = {**config.whole_environment(), **start.environment}
+    only_scheduler = {"REBUILD": "0"}  # what begins here is a new job
+    return Program(start.folder, start.interpreter, start.script, start.args, environment, only_scheduler, start.way)
+
+
 def _start(ready: Ready) -> None:
     """Start everything, the scheduler last; where that fails nothing of this new job stays."""
-    settings, start = ready.settings, ready.start
-    environment = {**config.whole_environment(), **start.environment}
-    program = Program(
-        start.folder,
-        start.interpreter,
-        start.script,
-        start.args,
-        environment,
-        only_scheduler={"REBUILD": "0"},  # what begins here is a new job
-    )
-    names = [*map(name_of, kept_start.first_nodes(settings)), SCHEDULER]
     started: list[ProcessIdentity] = []
-    with reserved(settings.log_dir, names) as berths:
+    with reserved(ready.settings.log_dir, _names(ready)) as berths:
         try:
-            launch(berths, program, started)
+            launch(berths, _program(ready), started)
         except SameBitsError:
             prepare.say("the start failed: ending what was started")
             for identity in started:
@@ -87,6 +81,44 @@ def _start(ready: Ready) -> None:
             raise
 
 
-def _counted(settings: Settings) -> str:
-    workers = f"{settings.worker_num} worker{'s'[: settings.worker_num != 1]}"
-    return workers + (f", {settings.spare_num} spare{'s'[: settings.spare_num != 1]}" if settings.spare_num else "")
+def _show(ready: Ready, request: Request) -> int:
+    """What a start would do, without doing any of it."""
+    plan = starting.plan_start(prepare.look(ready.settings, listens=ready.start.has_scheduler), fresh=request.fresh)
+    program, names = _program(ready), _names(ready)
+    told = {**request.environment, **{key: ready.start.environment[key] for key in ("SCHED_PORT",) if ready.said}}
+    processes: list[dict[str, Any]] = [
+        {
+            "process": name,
+            "command": program.words(name),
+            "environment": {key: program.environment_of(name).get(key) for key in ("ROLE", "NODE_ID")},
+            "log": str(ready.settings.log_dir / f"{name}.log"),
+        }
+        for name in names
+    ]
+    if request.as_json:
+        moved = [str(move.path) for move in plan.moves]
+        print(json.dumps({"folder": str(program.folder), "environment": told, "moved": moved, "processes": processes}))
+        return 0
+    print(f"in {program.folder}, logs in {ready.settings.log_dir}, scheduler at {_address(ready.settings)}")
+    for move in plan.moves:
+        print(f"first moved aside: {move.path}")
+    print("exported to all: " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(told.items())))
+    for one in processes:
+        said = " ".join(f"{key}={value}" for key, value in one["environment"].items() if value is not None)
+        print(f"{spoken(one['process'])}: {said} {shlex.join(one['command'])}")
+    return 0
+
+
+def _address(settings: Settings) -> str:
+    return f"{settings.sched_host}, SCHED_PORT={settings.sched_port}"
+
+
+def _counted(ready: Ready) -> str:
+    settings, nodes = ready.settings, ready.start.nodes
+    spares = settings.spare_num
+    workers = settings.worker_num
+    if nodes is not None:
+        spares = sum(int(node) >= settings.max_worker_num for node in nodes)
+        workers = len(nodes) - spares
+    said = f"{workers} worker{'s'[: workers != 1]}" + (f", {spares} spare{'s'[: spares != 1]}" if spares else "")
+    return said + (" and a scheduler" if ready.start.has_scheduler else "")

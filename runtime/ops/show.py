@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
@@ -56,7 +57,7 @@ def find(settings: Settings) -> status.Content:
         raise UsageError(
             f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
             f"in RECOVERY_PATH={settings.recovery_path}: change to the folder the job was started in, or start one "
-            "with `bash scripts/run.sh`"
+            f"with `{spelled('run')}`"
         )
     return content
 

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from runtime.ops.local_processes import SCHEDULER, end, node_of
@@ -29,6 +30,20 @@ _HEARD = (signal.SIGINT, signal.SIGTERM)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
+class Way(Enum):
+    """How a worker's command is made of what its user named."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    PROGRAM = "program"
+
+    def words(self, interpreter: str, script: str, args: Sequence[str]) -> list[str]:
+        """The command."""
+        if self is Way.PROGRAM:
+            return [script, *args]
+        return [interpreter, *(["-m"] if self is Way.MODULE else []), script, *args]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What the processes of one job run: ``environment`` is all of it, but for what tells one from the other."""
@@ -39,12 +54,13 @@ class Program:
     args: tuple[str, ...]
     environment: Mapping[str, str]
     only_scheduler: Mapping[str, str]
+    way: Way = Way.SCRIPT
 
     def words(self, name: str) -> list[str]:
         """The command of the process with this name."""
         if name == SCHEDULER:
             return [self.interpreter, "-P", "-m", "runtime", "scheduler"]
-        return [self.interpreter, self.script, *self.args]
+        return self.way.words(self.interpreter, self.script, self.args)
 
     def environment_of(self, name: str) -> dict[str, str]:
         """Its environment."""

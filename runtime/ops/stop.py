@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from runtime.commands import spelled
 from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.clean import memory_line
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     argparse.ArgumentParser(
         prog="samebits stop",
-        description="End the job that was started in this folder; bash scripts/recover.sh goes on from there.",
+        description=f"End the job that was started in this folder; {spelled('recover')} goes on from there.",
     ).parse_args(arguments)
     settings = kept_start.settings_here()
     nodes = kept_start.nodes_of(settings.log_dir, settings)

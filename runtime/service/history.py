@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.core import records
 from runtime.core.records import Record
 from runtime.errors import JournalDamagedError, ProtocolError
@@ -24,5 +25,5 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
     except ProtocolError as error:
         raise JournalDamagedError(
             f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
-            "wrote it, or `bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
+            f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.config import Settings, fixed_settings, require_secret
 from runtime.core import records
 from runtime.core.ledger import Policy
@@ -155,13 +156,13 @@ class SchedulerService:
         if state.finished:
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
-                "`bash scripts/run.sh` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
+                f"`{spelled('run')}` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
             )
         policy = replace(policy_of(settings), token=launcher_token.read(settings.log_dir))
         if state.job and dict(state.settings) != dict(policy.settings):
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
-                f"with {_shown(policy.settings)}: start it with the job's values, or `bash scripts/run.sh --fresh`"
+                f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
             )
         core = SchedulerCore(policy, state, now=clock.now_s(), boot_id=clock.boot_id(), new_job_id=str(uuid.uuid4()))
         return journal, core
@@ -183,7 +184,7 @@ class SchedulerService:
             pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
             if self._abandoned:
-                goes_on = "the job goes on without one. Fix: bash scripts/recover.sh starts it again"
+                goes_on = f"the job goes on without one. Fix: {spelled('recover')} starts it again"
                 ends = "with ENABLE_RECOVERY=0 its job ends with it"
                 then = goes_on if self._settings.enable_recovery else ends
                 raise SchedulerLeftError(f"this scheduler was told to leave; {then}")

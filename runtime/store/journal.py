@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from runtime.commands import spelled
 from runtime.errors import JournalDamagedError, StoreError
 from runtime.store import durable, journal_format
 from runtime.store.journal_format import Contents, Fault, JournalFormatError
@@ -30,7 +31,7 @@ MAX_TORN_FILES = 8
 
 _TORN_NAME = re.compile(r"journal\.torn-(\d+)")
 _TEMPORARY_NAME = re.compile(r"\.journal(\.torn-\d+)?\.tmp-")
-_MOVE_ASIDE = "`bash scripts/run.sh --fresh` moves the folder aside and starts a new job"
+_MOVE_ASIDE = f"`{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class Journal:
         if self._broken is not None:
             raise StoreError(
                 f"{self._path}: nothing more is written, because {self._broken}; end this process and start it again "
-                "(`bash scripts/recover.sh`): it goes on from what is on the disk"
+                f"(`{spelled('recover')}`): it goes on from what is on the disk"
             )
 
     def _cut_back(self, error: BaseException) -> None:

@@ -13,6 +13,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import durable
 
@@ -54,7 +55,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     if owner is None or owner.job != claimant.job:
         raise ForeignFolderError(
             f"{directory}: belongs to {owner or 'nobody'}, this is {claimant}; "
-            "`bash scripts/run.sh --fresh` moves that folder aside and starts anew, or choose another folder"
+            f"`{spelled('run', '--fresh')}` moves that folder aside and starts anew, or choose another folder"
         )
     if sync and not made:
         make_claim_durable(directory)  # whoever made it may have been killed before it was
@@ -82,7 +83,7 @@ def read_owner(directory: Path) -> FolderOwner | None:
                 data = file.read(MAX_OWNER_BYTES + 1)
         except FileNotFoundError:
             return None
-    return owner_in(data, str(path), "`bash scripts/run.sh --fresh` moves the folder aside")
+    return owner_in(data, str(path), f"`{spelled('run', '--fresh')}` moves the folder aside")
 
 
 def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.commands import spelled
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import durable, journal_format, step_record
 from runtime.store.checkpoint.local.folder import oldest_step_in
@@ -130,7 +131,7 @@ class StepLogWriter:
             if one.header is not None and one.header.job != header.job:
                 raise ForeignFolderError(
                     f"{one.path}: was written by job {one.header.job}, this is job {header.job}; "
-                    "`bash scripts/run.sh --fresh` moves the checkpoint folder aside, or move that file away"
+                    f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
                 )
         writer._take_up(segments)
         return writer

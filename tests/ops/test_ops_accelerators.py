@@ -1,29 +1,12 @@
-"""How many accelerators run.sh counts, on a machine that seems to have four."""
+"""How many accelerators are counted, on a machine that seems to have four."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-RUN_SH = Path(__file__).resolve().parents[2] / "scripts" / "run.sh"
-COUNT = """
-compgen() { [[ $* == *"$PRESENT"* ]] && printf '%s\n' /dev/0 /dev/1 /dev/2 /dev/3; }
-eval "$(sed -n '/^accelerators() {/,/^}/p' "$1")"
-accelerators
-"""
-
-
-def counted(present: str = "nvidia", **environment: str) -> str:
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", COUNT, "test", str(RUN_SH)],
-        env={"PATH": "/usr/bin:/bin", "PRESENT": present, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout.strip()
+from runtime.ops.accelerators import device_files, usable
 
 
 @pytest.mark.parametrize(
@@ -45,11 +28,19 @@ def counted(present: str = "nvidia", **environment: str) -> str:
     ],
 )
 def test_what_is_hidden_is_not_counted(visible: str, count: int) -> None:
-    assert counted(CUDA_VISIBLE_DEVICES=visible) == str(count)
-    assert counted("davinci", ASCEND_RT_VISIBLE_DEVICES=visible) == str(count)
+    assert usable({"CUDA_VISIBLE_DEVICES": visible}, 4) == count
+    assert usable({"ASCEND_RT_VISIBLE_DEVICES": visible}, 4) == count
 
 
 def test_where_nothing_is_hidden_all_count() -> None:
-    assert (counted(), counted("davinci"), counted("none")) == ("4", "4", "0")
-    assert counted("none", CUDA_VISIBLE_DEVICES="0,1") == "0"
-    assert (counted(DEVICE="cpu"), counted(MS_DEVICE="cpu"), counted(DEVICE="cuda")) == ("0", "0", "4")
+    assert (usable({}, 4), usable({}, 0), usable({"CUDA_VISIBLE_DEVICES": "0,1"}, 0)) == (4, 0, 0)
+    assert [usable({name: "cpu"}, 4) for name in ("DEVICE", "MS_DEVICE")] == [0, 0]
+    assert usable({"DEVICE": "cuda"}, 4) == 4
+
+
+@pytest.mark.parametrize("kind", ["nvidia", "davinci"])
+def test_a_device_is_a_numbered_file(kind: str, tmp_path: Path) -> None:
+    for name in ("0", "1", "10", "ctl", "-uvm", "0x"):
+        (tmp_path / f"{kind}{name}").touch()
+    assert device_files(tmp_path) == 3
+    assert device_files(tmp_path / "nothing") == 0

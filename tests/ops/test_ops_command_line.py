@@ -20,7 +20,7 @@ from runtime.core import records
 from runtime.core.messages import EndKind, Process, RoundId
 from runtime.core.point import Point
 from runtime.errors import SameBitsError
-from runtime.ops import doctor, prepare
+from runtime.ops import doctor, prepare, run_options
 from runtime.ops.job_view import JobView, Presence, stored_view
 from runtime.store.journal import Journal
 from runtime.store.owner import claim_folder
@@ -238,7 +238,8 @@ def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int
     """As ``run`` asks before it starts anything; the error and its exit status, as the command line shows them."""
     status, text = 0, ""
     try:
-        ready = prepare.read_start(["train.py", "--help", "--", "x"])
+        request = run_options.parse(["train.py", "--help", "--", "x"], config.whole_environment())
+        ready = prepare.read_start(request)
         prepare.prepare(ready.settings, ready.start, fresh="--fresh" in options)
     except SameBitsError as error:
         status, text = error.exit_code, str(error)
@@ -248,6 +249,7 @@ def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int
 
 @pytest.fixture
 def scheduler_role(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (here / "train.py").touch()
     monkeypatch.setenv("ROLE", "scheduler")
     monkeypatch.setenv("WORKER_NUM", "2")
     monkeypatch.setenv("ENABLE_RECOVERY", "1")
@@ -276,6 +278,7 @@ def test_prepare_refuses_an_unfinished_job_with_its_newest_step(
         "ckpt_of_rank.1a2b3c4d.aside",
         "device",
         "recovery.1a2b3c4d.aside",
+        "train.py",
     ]
 
 
@@ -357,7 +360,7 @@ def test_two_log_folders_of_one_folder_are_told_apart(
 def test_without_a_script_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--fresh"])
-    assert "-- SCRIPT" in capsys.readouterr().err
+    assert "which script?" in capsys.readouterr().err
 
 
 # ---- doctor

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import xxhash
 
+from runtime.commands import spelled
 from runtime.core.messages import GenerationStarted
 from runtime.errors import DivergenceError, ForeignFolderError, StoreError, UsageError
 from runtime.service import voice
@@ -223,7 +224,7 @@ class Replay:
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
                 f"{text}. Either script, data or settings have changed since, or a run of this script does not repeat "
-                "itself: fix that and call `bash scripts/recover.sh`, or go on knowingly with "
+                f"itself: fix that and call `{spelled('recover')}`, or go on knowingly with "
                 'CheckpointConfig(step_log=runtime.StepLog(on_divergence="warn"))'
             )
         voice.warn(f"{text}; from here on the steps are another line's and are not compared")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
+from runtime.commands import spelled
 from runtime.core.messages import Copy, GenerationStarted, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
@@ -220,7 +221,7 @@ class StatePoints:
         if not self._save(point, durable=True, wait_s=wait_s):
             raise StoreError(
                 f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
-                "folder that can be written; `bash scripts/recover.sh` then goes on from the newest point"
+                f"folder that can be written; `{spelled('recover')}` then goes on from the newest point"
             )
 
     def compare(self, step: int, *, is_save: bool) -> None:

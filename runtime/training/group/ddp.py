@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from runtime.commands import spelled
 from runtime.errors import LayoutError, UsageError
 from runtime.training.group.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.group.group import Group, discard
@@ -165,7 +166,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         raise LayoutError(
             f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
             f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start anew "
-            "with `bash scripts/run.sh --fresh`"
+            f"with `{spelled('run', '--fresh')}`"
         )
 
 
@@ -287,7 +288,7 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
             f"the parameters of {type(ddp.module).__name__} are not those of the restore point: "
             f"missing here {sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a frozen parameter counts "
             "as missing); run the script the restore point was made with, or start anew with "
-            "`bash scripts/run.sh --fresh`"
+            f"`{spelled('run', '--fresh')}`"
         )
 
 

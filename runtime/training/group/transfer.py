@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from runtime.commands import spelled
 from runtime.errors import CheckpointError, LayoutError
 from runtime.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
 
@@ -162,5 +163,5 @@ def require_equal(digests: Sequence[int], what: str) -> None:
     if different:
         raise LayoutError(
             f"{what} of rank {', '.join(map(str, different))} differs from rank 0's: training on would diverge "
-            "silently. Start the job anew with `bash scripts/run.sh --fresh`, and report this with the logs"
+            f"silently. Start the job anew with `{spelled('run', '--fresh')}`, and report this with the logs"
         )

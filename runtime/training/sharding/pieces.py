@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from runtime.commands import spelled
 from runtime.errors import CheckpointError
 
 __all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
@@ -218,7 +219,7 @@ class Putting:
         if path not in self.own:
             raise CheckpointError(
                 f"{path}: this rank's part of it is in no point that is left, and no other rank holds it: bring back "
-                "this rank's checkpoint folder, or begin anew with `bash scripts/run.sh --fresh`, from a directory "
+                f"this rank's checkpoint folder, or begin anew with `{spelled('run', '--fresh')}`, from a directory "
                 "that `samebits ckpt export --format dcp` has written and runtime.elastic.load_dcp reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from runtime.commands import spelled
 from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
@@ -173,7 +174,7 @@ class ObjectState(State):
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
-                "go on with the program the job was started with, or begin anew with `bash scripts/run.sh --fresh`"
+                f"go on with the program the job was started with, or begin anew with `{spelled('run', '--fresh')}`"
             )
         self.load_values(values, contents["own"] if own else {})
         self._committed_steps = contents["shared"]["steps"]

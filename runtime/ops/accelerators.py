@@ -1,0 +1,37 @@
+"""How many accelerators a job may use on this machine, without importing torch.
+
+Counting device files and reading the variables that hide some of them live here. The one idea: of a list of visible
+devices those count that stand before the first that names none, such as -1 or NoDevFiles, as CUDA takes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_NAMES_A_DEVICE = re.compile(r"\s*([0-9]|GPU-|MIG-)")
+
+
+def device_files(folder: Path = Path("/dev")) -> int:
+    """How many NVIDIA devices this machine has; where it has none, how many of Ascend."""
+    for kind in ("nvidia", "davinci"):
+        count = sum(re.fullmatch(rf"{kind}[0-9]+", entry.name) is not None for entry in folder.glob(f"{kind}*"))
+        if count:
+            return count
+    return 0
+
+
+def usable(environment: Mapping[str, str], devices: int) -> int:
+    """How many of ``devices`` a job with this environment may use."""
+    if (environment.get("DEVICE") or environment.get("MS_DEVICE")) == "cpu" or not devices:
+        return 0
+    visible = environment.get("CUDA_VISIBLE_DEVICES", environment.get("ASCEND_RT_VISIBLE_DEVICES", "all"))
+    if visible == "all":
+        return devices
+    count = 0
+    for device in visible.split(","):
+        if not _NAMES_A_DEVICE.match(device):
+            break
+        count += 1
+    return count

@@ -1,0 +1,97 @@
+"""The lines of a job's logs, as they come: for ``samebits logs``, and for whoever follows a job with ``--tee``.
+
+Reading from where the last reading ended lives here, and the subcommand; never what a line means. The one idea: a line
+is given out once it is whole, under the name of the process that wrote it, and what is read at once is bounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from runtime.errors import UsageError
+from runtime.ops import kept_start
+from runtime.ops.local_processes import SCHEDULER, name_of, process_names
+
+LOOK_S = 0.2
+LAST_LINES = 20
+_READ_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 16
+
+
+class LogLines:
+    """The logs of some processes, from their present ends on."""
+
+    def __init__(self, log_dir: Path, names: Iterable[str]) -> None:
+        self._logs = {name: log_dir / f"{name}.log" for name in names}
+        self._offsets = {name: _size(log) for name, log in self._logs.items()}
+        self._rests: dict[str, bytes] = {}
+
+    def take(self) -> Iterator[tuple[str, str]]:
+        """What was appended since the last call: the process's name, and a line without its end."""
+        for name, log in self._logs.items():
+            offset = self._offsets[name]
+            if _size(log) < offset:
+                offset, self._rests[name] = 0, b""  # cut back by somebody
+            with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+                file.seek(offset)
+                data = file.read(_READ_BYTES)
+                self._offsets[name] = offset + len(data)
+                *lines, rest = (self._rests.get(name, b"") + data).split(b"\n")
+                if len(rest) > _LONGEST_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                self._rests[name] = rest
+                yield from ((name, line.decode(errors="replace")) for line in lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``logs``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits logs",
+        description="Show the end of the logs of the job in this folder: all of them, or of one worker.",
+    )
+    parser.add_argument("worker", nargs="?", metavar="RANK", help="a worker's NODE_ID, or `scheduler`")
+    parser.add_argument("-f", "--follow", action="store_true", help="stay and show what is written")
+    parser.add_argument("-n", "--lines", type=int, default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
+    options = parser.parse_args(arguments)
+    settings = kept_start.settings_here(only_looks=True)
+    names = process_names(kept_start.nodes_of(settings.log_dir, settings))
+    if options.worker is not None:
+        wanted = SCHEDULER if options.worker == SCHEDULER else name_of(options.worker)
+        if wanted not in names:
+            raise UsageError(f"there is no log of worker {options.worker!r} here: expected one of {', '.join(names)}")
+        names = [wanted]
+    width = max(map(len, names)) if len(names) > 1 else 0
+    news = LogLines(settings.log_dir, names)
+    for name in names:
+        for line in _last_lines(settings.log_dir / f"{name}.log", max(options.lines, 0)):
+            print(_prefixed(name, line, width))
+    while options.follow:
+        for name, line in news.take():
+            print(_prefixed(name, line, width))
+        sys.stdout.flush()
+        time.sleep(LOOK_S)
+    return 0
+
+
+def _prefixed(name: str, line: str, width: int) -> str:
+    return f"[{name}]{'':<{width - len(name)}} {line}" if width else line
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
+        return [line.decode(errors="replace") for line in file.read().splitlines()[-count:]] if count else []
+    return []
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,384 @@
+"""The words of ``samebits run``: torchrun's options where they exist, and what they say of the environment.
+
+The parser, the defaults of a start and the nodes that fall to one host live here; nothing is looked at or started. The
+one idea: an option is a way of writing an environment variable. What the options say wins over today's environment,
+which wins over torchrun's PET_* variables, which win over the defaults, and every process is given the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import NoReturn
+
+from runtime.errors import SettingsError
+from runtime.ops.accelerators import device_files, usable
+from runtime.ops.spawning import Way
+
+DEFAULT_WORKERS = 4
+SUPERVISED_RESTARTS = 32767
+_EPILOG = """\
+examples:
+  samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
+  samebits run -n 4 --spares 1 train.py        a warm spare takes a lost worker's place at once
+  samebits run -m package.train                as python -m package.train
+  samebits run --dry-run -n 4 train.py         says what would start where, and starts nothing
+  samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
+
+Whatever has no option is said by the environment (samebits env). Every variable PET_<OPTION> that torchrun reads is
+read as well.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams of which local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
+
+    Both streams of a worker are one log here, so that any of them means that log.
+    """
+
+    of: Mapping[int | None, int]
+
+    def has(self, local_rank: int) -> bool:
+        """Whether anything of this worker's is meant."""
+        return bool(self.of.get(local_rank, self.of.get(None, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks ``run`` for.
+
+    Attributes:
+        way, script, args: the command of a worker.
+        environment: what is exported to every process of the job, over today's environment.
+        nodes: this host's workers and spares, by node id; None: all of the job's.
+        has_scheduler: whether the scheduler is started on this host.
+        tee: whose log lines are shown as they come.
+        signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
+    """
+
+    way: Way
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    nodes: tuple[str, ...] | None = None
+    has_scheduler: bool = True
+    fresh: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    tee: Streams = Streams({})
+    signals: tuple[signal.Signals, ...] = ()
+
+
+def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
+    """What these words ask for in this environment; leaves with a message and status 64 where they make no sense.
+
+    Args:
+        devices: how many accelerators this machine has; looked for where None.
+    """
+    parser = _parser(environ)
+    # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
+    options = parser.parse_args(list(words))
+    nodes_least, nodes_most = options.nnodes
+    if options.no_python and options.module:
+        parser.error("--no-python and -m: a module needs Python")
+    if not 0 <= options.node_rank < nodes_most:
+        parser.error(f"--node-rank {options.node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
+    given = _Given(environ)
+    if options.sched_host:
+        given.say("SCHED_HOST", options.sched_host)
+    if options.sched_port:
+        given.say("SCHED_PORT", options.sched_port)
+    for name, value in (
+        ("SPARE_NUM", options.spares),
+        ("MAX_RESTARTS", options.max_restarts),
+        ("MONITOR_INTERVAL", options.monitor_interval),
+        ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
+        ("LOG_DIR", options.log_dir),
+    ):
+        if value is not None:
+            given.say(name, str(value))
+    per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
+    if per_node is not None:
+        given.say("WORKER_NUM", str(nodes_most * per_node))
+        if nodes_least < nodes_most:
+            given.say("MIN_WORKER_NUM", str(nodes_least * per_node))
+    given.default("ENABLE_RECOVERY", "1")
+    given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
+    given.default("JOB_NAME", PurePath(options.script).name)
+    if given.value("WORKER_NUM") != "1":
+        given.default("OMP_NUM_THREADS", "1", is_ours=False)
+    share = None
+    if nodes_most > 1:
+        assert per_node is not None
+        share = nodes_of_host(options.node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
+    return Request(
+        way=Way.PROGRAM if options.no_python else Way.MODULE if options.module else Way.SCRIPT,
+        script=options.script,
+        args=tuple(options.args),
+        environment=given.said,
+        nodes=share,
+        has_scheduler=options.node_rank == 0,
+        fresh=options.fresh,
+        detach=options.detach,
+        dry_run=options.dry_run,
+        as_json=options.json,
+        tee=_shown(options.tee, options.local_ranks_filter),
+        signals=options.signals_to_handle,
+    )
+
+
+def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
+    """The node ids that one of ``hosts`` equal hosts starts: its block of workers, and every so many-th spare."""
+    first_spare = hosts * per_host
+    workers = range(node_rank * per_host, (node_rank + 1) * per_host)
+    return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))
+
+
+class _Given:
+    """Today's environment, what is said over it, and what is still to be told to the processes."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.said: dict[str, str] = {}
+
+    def say(self, name: str, value: str) -> None:
+        self.said[name] = value
+
+    def value(self, name: str) -> str:
+        """Of one of our variables, also under MindSpore's prefix; empty where nobody says it."""
+        return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
+
+    def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
+        found = self.value(name) if is_ours else self._environ.get(name)
+        if not found:
+            self.said[name] = value
+
+    def merged(self) -> dict[str, str]:
+        return {**self._environ, **self.said}
+
+
+def _workers_per_node(
+    parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
+) -> int | None:
+    """How many workers a host starts; None where the environment says how many the job has."""
+    if asked is None and given.value("WORKER_NUM"):
+        total = _number(given.value("WORKER_NUM"))
+        if hosts > 1 and total % hosts:
+            parser.error(f"--nnodes {hosts}: WORKER_NUM={total} workers are not the same number on each host")
+        return total // hosts if hosts > 1 else None
+    if asked is not None and asked.isdigit() and int(asked):
+        return int(asked)
+    found = usable(given.merged(), device_files() if devices is None else devices)
+    match asked:
+        case "gpu" if not found:
+            return parser.error("--nproc-per-node gpu: this machine shows no accelerator. Fix: -n auto, or a number")
+        case "cpu":
+            return os.cpu_count() or 1
+        case "auto" | "gpu":
+            return found or os.cpu_count() or 1
+        case None:
+            found -= _number(given.value("SPARE_NUM"))  # a spare needs a device of its own
+            return found if found > 0 else DEFAULT_WORKERS
+    return parser.error(f"--nproc-per-node {asked}: expected a number, auto, gpu or cpu")
+
+
+def _number(text: str) -> int:
+    """What a text that is checked elsewhere counts; 0 where it counts nothing."""
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+# ---- the parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if "required: script" in message:
+            message = "which script? As in `samebits run train.py --epochs 3`"
+        self.print_usage(sys.stderr)
+        self.exit(SettingsError.exit_code, f"{self.prog}: {message}\n")
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    def pet(name: str, otherwise: str | None = None) -> str | None:
+        return environ.get(f"PET_{name}") or otherwise
+
+    parser = _Parser(
+        prog="samebits run",
+        description="Check that a job may start in this folder, move a finished job's folders aside, start its workers "
+        "and its scheduler on this machine, and follow it to its end. Exits with 0 only when it finished.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] script.py [arguments ...]",
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what runs")
+    what.add_argument("script", help="the training script (a module with -m, a program with --no-python)")
+    what.add_argument("args", nargs=argparse.REMAINDER, help="its own words; nothing after the script is read here")
+    what.add_argument(
+        *("-m", "--module"), action="store_true", default=_is_on(pet("MODULE")), help="run as python -m SCRIPT"
+    )
+    what.add_argument(
+        *("--no-python", "--no_python"),
+        action="store_true",
+        default=_is_on(pet("NO_PYTHON")),
+        help="run SCRIPT itself, which is any program that starts the training",
+    )
+    where = parser.add_argument_group("how many, and where")
+    where.add_argument(
+        *("-n", "--nproc-per-node", "--nproc_per_node"),
+        dest="workers",
+        metavar="N",
+        default=pet("NPROC_PER_NODE"),
+        help="workers of a host: a number, auto (accelerators, else cores), gpu or cpu; "
+        f"default WORKER_NUM, else the accelerators there are, else {DEFAULT_WORKERS}",
+    )
+    where.add_argument("--spares", type=_count, metavar="N", help="spares of the whole job (SPARE_NUM)")
+    where.add_argument(
+        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES", "1"), help="hosts; with MIN: the fewest"
+    )
+    where.add_argument(
+        *("--node-rank", "--node_rank"),
+        type=_count,
+        metavar="R",
+        default=pet("NODE_RANK", "0"),
+        help="which of them this is; host 0 has the scheduler",
+    )
+    where.add_argument(
+        *("--sched-host", "--master-addr", "--master_addr"),
+        dest="sched_host",
+        metavar="HOST",
+        default=pet("MASTER_ADDR"),
+        help="where the scheduler is reached (SCHED_HOST)",
+    )
+    where.add_argument(
+        *("--sched-port", "--master-port", "--master_port"),
+        dest="sched_port",
+        metavar="PORT",
+        default=pet("MASTER_PORT"),
+        help="its port (SCHED_PORT)",
+    )
+    ends = parser.add_argument_group("deaths and ends")
+    ends.add_argument(
+        *("--max-restarts", "--max_restarts"),
+        type=_count,
+        metavar="N",
+        default=pet("MAX_RESTARTS"),
+        help=f"how often in one window a dead process is started again (MAX_RESTARTS, default {SUPERVISED_RESTARTS}); "
+        "0: never",
+    )
+    ends.add_argument(
+        *("--monitor-interval", "--monitor_interval"),
+        type=_seconds,
+        metavar="S",
+        default=pet("MONITOR_INTERVAL"),
+        help="seconds between two looks at what runs (MONITOR_INTERVAL)",
+    )
+    ends.add_argument(
+        *("--shutdown-timeout", "--shutdown_timeout"),
+        type=_seconds,
+        metavar="S",
+        default=pet("SHUTDOWN_TIMEOUT"),
+        help="seconds from the request to end to SIGKILL (SHUTDOWN_TIMEOUT)",
+    )
+    ends.add_argument(
+        *("--signals-to-handle", "--signals_to_handle"),
+        type=_signals,
+        metavar="NAMES",
+        default=pet("SIGNALS_TO_HANDLE", ""),
+        help="besides SIGINT and SIGTERM: signals of this command that end the job, as in SIGHUP,SIGQUIT",
+    )
+    ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
+    ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument(
+        *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
+    )
+    shown.add_argument(
+        *("-t", "--tee"),
+        type=_streams,
+        metavar="SPEC",
+        default=pet("TEE", "0"),
+        help="show the workers' lines here as well: 3 for all workers, 0:3,2:3 for some, by local rank",
+    )
+    shown.add_argument(
+        *("-r", "--redirects"),
+        type=_streams,
+        metavar="SPEC",
+        default=pet("REDIRECTS", "3"),
+        help="taken for torchrun's sake: what a worker prints always goes to its log",
+    )
+    shown.add_argument(
+        *("--local-ranks-filter", "--local_ranks_filter"),
+        type=_ranks,
+        metavar="RANKS",
+        default=pet("LOCAL_RANKS_FILTER", ""),
+        help="of what -t shows only these workers, as in 0,1",
+    )
+    shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
+    shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # a job here is, unless it is told
+    return parser
+
+
+def _is_on(text: str | None) -> bool:
+    return text not in (None, "", "0", "false", "False")
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
+    return float(text)
+
+
+def _hosts(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
+    least, most = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hosts, or MIN:MAX, as in 2:4")
+    return least, most
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    return frozenset(_count(part.strip()) for part in text.split(",")) if text else None
+
+
+def _streams(text: str) -> Streams:
+    of: dict[int | None, int] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 3, or RANK:0 to 3 for some, as in 0:3,1:1")
+        of[None if found[1] is None else int(found[1])] = int(found[2])
+    return Streams(of)
+
+
+def _signals(text: str) -> tuple[signal.Signals, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        found = [signal.Signals[name] for name in names]
+    except KeyError as unknown:
+        raise argparse.ArgumentTypeError(f"there is no signal {unknown}: expected names such as SIGHUP") from None
+    if signal.SIGKILL in found or signal.SIGSTOP in found:
+        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP are heard by nobody")
+    return tuple(one for one in found if one not in (signal.SIGINT, signal.SIGTERM))
+
+
+def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
+    """What of ``tee`` is left by a filter, which alone means: show these."""
+    if ranks is None:
+        return tee
+    return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

@@ -1,0 +1,207 @@
+"""What ``samebits run`` makes of its words: the environment of the job, and this host's share of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.__main__ import main
+from runtime.commands import spelled
+from runtime.ops.run_options import SUPERVISED_RESTARTS, Request, Streams, nodes_of_host, parse
+from runtime.ops.spawning import Way
+
+DEFAULTS = {
+    "WORKER_NUM": "4",
+    "ENABLE_RECOVERY": "1",
+    "MAX_RESTARTS": str(SUPERVISED_RESTARTS),
+    "JOB_NAME": "train.py",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def asked(line: str, environ: dict[str, str] | None = None, *, devices: int = 0) -> Request:
+    return parse(line.split(), environ or {}, devices=devices)
+
+
+def test_a_script_alone_is_a_job_of_four_that_recovers() -> None:
+    request = asked("here/train.py")
+    assert (request.way, request.script, request.args) == (Way.SCRIPT, "here/train.py", ())
+    assert request.environment == DEFAULTS
+    assert (request.nodes, request.has_scheduler) == (None, True)
+
+
+def test_everything_after_the_script_is_its_own() -> None:
+    for line in ("--fresh train.py --fresh -n 7 -- x --", "--fresh -- train.py --fresh -n 7 -- x --"):
+        request = asked(line)
+        assert (request.script, request.args) == ("train.py", ("--fresh", "-n", "7", "--", "x", "--"))
+        assert request.fresh
+        assert request.environment == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "said"),
+    [
+        ("-n 2 train.py", {"WORKER_NUM": "8"}, {"WORKER_NUM": "2"}),
+        ("train.py", {"WORKER_NUM": "8"}, {"WORKER_NUM": None}),
+        ("train.py", {"MS_WORKER_NUM": "8"}, {"WORKER_NUM": None}),
+        ("train.py", {"PET_NPROC_PER_NODE": "3"}, {"WORKER_NUM": "3"}),
+        ("--nproc-per-node=2 train.py", {"PET_NPROC_PER_NODE": "3"}, {"WORKER_NUM": "2"}),
+        ("--nproc_per_node 2 train.py", {}, {"WORKER_NUM": "2"}),
+        ("-n 1 train.py", {}, {"WORKER_NUM": "1", "OMP_NUM_THREADS": None}),
+        ("train.py", {"OMP_NUM_THREADS": "8"}, {"OMP_NUM_THREADS": None}),
+        ("train.py", {"MS_ENABLE_RECOVERY": "0"}, {"ENABLE_RECOVERY": None}),
+        ("train.py", {"MAX_RESTARTS": "0"}, {"MAX_RESTARTS": None}),
+        ("--max-restarts 3 train.py", {"MAX_RESTARTS": "0"}, {"MAX_RESTARTS": "3"}),
+        ("--max-restarts 0 train.py", {}, {"MAX_RESTARTS": "0"}),
+        ("--monitor-interval 0.5 --shutdown-timeout 30 train.py", {}, {"MONITOR_INTERVAL": "0.5"}),
+        ("--shutdown-timeout 30 train.py", {}, {"SHUTDOWN_TIMEOUT": "30.0"}),
+        ("--spares 2 train.py", {}, {"SPARE_NUM": "2"}),
+        ("--log-dir logs train.py", {}, {"LOG_DIR": "logs"}),
+        ("--master-addr a.b --master-port 29500 train.py", {}, {"SCHED_HOST": "a.b", "SCHED_PORT": "29500"}),
+        ("--nnodes 2:4 -n 2 train.py", {}, {"WORKER_NUM": "8", "MIN_WORKER_NUM": "4"}),
+        ("--nnodes 2 train.py", {"WORKER_NUM": "6"}, {"WORKER_NUM": "6"}),
+        ("-m package.train", {}, {"JOB_NAME": "package.train"}),
+    ],
+)
+def test_an_option_wins_over_the_environment_which_wins_over_the_default(
+    line: str, environ: dict[str, str], said: dict[str, str | None]
+) -> None:
+    environment = asked(line, environ).environment
+    assert {name: environment.get(name) for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("line", "devices", "workers"),
+    [
+        ("train.py", 8, 8),
+        ("--spares 1 train.py", 8, 7),
+        ("-n auto train.py", 8, 8),
+        ("-n gpu train.py", 2, 2),
+    ],
+)
+def test_the_workers_are_as_many_as_accelerators_where_nobody_says_how_many(
+    line: str, devices: int, workers: int
+) -> None:
+    assert asked(line, devices=devices).environment["WORKER_NUM"] == str(workers)
+
+
+def test_a_host_starts_its_block_of_workers_and_its_share_of_the_spares() -> None:
+    assert nodes_of_host(0, 2, 2, 3) == ("0", "1", "4", "6")
+    assert nodes_of_host(1, 2, 2, 3) == ("2", "3", "5")
+    first = asked("--nnodes 2 --sched-host h -n 2 --spares 1 train.py")
+    second = asked("--nnodes 2 --node-rank 1 --sched-host h -n 2 --spares 1 train.py")
+    assert (first.nodes, first.has_scheduler) == (("0", "1", "4"), True)
+    assert (second.nodes, second.has_scheduler) == (("2", "3"), False)
+    assert first.environment == second.environment, "the job's processes must agree on it"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("", "which script? As in"),
+        ("--nproc 3 train.py", "unrecognized arguments|--nproc"),
+        ("-n many train.py", "--nproc-per-node many: expected a number, auto, gpu or cpu"),
+        ("-n 0 train.py", "--nproc-per-node 0"),
+        ("-n gpu train.py", "this machine shows no accelerator. Fix:"),
+        ("--nnodes 3:2 train.py", "'3:2': expected a number of hosts, or MIN:MAX"),
+        ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: expected 0 to 1, for --nnodes 2"),
+        ("--spares -1 train.py", "expected"),
+        ("--signals-to-handle SIGWHAT train.py", "there is no signal 'SIGWHAT'"),
+        ("--signals-to-handle SIGKILL train.py", "heard by nobody"),
+        ("-t 9 train.py", "'9': expected 0 to 3"),
+        ("-m --no-python train.py", "a module needs Python"),
+    ],
+)
+def test_what_makes_no_sense_is_said_with_status_64(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        asked(line)
+    assert ended.value.code == 64
+    said = capsys.readouterr().err
+    assert any(part in said for part in text.split("|")), said
+
+
+def test_whose_lines_are_shown() -> None:
+    def shown(line: str) -> list[int]:
+        tee = asked(f"{line} train.py").tee
+        return [rank for rank in range(4) if tee.has(rank)]
+
+    assert shown("") == []
+    assert shown("-t 3") == [0, 1, 2, 3]
+    assert shown("-t 0:3,2:1") == [0, 2]
+    assert shown("-t 3 --local-ranks-filter 1") == [1]
+    assert shown("--local-ranks-filter 0,3") == [0, 3]
+    assert Streams({}).has(0) is False
+
+
+def test_which_signals_end_the_job() -> None:
+    assert asked("train.py").signals == ()
+    assert asked("--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT train.py").signals == (
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (Way.SCRIPT, ["python", "train.py", "-x"]),
+        (Way.MODULE, ["python", "-m", "train.py", "-x"]),
+        (Way.PROGRAM, ["train.py", "-x"]),
+    ],
+)
+def test_the_command_of_a_worker(way: Way, words: list[str]) -> None:
+    assert way.words("python", "train.py", ("-x",)) == words
+
+
+# ---- through the command
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in config.kept_environment():
+        if name not in ("PATH", "PYTHONPATH"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def test_a_dry_run_says_what_would_start_and_leaves_nothing_behind(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--dry-run", "-n", "2", "--spares", "1", "train.py", "--lr", "0.1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[2:]] == ["worker 0", "worker 1", "worker 2", "the scheduler"]
+    assert lines[3] == f"worker 1: ROLE=worker NODE_ID=1 {sys.executable} train.py --lr 0.1"
+    assert main(["run", "--dry-run", "--json", "-n", "2", "train.py"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["environment"]["WORKER_NUM"] == "2"
+    assert [one["process"] for one in told["processes"]] == ["worker_0", "worker_1", "scheduler"]
+    assert [entry.name for entry in here.iterdir()] == ["train.py"]
+
+
+def test_a_script_that_is_not_there_is_said_before_anything_is_started(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "trian.py"]) == 80
+    assert "there is no script 'trian.py'" in capsys.readouterr().err
+    assert main(["run", "--no-python", "no-such-program"]) == 80
+    assert "there is no program 'no-such-program'" in capsys.readouterr().err
+    assert [entry.name for entry in here.iterdir()] == ["train.py"]
+
+
+def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installed_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert spelled("recover", "--moved") == f"bash {root}/scripts/recover.sh --moved"
+    monkeypatch.chdir(root)
+    assert spelled("run", "--fresh", "my train.py") == "bash scripts/run.sh --fresh 'my train.py'"
+    monkeypatch.setattr("runtime.commands._SCRIPTS", here / "scripts")
+    assert spelled("run", "--fresh", "train.py") == "samebits run --fresh train.py"
+    assert spelled("recover") == "samebits recover"
