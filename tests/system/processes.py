@@ -36,13 +36,17 @@ PATIENCE = 5.0 if PRELOADED[-1] in os.environ else 1.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A Python script and everything its process is given; standard output and error are appended to ``log``."""
+    """A Python script and everything its process is given; standard output and error are appended to ``log``.
+
+    ``inside``: the pid of a process in whose namespaces a warm start takes place (``tests.clusters.namespaces``).
+    """
 
     script: Path
     args: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     log: Path
+    inside: int | None = None
 
 
 class Starter(Protocol):
@@ -117,6 +121,7 @@ class ColdStarter:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, command: Command) -> Running:
+        assert command.inside is None, "only a warm start leads into namespaces"
         with command.log.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, str(command.script), *command.args],
@@ -167,6 +172,7 @@ class WarmStarter:
             "environment": dict(command.environment),
             "folder": str(command.folder),
             "log": str(command.log),
+            "inside": command.inside,
         }
         self._socket.sendall(json.dumps(order).encode() + b"\n")
         told = self._receive("started_at", time.monotonic() + 60.0 * PATIENCE)

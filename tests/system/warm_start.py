@@ -34,6 +34,7 @@ import zmq
 
 import runtime.service.scheduler
 import runtime.training.run.elastic_run  # with it all that a worker loads
+from tests.clusters.namespaces import fork_inside
 from tests.system.processes import identity_of_child
 
 IMPORTED = (filelock, msgpack, runtime, safetensors, sklearn.datasets, torch, xxhash, zmq)
@@ -68,11 +69,11 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
             rest += received
             while b"\n" in rest:
                 line, _, rest = rest.partition(b"\n")
-                pid = os.fork()
+                order: dict[str, Any] = json.loads(line)
+                pid = fork_inside(order["inside"])
                 if pid == 0:
                     for other in children:
                         os.close(other)
-                    order: dict[str, Any] = json.loads(line)
                     return order
                 descriptor = os.pidfd_open(pid)
                 children[descriptor] = pid

@@ -1,0 +1,82 @@
+"""A job over hosts: where each process runs, what a lost host takes along, and what stands in for it.
+
+Each process of a host works in that host's folder, which is its disk: checkpoints go there, and so does the journal
+unless a folder is shared. Logs lie outside, as if they were shipped. Never here: how a host is made (``namespaces``),
+or a promise.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.clusters.namespaces import Family, Host, Switch
+from tests.system.job import PROBE, Job
+from tests.system.processes import Command, Running, WarmStarter
+
+SECRET = "a secret of more than sixteen bytes"
+
+
+class HostsJob(Job):
+    """A job whose scheduler runs on the first host, and whose ranks are dealt to the hosts in turn.
+
+    Args:
+        hosts: where it runs, in order.
+        network: which of the hosts' networks SCHED_HOST lies in.
+        shared: whether RECOVERY_PATH lies where every host sees it; else on the scheduler's host's disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        starter: WarmStarter,
+        switch: Switch,
+        *,
+        args: tuple[str, ...] = (),
+        workers: int = 3,
+        family: Family = "IPv4",
+        network: int = 0,
+        shared: bool = False,
+        settings: Mapping[str, str] | None = None,
+        script: Path = PROBE,
+    ) -> None:
+        self.switch = switch
+        self.place: dict[str | int, Host] = {"scheduler": switch.hosts[0]}
+        self.place |= {rank: switch.hosts[rank % len(switch.hosts)] for rank in range(workers)}
+        address = switch.hosts[0].address(family, network)
+        ours = {"SCHED_HOST": address, "CLUSTER_SECRET": SECRET}
+        if shared:
+            ours["RECOVERY_PATH"] = str(folder / "shared" / "recovery")
+        args = (*args, "--marks", str(folder))
+        super().__init__(folder, starter, script=script, args=args, workers=workers, settings=ours | (settings or {}))
+
+    def disk_of(self, host: Host) -> Path:
+        """The host's own folder."""
+        return self.folder / f"{host.number}-{host.name}"
+
+    def ranks_on(self, host: Host) -> list[int]:
+        return [name for name, place in self.place.items() if place is host and isinstance(name, int)]
+
+    def _start(self, name: str | int, more: Mapping[str, str]) -> Running:
+        host = self.place[name]
+        self.disk_of(host).mkdir(exist_ok=True)
+        command = Command(
+            self._script, self._args, self.environment(**more), self.disk_of(host), self.log(name), inside=host.pid
+        )
+        return self._starter.start(command)
+
+    def lose(self, host: Host) -> None:
+        """The host with all that runs on it, its memory and its disk; its ranks' processes are gone when it returns."""
+        ranks = self.ranks_on(host)
+        host.lose()
+        self.switch.hosts.remove(host)
+        for rank in ranks:
+            self.wait_killed(rank)
+        shutil.rmtree(self.disk_of(host))
+
+    def replace(self, host: Host, name: str, number: int | None = None) -> Host:
+        """A new host, whose processes start with nothing, in the place of one that is lost; ``number``: its address."""
+        new = self.switch.host(name, number)
+        self.place = {who: new if place is host else place for who, place in self.place.items()}
+        return new

@@ -1,0 +1,160 @@
+"""A job over several hosts, each with its own address, pids, memory and disk, ends with one machine's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.clusters.hosts import HostsJob
+from tests.clusters.namespaces import Switch
+from tests.system.probe import gate_of
+
+pytestmark = pytest.mark.system
+
+INTERVAL = 10
+TRAINED = ("--steps", "60", "--interval", str(INTERVAL))
+WORKERS = 3
+MIDDLE = 25  # no multiple of the interval
+QUICK = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
+FREE_OF_TRAINING_BYTES = 20_000
+"""What an interface sends that nobody trains over: neighbour discovery and the like."""
+
+
+def test_a_lost_host_is_replaced_and_no_bit_changes(
+    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """The host goes as in a power cut: nothing closes its connections, and its memory and disk are gone."""
+    job = new_hosts_job(*TRAINED, settings=QUICK)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    lost = job.place[1]
+    job.lose(lost)
+    job.replace(lost, "b2")
+    job.start_worker(1)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+@pytest.mark.thorough
+def test_hosts_of_one_name_are_several_hosts(
+    new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """Pids are equal as well: every host counts from 1, as machines and containers do."""
+    job = new_hosts_job(*TRAINED, switch=new_switch("node", "node", "node"))
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.kill(2)
+    job.start_worker(2)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+    assert {
+        match[1] for rank in (1, 2) for match in job.matches("scheduler", rf"worker {rank} \(pid (\d+) on node\) has")
+    }
+
+
+@pytest.mark.thorough
+def test_hosts_that_know_each_other_by_ipv6(
+    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_hosts_job(*TRAINED, family="IPv6")
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.kill(1)
+    job.start_worker(1)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+    job.wait_for("scheduler", r"listening on fd00:99:0::1|listening on fd00:99::1")
+
+
+@pytest.mark.thorough
+def test_all_that_the_job_says_goes_over_the_network_of_sched_host(
+    new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """Gradients, restored states and copies too; the hosts' first network is slow and hears nothing of the job."""
+    switch = new_switch("a", "b", "c", networks=2)
+    for host in switch.hosts:
+        host.slow_down("64kbit")
+    job = new_hosts_job(*TRAINED, switch=switch, network=1)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.kill(2)
+    job.start_worker(2)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+    for host in switch.hosts:
+        assert host.bytes_sent(0) < FREE_OF_TRAINING_BYTES < host.bytes_sent(1)
+
+
+@pytest.mark.thorough
+def test_a_network_that_is_slow_and_loses_packets_changes_no_bit(
+    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_hosts_job(*TRAINED)
+    for host in job.switch.hosts:
+        host.slow_down("20mbit")
+        host.lose_packets(2)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.kill(1)
+    job.start_worker(1)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ways", ["one way", "both ways"])
+def test_a_worker_cut_off_from_the_scheduler_comes_back(
+    ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """Cut for longer than a lease: its seat is lost, its process is not."""
+    job = new_hosts_job(*TRAINED, settings=QUICK)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    scheduler, cut = job.place["scheduler"], job.place[2]
+    cut.cut_towards(scheduler)
+    if ways == "both ways":
+        scheduler.cut_towards(cut)
+    job.wait_for("scheduler", r"worker 2 .* is lost")
+    cut.mend_towards(scheduler)
+    scheduler.mend_towards(cut)
+    statuses = job.wait_ended()
+    assert set(statuses.values()) == {0}, job.tails()
+    assert job.sha256() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ways", ["one way", "both ways"])
+def test_workers_cut_off_from_each_other_but_not_from_the_scheduler(
+    ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """Nobody is lost, and nobody may be: the collective goes on where it was, as TCP sends again what was lost."""
+    job = new_hosts_job(*TRAINED, settings=QUICK)
+    job.start()
+    job.wait_for_step(MIDDLE)
+    one, other = job.place[1], job.place[2]
+    one.cut_towards(other)
+    if ways == "both ways":
+        other.cut_towards(one)
+    felt = other.segments_sent_again() + one.segments_sent_again() + 3
+    job.wait_until(
+        lambda: True if other.segments_sent_again() + one.segments_sent_again() >= felt else None, "lost segments"
+    )
+    one.mend_towards(other)
+    other.mend_towards(one)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+@pytest.mark.thorough
+def test_the_schedulers_host_is_lost_and_its_address_moves(
+    new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """Its journal is lost with it: the new one is made from what the workers report."""
+    job = new_hosts_job(*TRAINED, "--gates", "30", switch=new_switch("head", "a", "b", "c"))
+    lost = job.place["scheduler"]
+    job.place |= {rank: job.switch.hosts[1 + rank] for rank in job.ranks}
+    job.start()
+    gate_of(job.folder, 0).touch()
+    for rank in job.ranks:
+        job.wait_for(rank, "waits at the gate of step 30")
+    job.lose(lost)
+    job.replace(lost, "head2", number=lost.number)
+    job.start_scheduler()
+    job.wait_for("scheduler", "made anew|rebuilt|taken up|goes on")
+    gate_of(job.folder, 30).touch()
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
