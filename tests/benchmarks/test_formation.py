@@ -27,6 +27,7 @@ def test_the_report() -> None:
     assert len(people(trials).splitlines()) == 5
 
 
+@pytest.mark.thorough
 @pytest.mark.system
 def test_real_formations_pass_through_all_points_in_order() -> None:
     *points, from_init_ms = astuple(form_ours(2))

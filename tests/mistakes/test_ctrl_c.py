@@ -48,8 +48,15 @@ def bring_to(job: ShellJob, shell: Shell, moment: str) -> None:
     job.wait_view(MOMENTS[moment][0])
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("script", ["run.sh", "recover.sh"])
+@pytest.mark.parametrize(
+    ("script", "moment"),
+    [
+        *(("run.sh", moment) for moment in MOMENTS),
+        ("recover.sh", "training"),
+        # Both scripts become the same follower.
+        *(pytest.param("recover.sh", moment, marks=pytest.mark.thorough) for moment in MOMENTS if moment != "training"),
+    ],
+)
 def test_ctrl_c_ends_the_job(job: ShellJob, script: str, moment: str) -> None:
     _, arguments, expected = MOMENTS[moment]
     (job.folder / HELD).touch()

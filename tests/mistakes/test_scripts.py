@@ -165,7 +165,15 @@ AFTER_INIT = (
 )
 
 
-@pytest.mark.parametrize("mistake", AFTER_INIT, ids=[one.name for one in AFTER_INIT])
+# Every process imports torch here. How the others are worded: tests/ops (with workers that need no torch: an error in
+# every worker, a worker that is lost) and tests/system/test_exits.py.
+IN_DEFAULT = "an error in a DataLoader's worker process"
+LISTED = [
+    pytest.param(one, id=one.name, marks=[] if one.name == IN_DEFAULT else [pytest.mark.thorough]) for one in AFTER_INIT
+]
+
+
+@pytest.mark.parametrize("mistake", LISTED)
 def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob) -> None:
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
@@ -173,6 +181,7 @@ def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob) -> None:
     assert job.running() == []
 
 
+@pytest.mark.thorough  # → test_ops_following; a worker whose script fails: test_ops_run_sh
 def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob) -> None:
     line = "assert runtime.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)
@@ -191,7 +200,7 @@ def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: Shell
 def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob) -> None:
     script = TRAIN.format(steps=100_000_000, line="").replace("        state.commit()\n", "")
     assert "commit" not in script
-    shell = job.run(worker=Mistake("", script, (), 0).make(job))
+    shell = job.run(worker=Mistake("", script, (), 0, settings={"WORKER_NUM": "1"}).make(job))
     said = shell.wait_for(r"samebits: worker 0: .*commit.*\n")[0]
     assert "100 optimizer steps and no state.commit()" in said
     assert "Fix: call state.commit() after every optimizer.step()" in said

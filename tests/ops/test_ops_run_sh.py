@@ -117,7 +117,7 @@ def test_a_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: sign
 
 
 def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> None:
-    job.settings["WORKER_NUM"] = "12"
+    job.settings["WORKER_NUM"] = "6"
     shell = job.run(*ENDLESS)
     shell.wait_until(lambda: (job.log_dir / "worker_1.pid").exists())
     os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
