@@ -7,7 +7,7 @@ heartbeat is its whole truth, and while it forms a group it repeats its address.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from runtime.core.agent_events import (
     Addressed,
@@ -80,6 +80,7 @@ from runtime.core.messages import (
     Standing,
 )
 from runtime.core.point import Point
+from runtime.core.values import replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ whole truth about one agent, so a lost message is fixed by the next heartbeat an
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
 
 from runtime.core.point import Point
-from runtime.core.schema import Schema
+from runtime.core.values import Int, Meta, Schema, Value
+from runtime.errors import ProtocolError
 
 PROTOCOL = 3
 MAX_SAVED_POINTS = 8
@@ -21,10 +23,26 @@ MAX_STOPPED_BY = 200
 MAX_DIGESTS = 12
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
+MAX_NODE_CHARS = 128  # as NODE_ID
+MAX_NAME_CHARS = 200  # as JOB_NAME
+MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
+MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
+MAX_ITEMS = 4096
+"""Of any other list that a worker sends: the restore points that it holds, or its settings."""
+MAX_MEMBERS = 1 << 17
+"""Of a list that the scheduler sends: MAX_WORKER_NUM goes to a hundred thousand."""
 FINAL = -1
 """In the place of a commit's number: the state with which the training function has returned."""
 
-Pairs = tuple[tuple[str, str], ...]
+_Of = TypeVar("_Of")
+Few = Annotated[tuple[_Of, ...], Meta(max_length=MAX_ITEMS)]
+Many = Annotated[tuple[_Of, ...], Meta(max_length=MAX_MEMBERS)]
+Pairs = Few[tuple[str, str]]
+Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Node = Annotated[str, Meta(max_length=MAX_NODE_CHARS)]
+Host = Annotated[str, Meta(max_length=MAX_HOST_CHARS)]
+Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 
 
 class Activity(enum.IntEnum):
@@ -79,8 +97,8 @@ class PartKind(enum.IntEnum):
 class RoundId(NamedTuple):
     """One attempt to form a generation; never reused, because ``term`` is durable and rises. Ordered like a point."""
 
-    term: int
-    number: int
+    term: Int
+    number: Int
 
     def __str__(self) -> str:
         return f"{self.term}.{self.number}"
@@ -89,53 +107,49 @@ class RoundId(NamedTuple):
 class Process(NamedTuple):
     """Where a session runs."""
 
-    host: str  # its name and, behind a "#", what tells it from another host of that name
-    pid: int
-    started_at: int  # clock ticks after boot, so that a reused pid is told apart
-    device: str
+    host: Host  # its name and, behind a "#", what tells it from another host of that name
+    pid: Int
+    started_at: Int  # clock ticks after boot, so that a reused pid is told apart
+    device: Id
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host.partition('#')[0]}" if self.pid else "process unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Value, frozen=True):
     """Who speaks: compared with the seat before anything else is read."""
 
-    job: str
-    node: str
-    session: str
-    incarnation: int
+    job: Id
+    node: Node
+    session: Id
+    incarnation: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Value, frozen=True):
     """What a member of a generation knows of its job: from it a lost journal can be made anew."""
 
-    term: int  # the last it was told
-    generation: int
+    term: Int  # the last it was told
+    generation: Int
     round: RoundId  # that made this generation
-    slot: int
-    world_size: int
+    slot: Int
+    world_size: Int
     restore: Point | None  # what the generation started from
     final: Point | None  # training is finished there
-    rank: int
+    rank: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Value, frozen=True):
     """Where a worker is, or would be, in a generation."""
 
-    slot: int
-    rank: int  # the slot's index among the members' slots
-    world_size: int
+    slot: Int
+    rank: Int  # the slot's index among the members' slots
+    world_size: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Value, frozen=True):
     """A copy, in its keeper's memory, of the point that the rank of ``slot`` saved."""
 
-    slot: int
+    slot: Int
     point: Point
 
 
@@ -143,143 +157,130 @@ class Part(NamedTuple):
     """One part of a rank's state; ``value`` is text that can be shown, or, of a tensor, its hash in hex."""
 
     kind: PartKind
-    name: str
-    value: str
+    name: Annotated[str, Meta(max_length=MAX_PART_CHARS)]
+    value: Annotated[str, Meta(max_length=MAX_PART_CHARS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Value, frozen=True):
     """What a rank's state was at one of its commits, in a few bytes."""
 
     point: Point
-    commits: int  # of the line, up to this one: there may be several after one step; FINAL: see there
-    shared: bytes  # of what must be equal on every rank
-    loose: bytes = b""  # of what may differ; b"": it was not looked at
+    commits: Int  # of the line, up to this one: there may be several after one step; FINAL: see there
+    shared: Hash  # of what must be equal on every rank
+    loose: Hash = b""  # of what may differ; b"": it was not looked at
     averages: bool = True  # a wrapper that averages gradients is in use
-    parts: tuple[Part, ...] = ()  # at most MAX_PARTS, and only where they were asked for
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()  # only where they were asked for
 
 
-@dataclass(frozen=True, slots=True)
-class Loan:
+class Loan(Value, frozen=True):
     """Whom a keeper sends a copy to, and whose point it is."""
 
-    rank: int
-    slot: int
+    rank: Int
+    slot: Int
 
 
-@dataclass(frozen=True, slots=True)
-class KeptCommit:
+class KeptCommit(Value, frozen=True):
     """A commit at which a page has the generators' states."""
 
     point: Point
-    commits: int  # of the line, up to it
+    commits: Int  # of the line, up to it
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Value, frozen=True):
     """What outlived a process, or was read by it, of its slot's generators: at its last commits, and after them."""
 
-    commits: tuple[KeptCommit, ...]
-    generation: int  # that the step after the last commit is in
-    next_commit: int  # how many commits there will be with that step's
-    collectives: int  # launched in that step
+    commits: Few[KeptCommit]
+    generation: Int  # that the step after the last commit is in
+    next_commit: Int  # how many commits there will be with that step's
+    collectives: Int  # launched in that step
     draws_late: bool  # it has ever drawn between a step's last collective and its commit
 
 
-@dataclass(frozen=True, slots=True)
-class LiveStep:
+class LiveStep(Value, frozen=True):
     """What a process knows of the step that led to the commit in its memory."""
 
-    collectives: int
+    collectives: Int
     draws_late: bool  # something was drawn between the last of them and the commit
 
 
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Value, frozen=True, tag=1):
     """A process asks for a seat (``incarnation`` 0) or resumes the one it holds. Idempotent by session."""
 
-    protocol: int
-    job: str  # "" where no job was ever told
-    job_name: str
-    node: str
-    session: str
-    incarnation: int
+    protocol: Int
+    job: Id  # "" where no job was ever told
+    job_name: Name
+    node: Node
+    session: Id
+    incarnation: Int
     process: Process
     settings: Pairs
     standing: Standing | None = None  # of a process that is or was a member of a generation
     proof: bytes = b""  # of a replacement: that the job's own launcher has started this session
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Value, frozen=True, tag=2):
     """The whole truth about one agent. Sent every HEARTBEAT_INTERVAL and at once on every change."""
 
     sender: Credential
-    term: int  # of the scheduler start that it believes it talks to
+    term: Int  # of the scheduler start that it believes it talks to
     activity: Activity
-    generation: int  # the last one it was told; 0 before the first
+    generation: Int  # the last one it was told; 0 before the first
     round: RoundId | None  # the last round it joined
-    step: int  # completed optimizer steps
+    step: Int  # completed optimizer steps
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Value, frozen=True, tag=3):
     """The sender has left its old group and waits; these are the restore points it holds."""
 
     sender: Credential
     round: RoundId
-    points: tuple[Point, ...]  # verified, on its disk
+    points: Few[Point]  # verified, on its disk
     own_parts: bool  # it has state that only its own points hold (saved RNG state)
     numerics: Pairs
     blob: bytes = b""  # its contribution to the address map of the generation that this round makes; b"": it follows
     place: Place | None = None  # what ``blob`` was made for; it is void in any other place
     live: Point | None = None  # the commit that it holds in memory, whole
     looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
-    commits: int = 0  # of the line that ``live`` is on: which of several commits after one step it is
-    copies: tuple[Copy, ...] = ()  # verified, that it keeps for others; as ``points``, of who has looked
+    commits: Int = 0  # of the line that ``live`` is on: which of several commits after one step it is
+    copies: Few[Copy] = ()  # verified, that it keeps for others; as ``points``, of who has looked
     page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
     live_step: LiveStep | None = None  # that led to ``live``
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Value, frozen=True, tag=4):
     """The sender's contribution to the generation's address map, where the join did not bring it, or again."""
 
     sender: Credential
-    generation: int
+    generation: Int
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPoints:
+class SavedPoints(Value, frozen=True, tag=9):
     """What the sender's disk holds, verified: its newest points, all of them each time. Said again when it returns."""
 
     sender: Credential
-    points: tuple[Point, ...]  # at most MAX_SAVED_POINTS
+    points: Annotated[tuple[Point, ...], Meta(max_length=MAX_SAVED_POINTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(Value, frozen=True, tag=11):
     """What the sender's state was: all it remembers, each time. Said again when it returns, and while it is done."""
 
     sender: Credential
-    digests: tuple[Digest, ...]  # at most MAX_DIGESTS
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_DIGESTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class LastWords:
+class LastWords(Value, frozen=True, tag=5):
     """Why the sender is about to die: the cause everybody else is shown."""
 
     sender: Credential
     text: str
-    step: int
+    step: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Value, frozen=True, tag=6):
     """The sender gives up its seat. ``on_purpose``: its program has done its part, or it was told to stop."""
 
     sender: Credential
@@ -287,59 +288,53 @@ class Leave:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(Value, frozen=True, tag=10):
     """The process of another session, on the sender's host, is dead, whatever its connection says."""
 
     sender: Credential
-    session: str
+    session: Id
 
 
 # ---- anybody → scheduler ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StatusQuery:
+class StatusQuery(Value, frozen=True, tag=7):
     """Asks for one :class:`Status`, or, with ``follow``, for one now and one at every change."""
 
     follow: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(Value, frozen=True, tag=8):
     """Asks the scheduler to end the job gracefully; ``by`` is told to everybody."""
 
-    by: str  # printable, of at most MAX_STOPPED_BY characters
+    by: Annotated[str, Meta(max_length=MAX_STOPPED_BY)]  # printable
 
 
 # ---- scheduler → worker -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Value, frozen=True, tag=20):
     """The session has the seat. Sent only after the seat is durable."""
 
     session: str
     job: str
-    term: int
-    slot: int | None  # None: a spare
-    incarnation: int
-    world_size: int
+    term: Int
+    slot: Int | None  # None: a spare
+    incarnation: Int
+    world_size: Int
     finished: Point | None  # training is over; this is the final point
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Value, frozen=True, tag=21):
     """The session is known; its slot is decided when the house is full."""
 
     session: str
-    term: int
-    registered: int
-    world_size: int
+    term: Int
+    registered: Int
+    world_size: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Value, frozen=True, tag=22):
     """Not admitted. ``retry_after_s`` is the time until admission is possible; 0 where waiting cannot help."""
 
     session: str
@@ -348,24 +343,22 @@ class Refused:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Value, frozen=True, tag=23):
     """The seat belongs to a later incarnation, or to another node; the receiver must leave."""
 
     job: str
     session: str
-    incarnation: int  # the receiver's
+    incarnation: Int  # the receiver's
     text: str
     may_return: bool = False  # under a new session: nobody else has its node id, and the job has use for it
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOpened:
+class RoundOpened(Value, frozen=True, tag=24):
     """Leave whatever generation you are in and join this round."""
 
     job: str
-    term: int
-    incarnation: int
+    term: Int
+    incarnation: Int
     round: RoundId
     text: str  # why
     missing: str  # the nodes that are not there; "" where all are
@@ -375,77 +368,71 @@ class RoundOpened:
     committed: Point | None = None  # every member held it; with ``look``: what is older need not be looked at
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationStarted:
+class GenerationStarted(Value, frozen=True, tag=25):
     """The generation is durable; this is the receiver's place in it."""
 
     job: str
-    term: int
-    incarnation: int
-    generation: int
+    term: Int
+    incarnation: Int
+    generation: Int
     round: RoundId
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
+    rank: Int
+    world_size: Int
+    local_rank: Int
+    local_world_size: Int
     restore: Point | None  # None: nothing was ever committed; start from rank 0's initial state
-    source: int  # the rank whose copy of the point the receiver loads; its own rank where it holds it
-    serves: tuple[int, ...]  # the ranks the receiver sends its copy to
+    source: Int  # the rank whose copy of the point the receiver loads; its own rank where it holds it
+    serves: Many[Int]  # the ranks the receiver sends its copy to
     text: str
-    slot: int
-    lends: tuple[Loan, ...] = ()  # the copies the receiver sends; to its own rank: it loads that copy itself
-    buddy: int | None = None  # the rank that keeps copies of the receiver's newest points
+    slot: Int
+    lends: Many[Loan] = ()  # the copies the receiver sends; to its own rank: it loads that copy itself
+    buddy: Int | None = None  # the rank that keeps copies of the receiver's newest points
     is_apart: bool = False  # on another host
-    keeps: tuple[int, ...] = ()  # the slots whose copies the receiver keeps
-    watches: int | None = None  # the rank on the receiver's host whose death it reports
+    keeps: Many[Int] = ()  # the slots whose copies the receiver keeps
+    watches: Int | None = None  # the rank on the receiver's host whose death it reports
     by_page: bool = False  # the receiver's generators are as its page has them
 
 
-@dataclass(frozen=True, slots=True)
-class AddressMap:
+class AddressMap(Value, frozen=True, tag=26):
     """All members' contributions, in rank order; sent when the last one is in."""
 
     job: str
-    term: int
-    generation: int
-    blobs: tuple[bytes, ...]
+    term: Int
+    generation: Int
+    blobs: Many[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedPoint:
+class CommittedPoint(Value, frozen=True, tag=30):
     """Every member of the generation holds this point on disk: older ones may be deleted."""
 
     job: str
-    term: int
-    generation: int  # the last when it was said: the next one's line may have left the point behind
+    term: Int
+    generation: Int  # the last when it was said: the next one's line may have left the point behind
     point: Point
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(Value, frozen=True, tag=31):
     """The ranks differ there: say the digest of that commit again, with its parts."""
 
     job: str
-    term: int
+    term: Int
     point: Point
-    commits: int
+    commits: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Value, frozen=True, tag=27):
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
     job: str
-    term: int
+    term: Int
     point: Point
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(Value, frozen=True, tag=28):
     """The job is over for everybody, for this reason."""
 
     job: str
-    term: int
+    term: Int
     kind: EndKind
     text: str
 
@@ -453,8 +440,7 @@ class EndJob:
 # ---- scheduler → anybody ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Value, frozen=True, tag=29):
     """A snapshot of the job, as ``service.status`` packs it, for followers and ``samebits status``."""
 
     packed: bytes
@@ -476,30 +462,21 @@ FromScheduler = (
     | Explain
 )
 
-SCHEMA = Schema(
-    {
-        1: Register,
-        2: Heartbeat,
-        3: Join,
-        4: Publish,
-        5: LastWords,
-        6: Leave,
-        7: StatusQuery,
-        8: StopJob,
-        9: SavedPoints,
-        10: PeerGone,
-        11: Digests,
-        20: Admitted,
-        21: Pending,
-        22: Refused,
-        23: Fenced,
-        24: RoundOpened,
-        25: GenerationStarted,
-        26: AddressMap,
-        27: Finished,
-        28: EndJob,
-        29: Status,
-        30: CommittedPoint,
-        31: Explain,
-    }
-)
+Message = FromWorker | FromScheduler | StatusQuery | StopJob
+
+SCHEMA: Schema[Message] = Schema(Message)
+
+
+class _AnyRegister(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    protocol: Annotated[int, Meta(gt=-(2**31), lt=2**31)]  # what follows may be anything
+
+
+_REGISTERS: Schema[_AnyRegister] = Schema(_AnyRegister)
+
+
+def protocol_of(packed: bytes) -> int | None:
+    """The version in a Register, which is its first field in every version; None where it is none."""
+    try:
+        return _REGISTERS.unpack(packed).protocol
+    except ProtocolError:
+        return None

@@ -7,8 +7,9 @@ A named tuple and not a dataclass: points are sorted, hashed and compared by the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from runtime.core.values import Int, Value
 
 
 class Point(NamedTuple):
@@ -17,23 +18,22 @@ class Point(NamedTuple):
     Generations count from 1: generation 0 means "before the first one" and never exists on disk.
     """
 
-    step: int
-    generation: int
+    step: Int
+    generation: Int
 
     def __str__(self) -> str:
         return f"step {self.step} of generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Value, frozen=True):
     """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned.
 
     A step of -1 stands for a journal that was lost and made anew: nobody knows which generations up to this one there
     were besides those that other cuts name, so nothing of them is kept, and no later one has one of their numbers.
     """
 
-    generation: int
-    step: int
+    generation: Int
+    step: Int
 
     @property
     def is_a_loss(self) -> bool:

@@ -16,7 +16,7 @@ from runtime.core.ledger import Ledger
 from runtime.core.messages import Pairs, Process, Refusal, Refused, Register, RoundId, Standing
 from runtime.core.point import Cut, Point
 from runtime.core.ready import Level
-from runtime.core.records import GenerationCommitted, JobCreated, JobRebuilt, SeatGranted
+from runtime.core.records import JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
 """Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
@@ -149,10 +149,10 @@ class Rebuild:
         for rank, slot in enumerate(slots):
             if rank in members:
                 message = members[rank]
-                seats.append(SeatGranted(message.node, slot, message.incarnation, message.session, message.process))
+                seats.append(RebuiltSeat(message.node, slot, message.incarnation, message.session, message.process))
             else:
                 node = str(slot) if digits else f"unknown holder of slot {slot}"
-                seats.append(SeatGranted(node, slot, term << UNKNOWN_INCARNATION, "", _NOWHERE))
+                seats.append(RebuiltSeat(node, slot, term << UNKNOWN_INCARNATION, "", _NOWHERE))
         top = max(one.generation for one in standings)
         line = () if last.restore is None else (Cut(last.restore.generation, last.restore.step),)
         if top > last.generation:  # it was committed, and hardly anybody was told: nobody is its member
@@ -169,7 +169,7 @@ class Rebuild:
                 boot_id=ledger.boot_id,
                 at=ledger.now,
                 seats=tuple(seats),
-                generation=GenerationCommitted(top, last.round, in_it, last.restore, line, (), slots if in_it else ()),
+                generation=RebuiltGeneration(top, last.round, in_it, last.restore, line, (), slots if in_it else ()),
                 final=max((one.final for one in standings if one.final is not None), default=None),
             )
         )
@@ -192,7 +192,7 @@ def from_points(
     """
     term = 1 + UNHEARD_TERMS
     line = (Cut(point.generation, point.step), Cut(top + UNHEARD_GENERATIONS, -1))
-    generation = GenerationCommitted(top + UNHEARD_GENERATIONS, RoundId(term, 0), (), point, line, (), ())
+    generation = RebuiltGeneration(top + UNHEARD_GENERATIONS, RoundId(term, 0), (), point, line, (), ())
     return (
         JobCreated(job, name, settings),
         JobRebuilt(job, name, settings, term, boot_id, now, seats=(), generation=generation, final=None),

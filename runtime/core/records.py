@@ -6,15 +6,12 @@ seconds of the scheduler host's boot clock and mean something only together with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from runtime.core.messages import EndKind, Pairs, Process, RoundId
 from runtime.core.point import Cut, Point
-from runtime.core.schema import Schema
+from runtime.core.values import Int, Schema, Value
 
 
-@dataclass(frozen=True, slots=True)
-class JobCreated:
+class JobCreated(Value, frozen=True, tag=1):
     """The first record of every journal."""
 
     job: str
@@ -22,54 +19,54 @@ class JobCreated:
     settings: Pairs
 
 
-@dataclass(frozen=True, slots=True)
-class TermStarted:
+class TermStarted(Value, frozen=True, tag=2):
     """A scheduler start; nothing heard before ``at`` can have been heard after it."""
 
-    term: int
+    term: Int
     boot_id: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class SeatGranted:
-    """``node`` holds ``slot`` with this incarnation; supersedes what the node held before."""
-
+class _Seat(Value, frozen=True):
     node: str
-    slot: int
-    incarnation: int
+    slot: Int
+    incarnation: Int
     session: str
     process: Process
 
 
-@dataclass(frozen=True, slots=True)
-class SeatResumed:
+class SeatGranted(_Seat, frozen=True, tag=3):
+    """``node`` holds ``slot`` with this incarnation; supersedes what the node held before."""
+
+
+class RebuiltSeat(_Seat, frozen=True):
+    """The same as a part of :class:`JobRebuilt`, where it is written without a tag."""
+
+
+class SeatResumed(Value, frozen=True, tag=4):
     """The same incarnation was heard again, in a new term or after it was lost."""
 
     node: str
-    incarnation: int
+    incarnation: Int
 
 
-@dataclass(frozen=True, slots=True)
-class SeatLost:
+class SeatLost(Value, frozen=True, tag=5):
     """The lease of this incarnation ended; its cool-down runs from ``since``."""
 
     node: str
-    incarnation: int
+    incarnation: Int
     since: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SeatLeft:
+class SeatLeft(Value, frozen=True, tag=6):
     """The node left on purpose: it has no cool-down."""
 
     node: str
-    incarnation: int
+    incarnation: Int
 
 
-@dataclass(frozen=True, slots=True)
-class SeatQuiet:
+class SeatQuiet(Value, frozen=True, tag=12):
     """Proven: nothing was accepted from the node after this moment. Written by compaction only."""
 
     node: str
@@ -77,54 +74,54 @@ class SeatQuiet:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class SeatRetired:
+class SeatRetired(Value, frozen=True, tag=7):
     """The node's slot was taken away for good and may go to another node."""
 
     node: str
-    slot: int
+    slot: Int
 
 
-@dataclass(frozen=True, slots=True)
-class SpareAdmitted:
+class SpareAdmitted(Value, frozen=True, tag=14):
     """``node`` is ready to take a lost node's slot and holds none; supersedes what the node held before."""
 
     node: str
-    incarnation: int
+    incarnation: Int
     session: str
     process: Process
 
 
-@dataclass(frozen=True, slots=True)
-class SlotGiven:
+class SlotGiven(Value, frozen=True, tag=15):
     """The spare ``node`` takes ``slot``; its incarnation stays."""
 
     node: str
-    slot: int
+    slot: Int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacementShown:
+class ReplacementShown(Value, frozen=True, tag=17):
     """``node``, just admitted, has proved that the job's launcher started it; numbers up to its own are spent."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationCommitted:
-    """One committed membership: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
-
-    generation: int
+class _Generation(Value, frozen=True):
+    generation: Int
     round: RoundId
-    members: tuple[tuple[str, int], ...]
+    members: tuple[tuple[str, Int], ...]
     restore: Point | None
     line: tuple[Cut, ...]
     numerics: Pairs
-    slots: tuple[int, ...]  # rising
+    slots: tuple[Int, ...]  # rising
 
 
-@dataclass(frozen=True, slots=True)
-class JobRebuilt:
+class GenerationCommitted(_Generation, frozen=True, tag=8):
+    """One committed membership: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
+
+
+class RebuiltGeneration(_Generation, frozen=True):
+    """The same as a part of :class:`JobRebuilt`, where it is written without a tag."""
+
+
+class JobRebuilt(Value, frozen=True, tag=13):
     """The journal was lost; a majority of the last generation's members said what it held. Supersedes all before it.
 
     One record, so that it is there whole or not at all.
@@ -133,40 +130,36 @@ class JobRebuilt:
     job: str
     name: str
     settings: Pairs
-    term: int
+    term: Int
     boot_id: str
     at: float
-    seats: tuple[SeatGranted, ...]
-    generation: GenerationCommitted
+    seats: tuple[RebuiltSeat, ...]
+    generation: RebuiltGeneration
     final: Point | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFinished:
+class TrainingFinished(Value, frozen=True, tag=9):
     """Every member's last commit, ``point``, is durable, and all have reported the same digest of it."""
 
     point: Point
 
 
-@dataclass(frozen=True, slots=True)
-class PointCommitted:
+class PointCommitted(Value, frozen=True, tag=16):
     """Every member of the generation holds ``point`` on disk, the same one."""
 
     point: Point
 
 
-@dataclass(frozen=True, slots=True)
-class JobInterrupted:
+class JobInterrupted(Value, frozen=True, tag=10):
     """The job ended unfinished and can be taken up again."""
 
     kind: EndKind
-    step: int
+    step: Int
     cause: str
-    generation: int = 0  # the last that was committed
+    generation: Int = 0  # the last that was committed
 
 
-@dataclass(frozen=True, slots=True)
-class JobFinished:
+class JobFinished(Value, frozen=True, tag=11):
     """Nothing is left to do; the next start on this path begins a new job."""
 
 
@@ -190,24 +183,4 @@ Record = (
     | JobRebuilt
 )
 
-SCHEMA = Schema(
-    {
-        1: JobCreated,
-        2: TermStarted,
-        3: SeatGranted,
-        4: SeatResumed,
-        5: SeatLost,
-        6: SeatLeft,
-        7: SeatRetired,
-        8: GenerationCommitted,
-        9: TrainingFinished,
-        10: JobInterrupted,
-        11: JobFinished,
-        12: SeatQuiet,
-        13: JobRebuilt,
-        14: SpareAdmitted,
-        15: SlotGiven,
-        16: PointCommitted,
-        17: ReplacementShown,
-    }
-)
+SCHEMA: Schema[Record] = Schema(Record)

@@ -16,6 +16,7 @@ from runtime.core.messages import (
     AddressMap,
     GenerationStarted,
     Join,
+    Pairs,
     Place,
     Publish,
     Refusal,
@@ -56,6 +57,7 @@ class Round:
     version: int = -1  # of who was present when the places were told
     told_at: float = 0.0  # when everybody was invited last
     invitations: Invitations | None = None  # as the round was when somebody was invited last
+    numerics: Pairs = ()  # of who has joined last
 
 
 @dataclass(slots=True)
@@ -233,12 +235,14 @@ class Rendezvous:
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
+        if message.numerics != round_.numerics:  # all say them alike, and each brings a copy: one is kept
+            round_.numerics = message.numerics
         round_.came.add(seat.node)
         round_.joined[seat.node] = Joined(
             seat.incarnation,
             message.points,
             message.own_parts,
-            message.numerics,
+            round_.numerics,
             message.live,
             message.looked,
             message.commits,

@@ -12,7 +12,7 @@ import enum
 import hashlib
 import hmac
 
-import msgpack
+import msgspec
 
 from runtime.core.ledger import Ledger
 from runtime.core.lines import number_of, root_of
@@ -30,7 +30,7 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
     Args:
         token: of the job's launcher, at most 64 bytes.
     """
-    said = msgpack.packb([job, node, session])
+    said = msgspec.msgpack.encode([job, node, session])
     return hashlib.blake2b(said, key=token, digest_size=PROOF_BYTES, person=_PERSON).digest()
 
 

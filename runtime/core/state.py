@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from runtime.core.lines import number_of, root_of
 from runtime.core.messages import EndKind, Pairs, Process
 from runtime.core.point import Cut, Point
@@ -19,6 +21,7 @@ from runtime.core.records import (
     JobInterrupted,
     JobRebuilt,
     PointCommitted,
+    RebuiltSeat,
     Record,
     ReplacementShown,
     SeatGranted,
@@ -200,7 +203,8 @@ class JobState:
             self._grant(grant)
             if number_of(grant.node) > 0:
                 self.replacements[root_of(grant.node)] = number_of(grant.node)
-        self.generation, self.committed_point, self.final = record.generation, None, record.final
+        self.generation = GenerationCommitted(*msgspec.structs.astuple(record.generation))
+        self.committed_point, self.final = None, record.final
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
@@ -209,7 +213,7 @@ class JobState:
             if seat.quiet_since is None or seat.quiet_since.boot_id != record.boot_id:
                 seat.quiet_since = BootTime(record.boot_id, record.at)
 
-    def _grant(self, record: SeatGranted) -> None:
+    def _grant(self, record: SeatGranted | RebuiltSeat) -> None:
         old = self.seats.get(record.node)
         if old is not None and old.slot is not None and old.slot != record.slot:
             del self.by_slot[old.slot]

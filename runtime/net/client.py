@@ -24,13 +24,11 @@ import zmq
 from runtime.core import messages
 from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
-from runtime.net.codec import decode
 from runtime.net.curve import ClusterKeys
 from runtime.net.greeting import Greeted, greet
 from runtime.net.waker import Waker
 
 MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
-MAX_INCOMING_ITEMS = 1 << 17  # its members: MAX_WORKER_NUM goes to a hundred thousand
 RECONNECT_MS = 100
 RETRY_S = 1.0  # after a handshake that ZeroMQ does not try again
 ASK_AFTER = 3
@@ -160,7 +158,7 @@ class Client:
             except zmq.Again:
                 return
             try:
-                yield Got(decode(frames[-1], MAX_INCOMING_BYTES, MAX_INCOMING_ITEMS))
+                yield Got(messages.SCHEMA.unpack(frames[-1], MAX_INCOMING_BYTES))
             except ProtocolError:
                 continue  # not our protocol: as if nothing had been said, and patience runs on
 

@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 
 from runtime.core.point import Point
-from runtime.core.schema import Schema
+from runtime.core.values import Int, Schema, Value
 from runtime.errors import ProtocolError
 from runtime.net.curve import KeyPair
 
@@ -61,48 +61,43 @@ class Keeper:
         return keeper
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Value, frozen=True, tag=1):
     """The sender has this point for the keeper."""
 
     ticket: bytes  # the keeper's
-    transfer: int  # rises with every offer of the sender's
+    transfer: Int  # rises with every offer of the sender's
     job: str
-    slot: int
+    slot: Int
     point: Point
     digest: bytes  # xxh3_128 of the manifest
-    manifest_bytes: int
-    data_bytes: int
+    manifest_bytes: Int
+    data_bytes: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Value, frozen=True, tag=2):
     """The next bytes of the stream, which are a frame of their own behind this one."""
 
-    transfer: int
-    offset: int
+    transfer: Int
+    offset: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Value, frozen=True, tag=3):
     """The keeper has so many bytes of it; 0: there is room, go on."""
 
-    transfer: int
-    received_bytes: int
+    transfer: Int
+    received_bytes: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Value, frozen=True, tag=4):
     """The keeper has the point, compared with its hashes, or had it already."""
 
-    transfer: int
+    transfer: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Declined:
+class Declined(Value, frozen=True, tag=5):
     """The keeper does not take it, or takes no more of it."""
 
-    transfer: int
+    transfer: Int
     text: str
     again: bool  # it may a moment later
 
@@ -110,7 +105,7 @@ class Declined:
 FromSender = Offer | Piece
 FromKeeper = Taken | Whole | Declined
 
-SCHEMA = Schema({1: Offer, 2: Piece, 3: Taken, 4: Whole, 5: Declined})
+SCHEMA: Schema[FromSender | FromKeeper] = Schema(FromSender | FromKeeper)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ What a peer can cost is bounded by the constants below, whatever it sends: its c
 connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one, so in
 each drain everybody else has been heard, too: who has a word to say when its deadline comes is not judged before. What
 is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection, and in them the
-last heartbeat that came over it: what a peer says again is not parsed again.
+last heartbeat that came over it: one that is the same to the byte is not parsed again.
 
 Numbers of descriptors are used again, and a close is read before or after what was said over the next connection of
 that number. So ``Lost`` may be said of a peer that is back already, and it is asked (``core.scheduler``); of one that
@@ -33,6 +33,7 @@ import zmq
 
 from runtime.core import messages
 from runtime.core.messages import (
+    PROTOCOL,
     AddressMap,
     Admitted,
     CommittedPoint,
@@ -45,7 +46,6 @@ from runtime.core.messages import (
 )
 from runtime.errors import ProtocolError
 from runtime.net.address import cannot_listen, endpoint
-from runtime.net.codec import OtherProtocolError, decode, decode_again, head_of
 from runtime.net.curve import ClusterKeys
 from runtime.net.descriptors import raise_descriptor_limit
 from runtime.net.gate import UNKNOWN, Gate, Rejected, Rejection
@@ -112,7 +112,6 @@ class _Peer:
     name: bytes
     session: str
     said: bytes | None = None
-    head: bytes = b""  # of ``said``, up to the step
     arrived: Arrived | None = None
 
 
@@ -275,10 +274,12 @@ class Server:
             assert peer.arrived is not None, "what was said was kept"
             return peer.arrived
         try:
-            return self._understand(peer, packed)
+            arrived = Arrived(peer.session, messages.SCHEMA.unpack(packed, MAX_INCOMING_BYTES))
         except ProtocolError as error:
-            address = self._gate.address_of(descriptor)
-            return Garbled(peer.session, str(error), address, other_protocol=isinstance(error, OtherProtocolError))
+            return self._garbled(peer.session, packed, error, self._gate.address_of(descriptor))
+        if type(arrived.message) is Heartbeat and len(packed) <= MAX_REPEATED_BYTES:
+            peer.said, peer.arrived = packed, arrived
+        return arrived
 
     def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
         """The peer speaks over this connection for the first time, or again after another one, or late."""
@@ -290,15 +291,16 @@ class Server:
         self._descriptor_of[peer.session] = descriptor
         return peer
 
-    def _understand(self, peer: _Peer, packed: bytes) -> Arrived:
-        message = decode_again(packed, peer.head, peer.arrived.message) if peer.arrived and peer.head else None
-        if message is not None:
-            peer.said, peer.arrived = packed, Arrived(peer.session, message)
-            return peer.arrived
-        arrived = Arrived(peer.session, decode(packed, MAX_INCOMING_BYTES))
-        if type(arrived.message) is Heartbeat and len(packed) <= MAX_REPEATED_BYTES:
-            peer.said, peer.head, peer.arrived = packed, head_of(packed, arrived.message), arrived
-        return arrived
+    @staticmethod
+    def _garbled(session: str, packed: bytes, error: ProtocolError, address: str) -> Garbled:
+        speaks = messages.protocol_of(packed)
+        if speaks in (None, PROTOCOL):
+            return Garbled(session, str(error), address)
+        problem = (
+            f"this scheduler speaks protocol {PROTOCOL}, the worker speaks {speaks}: "
+            "install the same samebits on all hosts"
+        )
+        return Garbled(session, problem, address, other_protocol=True)
 
     @property
     def connections(self) -> int:

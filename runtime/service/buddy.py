@@ -11,9 +11,8 @@ import os
 import secrets
 import socket
 import weakref
-from dataclasses import dataclass
 
-from runtime.core.schema import Schema
+from runtime.core.values import Int, Schema, Value
 from runtime.net.address import endpoint
 from runtime.net.copies import TICKET_BYTES, Keeper
 from runtime.net.curve import ClusterKeys
@@ -23,8 +22,7 @@ MAX_BRIEF_BYTES = 64 * 1024
 _BACKLOG = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Brief:
+class Brief(Value, frozen=True, tag=1):
     """What a generation means for a rank's copies.
 
     Attributes:
@@ -40,7 +38,7 @@ class Brief:
     job: str
     keeper: str
     who: str
-    keeps: tuple[int, ...]
+    keeps: tuple[Int, ...]
     ticket: bytes
     public_key: bytes = b""
     secret_key: bytes = b""
@@ -52,12 +50,10 @@ class Brief:
     @classmethod
     def unpack(cls, words: bytes) -> Brief:
         """The reverse of :meth:`pack`."""
-        brief = _SCHEMA.unpack(words, MAX_BRIEF_BYTES)
-        assert isinstance(brief, cls)
-        return brief
+        return _SCHEMA.unpack(words, MAX_BRIEF_BYTES)
 
 
-_SCHEMA = Schema({1: Brief})
+_SCHEMA: Schema[Brief] = Schema(Brief)
 
 
 def brief_of(

@@ -14,7 +14,8 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from runtime.core.values import Int, Value
 
 _SIZE_BYTES = 4096
 _MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
@@ -24,13 +25,12 @@ _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _libc = ctypes.CDLL(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Whereabouts(Value, frozen=True):
     """Where on its host a process's sign of life is found, and whose it is."""
 
     host: str
-    pid: int
-    descriptor: int
+    pid: Int
+    descriptor: Int
     session: str
 
 

@@ -15,17 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.core.messages import (
-    MAX_DIGESTS,
-    MAX_PART_CHARS,
-    MAX_PARTS,
-    MAX_SAVED_POINTS,
-    MAX_STOPPED_BY,
+    MAX_NAME_CHARS,
     Credential,
-    Digest,
     Digests,
     Pairs,
     Register,
-    SavedPoints,
     StopJob,
 )
 from runtime.core.ready import Level, Note
@@ -43,10 +37,6 @@ UNSAID = 64
 REFUSALS_SAID = 64
 """Refused registrations that are said one by one in ``LINE_INTERVAL_S``: a host's worth of waiting workers."""
 
-MAX_NODE_CHARS = 128  # as NODE_ID
-MAX_NAME_CHARS = 200  # as JOB_NAME
-MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
-MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_PAIRS = 64
 MAX_PID = 1 << 22  # Linux's own bound (proc(5), pid_max)
 
@@ -160,55 +150,38 @@ class Strangers:
         return text
 
 
-# ---- the limits of what a message may say
+# ---- the limits of what a message may say, besides the lengths that are bounded where it is read
 
 
 def implausible(message: object) -> str | None:
     """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
     sender = getattr(message, "sender", None)
-    if isinstance(sender, Credential) and not _is_credible(sender):
-        return f"{type(message).__name__}.sender is too long or not printable"
+    if isinstance(sender, Credential) and not (sender.job.isprintable() and sender.node.isprintable()):
+        return f"{type(message).__name__}.sender is not printable"
     match message:
         case Register():
             return _implausible_register(message)
-        case SavedPoints(_, points):
-            few = len(points) <= MAX_SAVED_POINTS
-            return None if few else f"SavedPoints has {len(points)} points, at most {MAX_SAVED_POINTS} are accepted"
         case Digests(_, digests):
-            return _implausible_digests(digests)
+            texts = (text for one in digests for part in one.parts for text in (part.name, part.value))
+            return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
         case StopJob(by):
-            return None if _is_text(by, MAX_STOPPED_BY) else "StopJob.by is too long or not printable"
+            return None if by.isprintable() else "StopJob.by is not printable"
         case _:
             return None
 
 
-def _is_credible(sender: Credential) -> bool:
-    return _is_text(sender.job, MAX_ID_CHARS) and _is_text(sender.node, MAX_NODE_CHARS)
-
-
-def _implausible_digests(digests: tuple[Digest, ...]) -> str | None:
-    if len(digests) > MAX_DIGESTS:
-        return f"Digests has {len(digests)} digests, at most {MAX_DIGESTS} are accepted"
-    for one in digests:
-        if len(one.shared) > MAX_ID_CHARS or len(one.loose) > MAX_ID_CHARS or len(one.parts) > MAX_PARTS:
-            return f"Digests has a digest of {len(one.shared)} and {len(one.loose)} bytes in {len(one.parts)} parts"
-        if not all(_is_text(text, MAX_PART_CHARS) for part in one.parts for text in (part.name, part.value)):
-            return "Digests has a part that is too long or not printable"
-    return None
-
-
 def _implausible_register(message: Register) -> str | None:
     process = message.process
-    for name, text, most in (
-        ("job", message.job, MAX_ID_CHARS),
-        ("job_name", message.job_name, MAX_NAME_CHARS),
-        ("node", message.node, MAX_NODE_CHARS),
-        ("session", message.session, MAX_ID_CHARS),
-        ("process.host", process.host, MAX_HOST_CHARS),
-        ("process.device", process.device, MAX_ID_CHARS),
+    for name, text in (
+        ("job", message.job),
+        ("job_name", message.job_name),
+        ("node", message.node),
+        ("session", message.session),
+        ("process.host", process.host),
+        ("process.device", process.device),
     ):
-        if len(text) > most or not text.isprintable():
-            return f"Register.{name} is not printable, or has {len(text)} characters where at most {most} are accepted"
+        if not text.isprintable():
+            return f"Register.{name} is not printable"
     if not message.node or " " in message.node or "/" in message.node:
         return "Register.node is no NODE_ID"
     if not 0 < process.pid <= MAX_PID or process.started_at < 0:
@@ -222,8 +195,6 @@ def _implausible_register(message: Register) -> str | None:
 
 @functools.lru_cache(maxsize=4)  # everybody's settings are the same; what one stranger says is bounded by its message
 def _are_pairs(pairs: Pairs) -> bool:
-    return len(pairs) <= MAX_PAIRS and all(_is_text(text, MAX_NAME_CHARS) for pair in pairs for text in pair)
-
-
-def _is_text(text: str, most: int) -> bool:
-    return len(text) <= most and text.isprintable()
+    return len(pairs) <= MAX_PAIRS and all(
+        len(text) <= MAX_NAME_CHARS and text.isprintable() for pair in pairs for text in pair
+    )

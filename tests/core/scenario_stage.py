@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from runtime.core.agent import AgentCore
 from runtime.core.agent_events import (
@@ -38,6 +38,7 @@ from runtime.core.point import Point
 from runtime.core.ready import Ended, Ready, Send
 from runtime.core.records import Record
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
+from runtime.core.values import replace
 from tests.core.scenario_trace import Trace
 from tests.core.scenario_words import notice_line, order_line, record_line, report_line
 

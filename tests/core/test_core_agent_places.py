@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from runtime.core.agent_events import (
@@ -21,6 +19,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
 from runtime.core.point import Point
+from runtime.core.values import replace
 from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
 MINE = Place(3, 3, 4)  # of the desk's seat in a full world

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -40,6 +39,7 @@ from runtime.core.messages import (
     RoundOpened,
 )
 from runtime.core.point import Point
+from runtime.core.values import replace
 from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, started, training, waiting
 from tests.core.house import JOB_NAME, SETTINGS
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from runtime.core.messages import Activity, Heartbeat, LastWords, PeerGone, Process, RoundOpened
 from runtime.core.records import SeatLost, SeatResumed
 from runtime.core.scheduler import Stalled
+from runtime.core.values import replace
 from tests.core.house import House, policy, training_house
 
 # ---- how a lease ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from runtime.core.messages import Activity, Credential, Heartbeat, LastWords, Ro
 from runtime.core.ready import Ready
 from runtime.core.repeats import MOST_A_SEAT, Repeats
 from runtime.core.scheduler import StopRequested, Tick
+from runtime.core.values import replace
 from tests.core.house import House, policy, training_house
 
 

@@ -90,7 +90,7 @@ def test_the_job_saw_every_kind_of_record() -> None:
     house, states = eventful_house()
     others = (*spared_house()[0].journal, *replaced_house()[0].journal)
     kinds = {type(record) for record in (*house.journal, *others)}
-    every = set(SCHEMA._writers) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
+    every = set(SCHEMA.kinds) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
     assert kinds == every
     assert states[-1].finished and states[-1] == house.core.state
 
@@ -124,7 +124,7 @@ def test_replaying_every_prefix_gives_the_state_at_that_record() -> None:
 @HOUSES
 def test_records_survive_their_own_writing(make: Make) -> None:
     house, _ = make()
-    again = [SCHEMA.from_plain(SCHEMA.to_plain(record)) for record in house.journal]
+    again = [SCHEMA.unpack(SCHEMA.pack(record)) for record in house.journal]
     assert again == house.journal
 
 

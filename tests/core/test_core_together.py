@@ -67,7 +67,7 @@ class Room:
     def put(self, session: str, message: FromWorker | FromScheduler, *, up: bool) -> None:
         self.carried += 1
         fate = self.fate if self.carried - 1 == self.at else "arrives"
-        plain = SCHEMA.from_plain(SCHEMA.to_plain(message))
+        plain = SCHEMA.unpack(SCHEMA.pack(message))
         if fate == "is late":
             self.late.append((session, plain, up))
         elif fate != "is lost":

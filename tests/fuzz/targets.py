@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.fuzz import decoder, environment, heartbeats, journal_file, manifest
+from tests.fuzz import decoder, environment, journal_file, manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,6 @@ class Target:
 
 TARGETS = {
     "decoder": Target(decoder.check, decoder.seeds),
-    "heartbeats": Target(heartbeats.check, heartbeats.seeds),
     "journal": Target(journal_file.check, journal_file.seeds),
     "manifest": Target(manifest.check, manifest.seeds),
     "settings": Target(environment.check, environment.seeds),

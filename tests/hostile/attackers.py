@@ -11,7 +11,9 @@ import zmq
 
 from runtime.core import messages
 from runtime.core.messages import PROTOCOL, Pairs, Process, Register
+from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
+from runtime.service.strangers import implausible
 
 
 @contextmanager
@@ -82,6 +84,14 @@ def registration(
     """A Register that is right in all that can be known from outside."""
     process = Process("elsewhere", 4242, 1, "cpu")
     return messages.SCHEMA.pack(Register(protocol, job, "", node, session, incarnation, process, settings))
+
+
+def objection(message: object) -> str | None:
+    """Why a scheduler takes it for no message of ours; None where it does not."""
+    try:
+        return implausible(messages.SCHEMA.unpack(messages.SCHEMA.pack(message)))
+    except ProtocolError as error:
+        return str(error)
 
 
 def listening_ports(pid: int) -> list[tuple[str, int]]:

@@ -20,7 +20,6 @@ from runtime.core.ready import Ready
 from runtime.core.scheduler import Closed, SchedulerCore, Stalled, Tick
 from runtime.core.state import JobState
 from runtime.errors import ProtocolError
-from runtime.net.codec import decode
 from runtime.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
 from runtime.service.followers import Followers
 from runtime.service.reception import Reception
@@ -92,7 +91,7 @@ class Scheduler:
         """The message arrives as bytes over the connection of ``peer``."""
         incoming: Arrived | Garbled
         try:
-            incoming = Arrived(peer, decode(messages.SCHEMA.pack(message), MAX_INCOMING_BYTES))
+            incoming = Arrived(peer, messages.SCHEMA.unpack(messages.SCHEMA.pack(message), MAX_INCOMING_BYTES))
         except ProtocolError as error:
             incoming = Garbled(peer, str(error), "192.0.2.1")
         event = self._reception.event_of(incoming)

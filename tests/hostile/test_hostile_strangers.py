@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from runtime.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Process, Register, StatusQuery, StopJob
+from runtime.core.messages import (
+    MAX_ITEMS,
+    PROTOCOL,
+    SCHEMA,
+    Activity,
+    Credential,
+    Heartbeat,
+    Join,
+    Process,
+    Register,
+    RoundId,
+    StatusQuery,
+    StopJob,
+    protocol_of,
+)
+from runtime.core.point import Point
 from runtime.core.ready import Level, Note
+from runtime.core.values import replace
 from runtime.errors import ProtocolError
-from runtime.net.codec import MAX_ITEMS, OtherProtocolError, decode
 from runtime.net.server import Rejection
 from runtime.service.strangers import (
     GATHER_S,
@@ -19,8 +32,8 @@ from runtime.service.strangers import (
     UNSAID,
     Offence,
     Strangers,
-    implausible,
 )
+from tests.hostile.attackers import objection
 
 REGISTER = Register(PROTOCOL, "", "digits", "0", "s" * 32, 0, Process("host#1", 7, 1, "cpu"), (("WORKER_NUM", "2"),))
 
@@ -115,8 +128,8 @@ def test_refusals_are_said_one_by_one_up_to_a_hosts_worth() -> None:
     ids=repr,
 )
 def test_a_register_that_no_process_of_ours_sends(wrong: dict[str, object]) -> None:
-    assert implausible(REGISTER) is None
-    problem = implausible(dataclasses.replace(REGISTER, **wrong))  # type: ignore[arg-type]
+    assert objection(REGISTER) is None
+    problem = objection(replace(REGISTER, **wrong))
     assert problem is not None
     assert len(problem) < 200
     assert problem.isprintable()
@@ -126,31 +139,52 @@ def test_other_messages_are_bounded_too() -> None:
     def heartbeat(node: str) -> Heartbeat:
         return Heartbeat(Credential("job", node, "session", 1), 1, Activity.TRAINING, 1, None, 5)
 
-    assert implausible(heartbeat("节点7")) is None
-    assert implausible(heartbeat("x" * 129)) is not None
-    assert implausible(heartbeat("\n")) is not None
-    assert implausible(StopJob("Ctrl-C")) is None
-    assert implausible(StopJob("\x1b[31m")) is not None
-    assert implausible(StopJob("x" * 201)) is not None
-    assert implausible(StatusQuery(follow=True)) is None
+    assert objection(heartbeat("节点7")) is None
+    assert objection(heartbeat("x" * 129)) is not None
+    assert objection(heartbeat("\n")) is not None
+    assert objection(StopJob("Ctrl-C")) is None
+    assert objection(StopJob("\x1b[31m")) is not None
+    assert objection(StopJob("x" * 201)) is not None
+    assert objection(StatusQuery(follow=True)) is None
 
 
-def test_the_decoder_reads_no_list_longer_than_a_message_has() -> None:
-    claims = b"\xdd" + (MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ITEMS + 1)
-    with pytest.raises(ProtocolError, match="max_array_len"):
-        decode(claims, 1 << 20)
+def test_no_list_is_longer_than_a_message_has() -> None:
+    def join(points: int) -> bytes:
+        sender = Credential("job", "1", "session", 1)
+        return SCHEMA.pack(Join(sender, RoundId(1, 1), (Point(1, 1),) * points, False, ()))
+
+    assert len(SCHEMA.unpack(join(MAX_ITEMS)).points) == MAX_ITEMS  # type: ignore[union-attr]
+    with pytest.raises(ProtocolError, match=r"length <= 4096 - at `\$\[3\]`"):
+        SCHEMA.unpack(join(MAX_ITEMS + 1))
     with pytest.raises(ProtocolError, match="at most 10 are accepted"):
-        decode(bytes(11), 10)
+        SCHEMA.unpack(bytes(11), 10)
 
 
-@pytest.mark.parametrize("packed", [b"\x92\x01\x63", b"\x93\x01\x00\xc0"], ids=repr)
-def test_a_register_of_another_version_is_told_apart(packed: bytes) -> None:
-    with pytest.raises(OtherProtocolError, match=r"speaks protocol 3, the worker speaks (99|0)"):
-        decode(packed, 100)
-
-
-@pytest.mark.parametrize("packed", [b"\x91\x01", b"\x92\x01\x03", b"\x92\x01\xc3", b"\x92\xc3\x63", b"\x92\x02\x63"])
-def test_what_is_no_register_has_no_version(packed: bytes) -> None:
-    with pytest.raises(ProtocolError) as caught:
-        decode(packed, 100)
-    assert not isinstance(caught.value, OtherProtocolError)
+@pytest.mark.parametrize(
+    ("packed", "version"),
+    [
+        (b"\x92\x01\x63", 99),
+        (b"\x93\x01\x00\xc0", 0),
+        (b"\x92\x01\x02", 2),
+        (b"\x92\x01\xf9", -7),
+        (b"\x92\x01\xce\x7f\xff\xff\xff", 2**31 - 1),
+        (b"\x93\x01\x03\xa1\xff", 3),
+        (b"\x93\x01\x03\x82\x01\x02\x01\x02", 3),
+        (b"\x92\x01\xce\x80\x00\x00\x00", None),
+        (b"\x91\x01", None),
+        (b"\x92\x01\xc3", None),
+        (b"\x92\x01\xc0", None),
+        (b"\x92\x01\xa12", None),
+        (b"\x92\x01\xcb\x40\x00\x00\x00\x00\x00\x00\x00", None),
+        (b"\x92\x01\x91\x02", None),
+        (b"\x92\xc3\x63", None),
+        (b"\x92\x02\x63", None),
+        (b"\x93\x01\x03" + b"\x91" * 100_000, None),
+        (b"\x93\x01\x03\xdd\xff\xff\xff\xff", None),
+        (b"\x92\x01\x03\x03", None),
+        (b"", None),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_register_says_its_version_whatever_follows(packed: bytes, version: int | None) -> None:
+    assert protocol_of(packed) == version

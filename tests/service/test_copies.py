@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import shutil
@@ -15,6 +14,7 @@ import pytest
 import zmq
 
 from runtime.core.point import Point
+from runtime.core.values import replace
 from runtime.errors import LockedError, ProtocolError
 from runtime.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
 from runtime.net.curve import derive_keys
@@ -323,7 +323,7 @@ def test_an_offer_that_is_a_lie_costs_no_copy_and_no_transfer(
     ticket = buddy.listener.keeper.ticket if knows_the_ticket else b"t" * 16
     good = Offer(ticket, 1, JOB, 0, Point(3, 1), b"d" * 16, 100, 1000)
     for lie in LIES:
-        answer = answer_to(stranger, dataclasses.replace(good, **lie))  # type: ignore[arg-type]
+        answer = answer_to(stranger, replace(good, **lie))  # type: ignore[arg-type]
         assert isinstance(answer, Declined) or (knows_the_ticket and isinstance(answer, Taken)), lie
         assert buddy.kept() == [2, 1]
     answer = answer_to(stranger, good)

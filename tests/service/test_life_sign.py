@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runtime.core.values import replace
 from runtime.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts
 
 WAIT_S = 30.0

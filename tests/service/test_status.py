@@ -10,13 +10,13 @@ import pytest
 
 from runtime.core import messages, records
 from runtime.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted
+from runtime.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
 from runtime.errors import JournalDamagedError
 from runtime.service.history import history_of
 from runtime.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
-from runtime.service.strangers import implausible
 from runtime.store.journal import Journal
 from tests.core.house import House, policy
+from tests.hostile.attackers import objection
 
 WORKERS = 10_000
 LARGEST_DELTA_BYTES = 256
@@ -74,9 +74,9 @@ def test_what_is_no_snapshot_is_none(message: object) -> None:
 
 def test_a_journal_with_a_record_of_a_large_job_made_anew_is_read_by_who_only_looks(tmp_path: Path) -> None:
     process = Process("trainer-0001.cluster.internal#1a2b3c4d", 4_000_000, 123_456, "cpu")
-    seats = tuple(SeatGranted(str(slot), slot, 1, f"{slot:032x}", process) for slot in range(WORKERS))
+    seats = tuple(RebuiltSeat(str(slot), slot, 1, f"{slot:032x}", process) for slot in range(WORKERS))
     members = tuple((str(slot), 1) for slot in range(WORKERS))
-    generation = GenerationCommitted(3, RoundId(2, 5), members, None, (), (), tuple(range(WORKERS)))
+    generation = RebuiltGeneration(3, RoundId(2, 5), members, None, (), (), tuple(range(WORKERS)))
     settings = (("WORKER_NUM", str(WORKERS)),)
     record = JobRebuilt("job-old", "train.py", settings, 9, "boot", 1.0, seats, generation, None)
     packed = records.SCHEMA.pack(record)
@@ -124,4 +124,4 @@ def test_a_request_to_stop_is_one_that_a_scheduler_takes(by: str, told: str) -> 
     """A follower's cause holds a dead worker's last words: a longer one was refused, and the job stayed."""
     asked = stop_request(by)
     assert asked.by == told
-    assert implausible(asked) is None
+    assert objection(asked) is None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.core.agent import AgentPolicy
@@ -56,6 +55,7 @@ from runtime.core.messages import (
     RoundId,
 )
 from runtime.core.point import Point
+from runtime.core.values import replace
 from tests.simulation.group import blob_of
 from tests.simulation.network import Connection
 from tests.simulation.odd_states import EQUAL

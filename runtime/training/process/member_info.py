@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from runtime.core.schema import Schema
+from runtime.core.values import Schema, Value
 from runtime.service.agent import Agent
 from runtime.service.buddy import CopyListener
 from runtime.service.life_sign import Whereabouts
@@ -12,8 +10,7 @@ from runtime.service.life_sign import Whereabouts
 __all__ = ["MemberInfo", "own_info"]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
+class MemberInfo(Value, frozen=True, tag=1):
     """Of one process.
 
     Attributes:
@@ -31,12 +28,10 @@ class MemberInfo:
     @classmethod
     def unpack(cls, packed: bytes) -> MemberInfo:
         """The reverse of :meth:`pack`."""
-        info = _SCHEMA.unpack(packed)
-        assert isinstance(info, cls)
-        return info
+        return _SCHEMA.unpack(packed)
 
 
-_SCHEMA = Schema({1: MemberInfo})
+_SCHEMA: Schema[MemberInfo] = Schema(MemberInfo)
 
 
 def own_info(agent: Agent, listener: CopyListener | None) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from runtime.core.agent import AgentCore
 from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
 from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from runtime.core.point import Point
+from runtime.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_core import ZOMBIES, CorrectsNobody
 

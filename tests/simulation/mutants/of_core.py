@@ -5,9 +5,9 @@ A mutant is the real core otherwise, so it breaks, and says so, when that decisi
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +27,7 @@ from runtime.core.records import GenerationCommitted, Record, SeatGranted, TermS
 from runtime.core.restore import Joined, Restore, choose
 from runtime.core.scheduler import Event, SchedulerCore, Stalled
 from runtime.core.state import Seat
+from runtime.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 
@@ -141,7 +142,7 @@ def _worst(joined: Mapping[int, Joined], committed: GenerationCommitted | None, 
     """The smallest point somebody holds."""
     smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
     least = {
-        rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
+        rank: dataclasses.replace(member, points=tuple(point for point in member.points if point == min(smallest)))
         for rank, member in joined.items()
     }
     return choose(least if smallest else joined, committed, slots)
@@ -351,7 +352,7 @@ class RenewsNothingRepeated(SchedulerCore):
         def take_and_drop(session: str, message: object) -> bool:
             presences = self._ledger.presences
             known = self._ledger.sessions.get(session)
-            before = replace(presences[known]) if known in presences else None
+            before = dataclasses.replace(presences[known]) if known in presences else None
             if not take(session, message):
                 return False
             if known is not None and before is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from runtime.core.durable_points import DurablePoints
@@ -13,6 +12,7 @@ from runtime.core.ready import Ready
 from runtime.core.records import PointCommitted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import Seat
+from runtime.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 

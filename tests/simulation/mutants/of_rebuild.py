@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from runtime.core.messages import Register
 from runtime.core.point import Cut
 from runtime.core.rebuild import Agreement, _in_agreement
 from runtime.core.records import JobRebuilt, Record
 from runtime.core.scheduler import SchedulerCore
+from runtime.core.values import replace
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_core import _write_with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +13,7 @@ from runtime.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from runtime.core.restore import Joined
 from runtime.core.scheduler import Event, SchedulerCore
 from runtime.core.state import Seat
+from runtime.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import shutil
@@ -102,7 +101,7 @@ class LoggedRun(Commits):
 
 
 def place(generation: int, world_size: int) -> GenerationStarted:
-    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(GenerationStarted)}
+    fields: dict[str, Any] = dict.fromkeys(GenerationStarted.__struct_fields__)
     return GenerationStarted(**{**fields, "generation": generation, "rank": 0, "slot": 0, "world_size": world_size})
 
 

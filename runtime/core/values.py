@@ -1,0 +1,62 @@
+"""Frozen values that travel or are stored, and their bytes: the base class, and the one way in and out.
+
+Here live the base of every message and record, the bounds of a number, and :class:`Schema`; which values there are is
+said where they are defined. A value is written as a msgpack array of its fields, after its tag where it has one. What
+is read is exactly that: a wrong type, a bool where an int belongs, a surplus field, a map or a number of more than 64
+bits raises :class:`ProtocolError`, and nothing is built. Fields with a default that are missing at the end have it, so
+what an earlier release wrote stays readable.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from runtime.errors import ProtocolError
+
+__all__ = ["Int", "Meta", "Schema", "Value", "replace"]
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""A signed number of 64 bits: msgpack has twice as many, and whoever writes it back would fail."""
+
+replace = msgspec.structs.replace
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of what is written as an array of its fields. No value can refer to itself, so none needs the collector.
+
+    A type that a schema tells apart by its number is defined with ``tag=``. A tag is never given to another type once
+    released, the order of fields never changes, and a new field stands last and has a default.
+    """
+
+
+_Of = TypeVar("_Of")
+
+
+class Schema(Generic[_Of]):
+    """A closed set of values that can be written and read.
+
+    Args:
+        kinds: their type: one class, or the union of several that each have a tag.
+    """
+
+    def __init__(self, kinds: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._encoder = msgspec.msgpack.Encoder()
+        self.kinds: tuple[type, ...] = getattr(kinds, "__args__", (kinds,))
+
+    def pack(self, value: object) -> bytes:
+        """The value as msgpack."""
+        return self._encoder.encode(value)
+
+    def unpack(self, packed: bytes | memoryview, max_bytes: int = 1 << 20) -> _Of:
+        """The value that ``pack`` was given. Longer than ``max_bytes`` or malformed: :class:`ProtocolError`."""
+        if len(packed) > max_bytes:
+            raise ProtocolError(f"{len(packed)} bytes, at most {max_bytes} are accepted")
+        try:
+            value: _Of = self._decoder.decode(packed)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise ProtocolError(f"malformed: {error}") from None
+        return value

@@ -1,0 +1,304 @@
+"""Messages and records ↔ bytes: a round trip gives the same value, and anything else is a ProtocolError."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.core import messages, records
+from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
+from runtime.core.point import Point
+from runtime.core.values import Schema, Value
+from runtime.errors import ProtocolError
+from runtime.net import copies
+from runtime.service import buddy
+from runtime.training.process import member_info
+
+STORED = Path(__file__).parents[1] / "stored" / "packed.json"
+"""Of every type of value, bytes that the last release wrote, and its fields in order."""
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: INT64,
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
+}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's declared type; written from the annotations alone, not from the schema under test."""
+    if hint in SCALARS:
+        return SCALARS[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), max_size=4).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if type(None) in arguments:
+        return st.none() | values_of(next(one for one in arguments if one is not type(None)))
+    if issubclass(hint, enum.Enum):
+        return st.sampled_from(list(hint))
+    hints = typing.get_type_hints(hint)
+    return st.builds(hint, **{name: values_of(hints[name]) for name in hint.__match_args__})
+
+
+WIRE = [*typing.get_args(messages.FromWorker), *typing.get_args(messages.FromScheduler)]
+WIRE += [messages.StatusQuery, messages.StopJob]
+JOURNAL = [*typing.get_args(records.Record)]
+EVERY = [*((messages.SCHEMA, kind) for kind in dict.fromkeys(WIRE)), *((records.SCHEMA, kind) for kind in JOURNAL)]
+NAMES = [kind.__name__ for _, kind in EVERY]
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=20,
+)
+
+
+def plain_of(schema: Schema[Any], value: object) -> Any:
+    """What the bytes of a value say, read by another library."""
+    return msgpack.unpackb(schema.pack(value), raw=False, use_list=True)
+
+
+def read(schema: Schema[Any], plain: object) -> Any:
+    """The value that these plain ones are read as."""
+    try:
+        packed = msgpack.packb(plain, use_bin_type=True)
+    except (OverflowError, ValueError, UnicodeEncodeError):
+        raise ProtocolError("nobody can write that") from None
+    return schema.unpack(packed)
+
+
+@pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_value_survives_the_wire(schema: Schema[Any], kind: type, data: st.DataObject) -> None:
+    value = data.draw(values_of(kind))
+    packed = schema.pack(value)
+    again = schema.unpack(packed)
+    assert again == value
+    assert type(again) is kind
+    assert msgpack.packb(msgpack.unpackb(packed), use_bin_type=True) == packed, "not as msgpack writes it"
+    hash(again)
+
+
+def test_every_message_and_record_has_a_tag() -> None:
+    assert set(messages.SCHEMA.kinds) == set(WIRE)
+    assert set(records.SCHEMA.kinds) == set(JOURNAL)
+    assert all(kind.__struct_config__.tag is not None for _, kind in EVERY)
+
+
+@pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_one_wrong_item_is_a_protocol_error_or_another_value(
+    schema: Schema[Any], kind: type, data: st.DataObject
+) -> None:
+    """Whatever replaces one item, at any depth: the reader refuses, or it builds a value that writes back the same."""
+    plain = plain_of(schema, data.draw(values_of(kind)))
+    spoiled = data.draw(_with_one_change(plain))
+    try:
+        value = read(schema, spoiled)
+    except ProtocolError:
+        return
+    assert _same(plain_of(schema, value), spoiled)
+
+
+def _with_one_change(plain: Any) -> st.SearchStrategy[Any]:
+    if not isinstance(plain, list) or not plain:
+        return PLAIN
+    return (
+        st.integers(0, len(plain) - 1).flatmap(
+            lambda at: _with_one_change(plain[at]).map(lambda item: [*plain[:at], item, *plain[at + 1 :]])
+        )
+        | PLAIN
+        | st.just(plain[:-1])
+        | PLAIN.map(lambda item: [*plain, item])
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether what is written is what was read, and defaults behind it."""
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) >= len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, (int, float)) and not isinstance(other, bool):
+        return one == other or (math.isnan(one) and math.isnan(other))  # an int may stand where a float is declared
+    return type(one) is type(other) and bool(one == other)
+
+
+@given(PLAIN)
+def test_garbage_is_a_protocol_error(plain: Any) -> None:
+    for schema in (messages.SCHEMA, records.SCHEMA):
+        try:
+            value = read(schema, plain)
+        except ProtocolError:
+            continue
+        assert _same(plain_of(schema, value), plain)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40))
+def test_bytes_from_anywhere_are_a_protocol_error(raw: bytes) -> None:
+    try:
+        messages.SCHEMA.unpack(raw)
+    except ProtocolError as error:
+        assert str(error)
+
+
+CREDENTIAL = ["job", "0", "s0", 1]
+
+
+@pytest.mark.parametrize(
+    ("plain", "text"),
+    [
+        (None, "Expected `array`, got `None`"),
+        ([], "Expected `array` of at least length 1"),
+        ({}, "Expected `array`, got `object`"),
+        ([99], "Invalid value 99"),
+        (["2"], "Expected `int`, got `str`"),
+        ([True], "Expected `int`, got `bool`"),
+        ([2], "Expected `array` of at least length 7, got 1"),
+        ([2, CREDENTIAL[:3], 1, 1, 0, None, 0], "Expected `array` of at least length 4, got 3 - at `$[1]`"),
+        ([2, [*CREDENTIAL, 0], 1, 1, 0, None, 0], "Expected `array` of at most length 4, got 5 - at `$[1]`"),
+        ([2, ["job", 0, "s0", 1], 1, 1, 0, None, 0], "Expected `str`, got `int` - at `$[1][1]`"),
+        ([2, ["job", "x" * 129, "s0", 1], 1, 1, 0, None, 0], "Expected `str` of length <= 128 - at `$[1][1]`"),
+        ([2, {"job": "j", "node": "0"}, 1, 1, 0, None, 0], "Expected `array`, got `object` - at `$[1]`"),
+        ([2, CREDENTIAL, 1, 9, 0, None, 0], "Invalid enum value 9 - at `$[3]`"),
+        ([2, CREDENTIAL, 1, True, 0, None, 0], "Expected `int`, got `bool` - at `$[3]`"),
+        ([2, CREDENTIAL, 1, 1, True, None, 0], "Expected `int`, got `bool` - at `$[4]`"),
+        ([2, CREDENTIAL, 1, 1, 0.0, None, 0], "Expected `int`, got `float` - at `$[4]`"),
+        ([2, CREDENTIAL, 1, 1, 2**63, None, 0], "Expected `int` <= 9223372036854775807 - at `$[4]`"),
+        ([2, CREDENTIAL, 1, 1, 0, [1], 0], "Expected `array` of length 2, got 1 - at `$[5]`"),
+        ([2, CREDENTIAL, 1, 1, 0, [1, 2**64 - 1], 0], "Expected `int` <= 9223372036854775807 - at `$[5][1]`"),
+        ([2, CREDENTIAL, 1, 1, 0, 1, 0], "Expected `array | null`, got `int` - at `$[5]`"),
+        ([6, CREDENTIAL, 1, "bye"], "Expected `bool`, got `int` - at `$[2]`"),
+        ([4, CREDENTIAL, 1, "blob"], "Expected `bytes`, got `str` - at `$[3]`"),
+        ([22, "s", 1, "30", "t"], "Expected `float`, got `str` - at `$[3]`"),
+        ([26, "job-1", 1, 1, b"x"], "Expected `array`, got `bytes` - at `$[4]`"),
+        ([9, CREDENTIAL, [[1, 1]] * 9], "Expected `array` of length <= 8 - at `$[2]`"),
+    ],
+)
+def test_the_error_says_where_and_what(plain: object, text: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        read(messages.SCHEMA, plain)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\xc1",
+        b"\x92\x07",
+        b"\x92\x07\xc2\x00",
+        b"\x92\x08\xa1\xff",
+        b"\x92\x08\xa3\xed\xa0\x80",  # half of a pair of UTF-16
+        b"\xdd\xff\xff\xff\xff\x07",
+        b"\x92\x08\xdb\xff\xff\xff\xff",
+        b"\x92\x08\xd6\xff\x00\x00\x00\x00",  # a moment, by msgpack's own extension
+    ],
+    ids=repr,
+)
+def test_what_is_no_msgpack_is_a_protocol_error(packed: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        messages.SCHEMA.unpack(packed)
+
+
+def test_what_a_peer_nests_a_thousand_deep_does_not_break_the_reader() -> None:
+    deep = b"\x91" * 100_000
+    for packed in (deep, b"\x92\x02" + deep, b"\x97\x02" + b"\x91" * 1000 + b"\x90" + b"\x01" * 5, b"\x92\x1d" + deep):
+        with pytest.raises(ProtocolError):
+            messages.SCHEMA.unpack(packed)
+
+
+def test_a_long_value_is_not_shown() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        read(messages.SCHEMA, [2, CREDENTIAL, 1, "x" * 10_000, 0, None, 0])
+    assert len(str(caught.value)) < 300
+
+
+def test_an_int_may_stand_for_a_float_and_becomes_one() -> None:
+    refused = read(messages.SCHEMA, [22, "s", 1, 30, "t"])
+    assert refused == Refused("s", Refusal.ALIVE, 30.0, "t")
+    assert type(refused.retry_after_s) is float
+
+
+def test_the_wire_is_what_it_was() -> None:
+    """Released tags and the order of fields never change; a new field stands last and has a default."""
+    beat = Heartbeat(Credential("job", "0", "s0", 1), 2, Activity.TRAINING, 3, RoundId(2, 1), 40)
+    assert plain_of(messages.SCHEMA, beat)[:7] == [2, ["job", "0", "s0", 1], 2, 4, 3, [2, 1], 40]
+    assert plain_of(records.SCHEMA, records.TrainingFinished(Point(60, 3))) == [9, [60, 3]]
+
+
+SCHEMAS: dict[str, Schema[Any]] = {
+    "messages": messages.SCHEMA,
+    "records": records.SCHEMA,
+    "copies": copies.SCHEMA,
+    "buddy": buddy._SCHEMA,
+    "member_info": member_info._SCHEMA,
+}
+
+
+def test_what_the_last_release_wrote_is_read_and_written_as_it_was() -> None:
+    stored = json.loads(STORED.read_text())
+    read_kinds = set()
+    for name, kind, packed in stored["packed"]:
+        schema, was = SCHEMAS[name], bytes.fromhex(packed)
+        value = schema.unpack(was)
+        assert type(value).__name__ == kind
+        again = schema.pack(value)
+        assert again == was or _same(msgpack.unpackb(again), msgpack.unpackb(was)), f"{kind} is written otherwise"
+        read_kinds.add((name, kind))
+    assert read_kinds == {(name, kind) for name, kind, _ in stored["packed"]}
+    assert len(read_kinds) >= 46
+
+
+def test_fields_stand_in_the_order_in_which_the_last_release_wrote_them() -> None:
+    stored = json.loads(STORED.read_text())["fields"]
+    found: dict[str, list[str]] = {}
+    for schema in SCHEMAS.values():
+        for kind in schema.kinds:
+            _fields_in(kind, found)
+    for name, fields in stored.items():
+        assert found[name][: len(fields)] == fields, name
+
+
+def _fields_in(hint: Any, found: dict[str, list[str]]) -> None:
+    for argument in typing.get_args(hint):
+        _fields_in(argument, found)
+    if isinstance(hint, type) and (issubclass(hint, Value) or hasattr(hint, "_fields")):
+        found[hint.__name__] = [*hint.__match_args__]  # type: ignore[attr-defined]
+        for inner in typing.get_type_hints(hint).values():
+            _fields_in(inner, found)
+
+
+def test_every_number_is_bounded() -> None:
+    """msgpack has integers up to 2⁶⁴, which nobody could write back: of each type, with each number too large."""
+    seen = 0
+    for name, kind, packed in json.loads(STORED.read_text())["packed"]:
+        plain = msgpack.unpackb(bytes.fromhex(packed))
+        for spoiled in _with_a_number_too_large(plain):
+            with pytest.raises(ProtocolError):
+                value = read(SCHEMAS[name], spoiled)
+                pytest.fail(f"{kind} is read as {value}")
+            seen += 1
+    assert seen > 1000
+
+
+def _with_a_number_too_large(plain: Any) -> typing.Iterator[Any]:
+    if type(plain) is int:
+        yield 2**63
+    elif isinstance(plain, list):
+        for at, item in enumerate(plain):
+            yield from ([*plain[:at], inner, *plain[at + 1 :]] for inner in _with_a_number_too_large(item))
