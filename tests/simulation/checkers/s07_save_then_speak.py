@@ -13,7 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SlotGiven, SpareAdmitted, TermStarted
+from runtime.core.records import GenerationCommitted, JobRebuilt, RebuiltSeat, SeatGranted, SlotGiven, SpareAdmitted, TermStarted
 from tests.simulation.checkers.base import Checker
 
 
@@ -39,8 +39,8 @@ class SaveThenSpeak(Checker):
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
             self.world.when_said[kind].append(self._said)
 
-    def _seated(self, record: SeatGranted | SpareAdmitted) -> None:
-        slot = record.slot if isinstance(record, SeatGranted) else None
+    def _seated(self, record: SeatGranted | RebuiltSeat | SpareAdmitted) -> None:
+        slot = None if isinstance(record, SpareAdmitted) else record.slot
         self._holders[record.node] = record.session, record.incarnation
         self._seats.add((record.session, slot, record.incarnation))
 
