@@ -56,7 +56,7 @@ def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob)
     lines = shell.text.splitlines()
     assert len(lines) == 1, shell.text
     assert lines[0].startswith("samebits: ROLE and WORKER_NUM are not set")
-    assert "Fix: start the script with `bash scripts/run.sh train.py`" in lines[0]
+    assert f"Fix: start the script with `bash {ROOT}/scripts/run.sh train.py`" in lines[0]
 
 
 def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob) -> None:
