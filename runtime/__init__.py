@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from runtime.training.process.context import get_world_size as get_world_size
     from runtime.training.process.context import init as init
     from runtime.training.process.context import is_spare as is_spare
+    from runtime.training.process.job_status import JobStatus as JobStatus
+    from runtime.training.process.job_status import status as status
     from runtime.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
     from runtime.training.state.checkpoint_config import StepLog as StepLog
     from runtime.training.state.sampler import ElasticSampler as ElasticSampler
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CheckpointConfig": "runtime.training.state.checkpoint_config",
     "ElasticSampler": "runtime.training.state.sampler",
+    "JobStatus": "runtime.training.process.job_status",
     "StepLog": "runtime.training.state.checkpoint_config",
     "elastic": "runtime.training.elastic",
     "get_local_rank": "runtime.training.process.context",
@@ -36,11 +39,13 @@ _HOME = {
     "get_world_size": "runtime.training.process.context",
     "init": "runtime.training.process.context",
     "is_spare": "runtime.training.process.context",
+    "status": "runtime.training.process.job_status",
 }
 
 __all__ = [
     "CheckpointConfig",
     "ElasticSampler",
+    "JobStatus",
     "StepLog",
     "elastic",
     "get_local_rank",
@@ -48,6 +53,7 @@ __all__ = [
     "get_world_size",
     "init",
     "is_spare",
+    "status",
 ]
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Role",
     "Settings",
     "WrongValueError",
+    "alone",
     "environment_table",
     "environment_table_zh",
     "fixed_settings",
@@ -74,6 +75,7 @@ KEPT_NAMES: tuple[str, ...] = (
 whoever starts a process tells it those."""
 
 
+_NAMES_OF_A_JOB = ("ROLE", "WORKER_NUM", "SCHED_HOST", "SCHED_PORT", "SCHED_BIND", "NODE_ID")
 _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
     f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
@@ -352,6 +354,19 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
         (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
     )
     return tuple((name, str(int(value))) for name, value in values)
+
+
+def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """The environment of a script that nobody started as part of a job: a world of one, in its own process.
+
+    None where anything says otherwise: a role, a size, a scheduler, a node, or a rank of another launcher's.
+    """
+    if any(environ.get(prefix + name) for name in _NAMES_OF_A_JOB for prefix in ("", PREFIX)) or environ.get("RANK"):
+        return None
+    told = {"ROLE": "worker", "WORKER_NUM": "1", "NODE_ID": "0", "REBUILD": "0", "REGISTER_COOLDOWN": "0"}
+    if not (environ.get("ENABLE_RECOVERY") or environ.get(f"{PREFIX}ENABLE_RECOVERY")):
+        told["ENABLE_RECOVERY"] = "1"
+    return {**environ, **told}
 
 
 def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

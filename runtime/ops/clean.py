@@ -20,13 +20,14 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import LockedError, StoreError, UsageError
-from runtime.ops import kept_start, starting
+from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import process_names, read_pid_files, spoken
 from runtime.ops.recover import look
 from runtime.ops.spawning import StartLock
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable
+from runtime.store.aside import aside_id
 from runtime.store.lock import DirectoryLock
 from runtime.store.owner import OWNER_FILE
 
@@ -172,7 +173,7 @@ def _moved_aside(settings: Settings) -> Iterator[Path]:
         with durable.disk_errors(path.parent, "looking for what was moved aside"):
             entries = sorted(path.parent.iterdir()) if path.parent.exists() else []
         for entry in entries:
-            if starting.aside_id(entry.name, path.name) is None:
+            if aside_id(entry.name, path.name) is None:
                 continue
             found = entry.lstat()
             if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):

@@ -7,8 +7,6 @@ before the first process exists.
 
 from __future__ import annotations
 
-import itertools
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -32,6 +30,7 @@ from runtime.ops.spawning import OF_ONE_PROCESS, Way
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable
+from runtime.store.aside import aside_id, move_aside, short_id
 from runtime.store.checkpoint.remote.remote_points import jobs_at
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.store.owner import read_owner
@@ -155,7 +154,7 @@ def look(settings: Settings, *, listens: bool = True) -> Found:
     log_owner = read_owner(settings.log_dir)
     jobs, newest_step = _checkpoints(settings.checkpoint_path)
     moved = _moved_ids(settings.recovery_path)
-    past = frozenset(job for job in jobs if starting.short_id(job) in moved)
+    past = frozenset(job for job in jobs if short_id(job) in moved)
     kept = kept_start.read(settings.log_dir)
     if kept is not None and not kept_start.is_at_home(settings.log_dir, kept):  # moved here, or a copy
         running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
@@ -281,21 +280,16 @@ def _step_in_memory(view: JobView | None) -> int:
 def _moved_ids(path: Path) -> set[str]:
     with durable.disk_errors(path.parent, "looking for folders that were moved aside"):
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.exists() else []
-    return {moved for name in names if (moved := starting.aside_id(name, path.name)) is not None}
+    return {moved for name in names if (moved := aside_id(name, path.name)) is not None}
 
 
 def _carry_out(plan: Plan) -> None:
     for reason in plan.why:
         say(f"{reason}; its folders are moved aside, nothing is deleted")
     for move in plan.moves:
-        if not os.path.lexists(move.path):
-            continue
-        for number in itertools.count(1):
-            aside = starting.aside_path(move.path, move.job, number)
-            if not os.path.lexists(aside):
-                break
-        durable.publish(move.path, aside)
-        say(f"  {move.path} → {aside.name}")
+        aside = move_aside(move.path, move.job)
+        if aside is not None:
+            say(f"  {move.path} → {aside.name}")
 
 
 def say(text: str) -> None:

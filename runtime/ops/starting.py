@@ -15,7 +15,6 @@ from runtime.ops.job_view import JobView
 from runtime.ops.kept_start import START_FILE
 from runtime.store.owner import OWNER_FILE
 
-ASIDE_SUFFIX = ".aside"
 NAMED = 6
 
 
@@ -212,21 +211,3 @@ def _listed(names: tuple[str, ...]) -> str:
 
 def _jobs(ids: frozenset[str]) -> str:
     return ", ".join(f"job {job}" for job in sorted(ids))
-
-
-def short_id(job: str) -> str:
-    """The part of a job's id that names a folder."""
-    return job.partition("-")[0] or "unknown"
-
-
-def aside_path(path: Path, job: str, number: int) -> Path:
-    """``recovery`` → ``recovery.1a2b3c4d.aside``; from the second on with a number: ``recovery.1a2b3c4d.2.aside``."""
-    counted = f".{number}" if number > 1 else ""
-    return path.with_name(f"{path.name}.{short_id(job)}{counted}{ASIDE_SUFFIX}")
-
-
-def aside_id(name: str, folder: str) -> str | None:
-    """The short id in the name of a folder that was moved aside; none in any other name."""
-    if not (name.startswith(f"{folder}.") and name.endswith(ASIDE_SUFFIX)):
-        return None
-    return name.removeprefix(f"{folder}.").removesuffix(ASIDE_SUFFIX).partition(".")[0]

@@ -80,6 +80,8 @@ class SchedulerService:
     Args:
         settings: role scheduler.
         on_job: told the job's id and name once somebody has a seat in it, durably, and before anybody is told.
+        on_ready: called once the journal is read and the address is listened on.
+        is_guest: this is a thread of a process that has other things to do: how it collects garbage is left alone.
 
     Attributes:
         strangers: what was refused, counted by kind.
@@ -91,9 +93,19 @@ class SchedulerService:
         ListenError: the address cannot be listened on.
     """
 
-    def __init__(self, settings: Settings, on_job: Callable[[str, str], object] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_job: Callable[[str, str], object] | None = None,
+        on_ready: Callable[[], object] = lambda: None,
+        *,
+        is_guest: bool = False,
+    ) -> None:
         self._settings = settings
         self._on_job = on_job
+        self._on_ready = on_ready
+        self._is_guest = is_guest
+        self._lock = DirectoryLock(settings.recovery_path.resolve(), f"scheduler on port {settings.sched_port}")
         self._stop_by: list[str] = []
         self._abandoned = False
         self._server: Server | None = None
@@ -114,13 +126,18 @@ class SchedulerService:
         if self._server is not None:
             self._server.wake()
 
+    def let_go_in_child(self) -> None:
+        """In a forked child: it is not to keep the folder locked after this process's death."""
+        if self._lock.is_held:
+            os.close(self._lock.descriptor)
+
     def serve(self) -> Ended:
         """Serve until the job is over; returns how it ended."""
         settings = self._settings
         path = settings.recovery_path.resolve()
         addresses = listen_addresses(settings)
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
-        with DirectoryLock(path, f"scheduler on port {settings.sched_port}"), seldom_collected():
+        with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
             server = self._server = Server(
                 addresses,
                 settings.sched_port,
@@ -134,6 +151,7 @@ class SchedulerService:
                 shown = ", ".join(addresses)
                 protected = "; encrypted, only for who has the secret" if keys is not None else ""
                 voice.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
+                self._on_ready()
                 return self._loop(server, journal, core)
             finally:
                 self._server = None

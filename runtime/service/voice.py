@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Sequence
 
 LOGGER = logging.getLogger("samebits")
+_hushed: set[int] = set()
 
 
 def set_up(speaker: str) -> None:
@@ -22,9 +24,15 @@ def set_up(speaker: str) -> None:
         LOGGER.setLevel(logging.INFO)
 
 
+def hush() -> None:
+    """From now on only warnings of the calling thread are heard."""
+    _hushed.add(threading.get_ident())
+
+
 def say(text: str) -> None:
     """An event the user may want to know."""
-    LOGGER.info(text)
+    if threading.get_ident() not in _hushed:
+        LOGGER.info(text)
 
 
 def warn(text: str) -> None:
@@ -34,6 +42,8 @@ def warn(text: str) -> None:
 
 def tell(events: Sequence[tuple[int, str]]) -> None:
     """Several events of one moment, with their levels (``logging.INFO``, …): still one line each."""
+    if threading.get_ident() in _hushed:
+        events = [event for event in events if event[0] > logging.INFO]
     handler = LOGGER.handlers[0] if len(LOGGER.handlers) == 1 else None
     if isinstance(handler, _Handler) and len(events) > 1:
         handler.write_lines([text for level, text in events if LOGGER.isEnabledFor(level)])

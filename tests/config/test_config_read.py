@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime import config
-from runtime.config import Role, Settings, read
+from runtime.config import Role, Settings, alone, read
 from runtime.errors import SettingsError
 from runtime.settings_table import VARIABLES
 
@@ -428,3 +428,32 @@ def test_every_field_and_name_is_there_once() -> None:
     for column in ("name", "field"):
         names = [getattr(variable, column) for variable in VARIABLES]
         assert len(names) == len(set(names))
+
+
+# ---- a world of one
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({prefix + name: "1"} for name in ("ROLE", "WORKER_NUM", "NODE_ID", "SCHED_PORT") for prefix in ("", "MS_")),
+        {"SCHED_HOST": "127.0.0.1"},
+        {"SCHED_BIND": "127.0.0.1"},
+        {"RANK": "0"},
+    ],
+)
+def test_whatever_says_something_of_a_job_is_no_world_of_one(said: dict[str, str]) -> None:
+    assert alone({"PATH": "/bin", **said}) is None
+
+
+def test_a_script_that_nobody_told_anything_is_a_world_of_one_that_recovers() -> None:
+    told = alone({"PATH": "/bin", "CHECKPOINT_PATH": "points", "WORLD_SIZE": "1", "ROLE": ""})
+    assert told is not None
+    settings, warnings = read(told)
+    assert (settings.role, settings.worker_num, settings.node_id) == (Role.WORKER, 1, "0")
+    assert (settings.enable_recovery, settings.register_cooldown_s, settings.rebuild) == (True, 0.0, False)
+    assert settings.checkpoint_path == Path("points")
+    assert (told["PATH"], warnings) == ("/bin", [])
+    for name in ("ENABLE_RECOVERY", "MS_ENABLE_RECOVERY"):
+        without = alone({name: "0"})
+        assert without is not None and not read(without)[0].enable_recovery

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
-from runtime.ops.starting import Former, Found, Move, Plan, aside_id, aside_path, plan_start
+from runtime.ops.starting import Former, Found, Move, Plan, plan_start
+from runtime.store.aside import aside_id, aside_path
 from tests.ops.views import HOST, JOB, interruption, view
 
 OTHER = "99999999-0000-4000-8000-000000000000"

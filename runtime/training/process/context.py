@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import format_exception
 from types import TracebackType
@@ -26,11 +26,13 @@ from typing import NoReturn
 import torch
 
 from runtime import config
+from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
 from runtime.service import host, voice
 from runtime.service.agent import Agent
+from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
@@ -151,6 +153,8 @@ _process: Worker | None = None
 def init() -> None:
     """Take this process's role, as the environment says.
 
+    Where nothing says what it is (no ROLE, WORKER_NUM, SCHED_*, NODE_ID or RANK), it is a world of one, scheduler
+    included: commits, checkpoints and a restart from the newest point are as in any job.
     ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
     ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
     until :func:`runtime.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the seat's,
@@ -166,13 +170,19 @@ def init() -> None:
         return
     ending = _Ending()
     ending.install()
-    settings, warnings = config.read()
+    alone = config.alone()
+    settings, warnings = config.read() if alone is None else config.read(alone)
     voice.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
     for warning in warnings:
         voice.warn(warning)
     job_name = settings.job_name or Path(sys.argv[0]).name
     if settings.role is Role.SCHEDULER:
         _serve(settings, ending)
+    if alone is not None:
+        ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
+        settings = ending.scheduler.settings
+        on_more = spelled("run", Path(sys.argv[0]).name or "train.py")
+        voice.say(f"a world of one, in this process alone; `{on_more}` trains on more")
     _process = _take_seat(settings, job_name, ending)
 
 
@@ -324,12 +334,14 @@ class _Ending:
 
     Attributes:
         agent: whom to tell; None before there is a seat to ask for.
+        scheduler: where it is a thread of this process.
         recovers: whether recovery is on.
         is_through: the training function has returned, or had no need to be called.
     """
 
     def __init__(self) -> None:
         self.agent: Agent | None = None
+        self.scheduler: SchedulerThread | None = None
         self.quiet = False
         self.departure = Departure()
         self.exit_status = ExitStatus()
@@ -376,6 +388,8 @@ class _Ending:
                 self._status, text = UntrainedError.exit_code, "its script never called runtime.elastic.run"
                 print(f"samebits: {_TRAINED_ALONE.format(node=self.agent.node)}", file=sys.stderr, flush=True)
             self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+            if self.scheduler is not None:
+                self.scheduler.close(is_over=on_purpose and self.is_through)
         if _process is not None and _process.next_group is not None:
             _process.next_group.group.breaker.throw("the process ends")  # its thread waits for a generation
         breaker.leave_with(self._status)
