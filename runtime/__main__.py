@@ -184,6 +184,12 @@ def _env(arguments: Arguments) -> int:
     return environment.main(arguments)
 
 
+def _exit_codes(arguments: Arguments) -> int:
+    from runtime.ops import exit_codes
+
+    return exit_codes.main(arguments)
+
+
 def _doctor(arguments: Arguments) -> int:
     from runtime.ops import doctor
 
@@ -227,6 +233,7 @@ SUBCOMMANDS = (
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
+    Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
 )
 

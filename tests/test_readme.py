@@ -22,6 +22,7 @@ import runtime
 from runtime import config, errors
 from runtime.__main__ import SUBCOMMANDS
 from runtime.errors import SameBitsError
+from runtime.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
 from tests.system.job import Job
 from tests.system.processes import WarmStarter
 
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
 CHAPTERS = (
     *("architecture", "training", "porting", "worlds", "checkpoints"),
-    *("operating", "seeing", "security", "comparison", "testing"),
+    *("operating", "exit-codes", "seeing", "security", "comparison", "testing"),
 )
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
@@ -118,26 +119,32 @@ def test_the_environment_table_is_the_generated_one(pages: tuple[str, ...], tabl
     assert generated(pages, "environment-table") == table()
 
 
-def error_classes() -> list[type[SameBitsError]]:
-    """Every error a process can leave with, by exit code, then in the order they are defined."""
-    order = list(vars(errors))
+def error_classes() -> set[type[SameBitsError]]:
+    """Every error a process can leave with."""
     classes = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SameBitsError)}
-    return sorted(classes - {SameBitsError}, key=lambda kind: (kind.exit_code, order.index(kind.__name__)))
+    return classes - {SameBitsError}
 
 
-def test_the_exit_codes_are_those_of_the_classes() -> None:
-    rows = ["| code | error | meaning |", "|---|---|---|"]
-    for kind in error_classes():
-        meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
-        rows.append(f"| {kind.exit_code} | `{kind.__name__}` | {meaning} |")
-    assert generated(ENGLISH, "exit-codes") == "\n".join(rows)
+@pytest.mark.parametrize(
+    ("pages", "table"), [(ENGLISH, exit_code_table), (CHINESE, exit_code_table_zh)], ids=["en", "zh"]
+)
+def test_the_exit_codes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+    assert generated(pages, "exit-codes") == table()
 
 
-def test_the_chinese_exit_codes_are_the_same() -> None:
-    rows = [row.strip("| ").split(" | ") for row in generated(CHINESE, "exit-codes").splitlines()[2:]]
-    expected = [(str(kind.exit_code), f"`{kind.__name__}`") for kind in error_classes()]
-    assert [(code, kind) for code, kind, _ in rows] == expected
-    assert all(meaning for *_, meaning in rows)
+def test_every_error_has_its_row_and_one_answer_to_each_code() -> None:
+    rows = {(one.code, one.name) for one in EXIT_CODES}
+    assert {(kind.exit_code, kind.__name__) for kind in error_classes()} <= rows
+    assert [one.code for one in EXIT_CODES] == sorted(one.code for one in EXIT_CODES)
+    answers = {(one.code, one.again) for one in EXIT_CODES}
+    assert len(answers) == len({code for code, _ in answers}), "one code, two answers"
+    assert all(one.meaning and one.meaning_zh for one in EXIT_CODES)
+
+
+@pytest.mark.parametrize("page", [page for page in EVERY if "exit $status" in text_of(page)])
+def test_every_loop_ends_where_trying_again_does_not_help(page: str) -> None:
+    for codes in re.findall(r"case \$status in ([0-9|]+)\)", text_of(page)):
+        assert tuple(map(int, codes.split("|"))) == codes_to_give_up_at()
 
 
 @BOTH_READMES
@@ -173,7 +180,7 @@ def test_every_path_named_exists(page: str) -> None:
     assert sorted(path for path in paths_of(page) if not (ROOT / path).exists()) == []
 
 
-COMMAND = re.compile(r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])samebits [a-z]+)(?: [\w./=-]+)*")
+COMMAND = re.compile(r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])samebits [a-z][a-z-]*)(?: [\w./=-]+)*")
 
 
 def commands_of(*pages: str) -> list[list[str]]:

@@ -459,3 +459,15 @@ def test_doctor_shows_every_wrong_setting(
     monkeypatch.setenv("NODE_TIMEOUT", "soon")
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.count("wrong  environment") == 2
+
+
+def test_exit_codes_for_programs_and_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exit-codes", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["code"]: row["again"] for row in rows if row["code"] in (0, 64, 77)} == {0: "–", 64: "no", 77: "yes"}
+    assert main(["exit-codes"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{row['code']:>4}  {row['name']}" in text for row in rows)
+    for option, word in (("--markdown", "| code | name |"), ("--zh", "| 退出码 |")):
+        assert main(["exit-codes", option]) == 0
+        assert capsys.readouterr().out.startswith(word)
