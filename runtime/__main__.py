@@ -208,6 +208,18 @@ def _history(arguments: Arguments) -> int:
     return history_show.main(arguments)
 
 
+def _dashboard(arguments: Arguments) -> int:
+    from runtime.dashboard import command
+
+    return command.main(arguments)
+
+
+def _report(arguments: Arguments) -> int:
+    from runtime.dashboard import report
+
+    return report.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -223,6 +235,8 @@ SUBCOMMANDS = (
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand("status", "show how the job stands; --json for programs", _status),
     Subcommand("history", "show what happened, every recovery and where the time went; --json", _history),
+    Subcommand("dashboard", "serve a page that shows the job, live and after its end", _dashboard),
+    Subcommand("report", "write all that is known of the job into one HTML file; --json", _report),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),

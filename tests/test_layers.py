@@ -64,10 +64,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tracebacks",
         "ops",
     ),
+    # Reads and shows; nothing but the command line knows of it.
+    "dashboard": (
+        *("core.events", "core.goodput", "core.recoveries", "service.events", "service.status"),
+        *("store", "net", "config", "ops", "dashboard"),
+    ),
     "__init__": ("config", "service", "training"),
     "horovod": ("training",),
     "integrations": ("training",),
-    "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops"),
+    "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops", "dashboard"),
 }
 """What each room may import besides ``runtime.errors``, which is everybody's."""
 

@@ -1,0 +1,103 @@
+"""``dashboard``: serves the page of the job of this folder until it is told to stop.
+
+Only the start lives here: whose job, which address, which token. The one idea: it is a process of its own, so that the
+scheduler stays small and the page outlives the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import socket
+from collections.abc import Sequence
+
+from runtime.config import Settings, is_loopback
+from runtime.dashboard.guard import Guard, token_of
+from runtime.errors import ListenError, SettingsError, UsageError
+from runtime.net.curve import cluster_keys
+from runtime.ops import kept_start
+from runtime.ops.scheduler_link import SchedulerLink
+
+PORT = 8265
+_NEEDED = ("starlette", "uvicorn")
+MOST_CONNECTIONS = 128
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits dashboard",
+        description="Serve a page that shows the job that was started in this folder, live, and after its end. It only "
+        "shows. Ctrl-C ends it; the job does not notice.",
+    )
+    parser.add_argument("--port", type=int, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
+    )
+    options = parser.parse_args(arguments)
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the dashboard needs {' and '.join(missing)}, which this Python does not have. "
+            "Fix: pip install 'samebits[dashboard]'"
+        )
+    settings = kept_start.settings_here(only_looks=True)
+    token = token_of(cluster_keys(settings.cluster_secret, settings.cluster_secret_file))
+    if token is None and not is_loopback(options.host):
+        raise SettingsError(
+            [
+                f"--host {options.host}: whoever reaches it could read the job's logs; expected a CLUSTER_SECRET or "
+                "CLUSTER_SECRET_FILE, which makes the page ask for a token. Fix: export CLUSTER_SECRET_FILE=<the "
+                "job's>, or listen on 127.0.0.1 and reach it with `ssh -L`"
+            ]
+        )
+    return _serve(settings, options.host, options.port, token)
+
+
+def _serve(settings: Settings, host: str, port: int, token: str | None) -> int:
+    import uvicorn
+
+    from runtime.dashboard.report import html_of_folder
+    from runtime.dashboard.server import app_of
+    from runtime.dashboard.watching import Watch
+
+    listener = _listen(host, port)
+    names = frozenset({host.lower(), socket.gethostname().lower(), settings.sched_host.lower()})
+    link = SchedulerLink(settings)
+    try:
+        app = app_of(Watch(settings, link), Guard(names, token), lambda: html_of_folder(settings))
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listener.getsockname()[1]}/"
+        print(f"samebits: the dashboard is at {address}{f'?token={token}' if token else ''}", flush=True)
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=16 << 10,
+            http="h11",
+            ws="none",
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        link.close()
+        listener.close()
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(MOST_CONNECTIONS)
+    except (OSError, OverflowError) as error:
+        raise ListenError(
+            f"the dashboard cannot listen on {host}, port {port} ({error}). Fix: name another one with --port"
+        ) from None
+    listener.set_inheritable(False)
+    return listener

@@ -1,0 +1,113 @@
+"""Who may see the page: judged from a request's method and headers alone, before anything is looked up.
+
+Only the judging lives here. The one idea: a page on loopback is reachable from every web site that the user's browser
+opens, so a request must name this server as its host (DNS rebinding needs a name of the attacker's), must come from no
+other site, can only read, and where the job has a secret must show a token that is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from runtime.net.curve import ClusterKeys
+
+COOKIE = "samebits_token"
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request gets no answer; the text is for the user and names no secret."""
+
+    status: HTTPStatus
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``names`` are the host names, besides addresses and localhost, under which this server is reached."""
+
+    names: frozenset[str]
+    token: str | None
+
+    def judge(self, method: str, headers: Mapping[str, str], token: str | None) -> Refused | None:
+        """None where the request may be answered. ``headers`` have lower-case names."""
+        if method not in ("GET", "HEAD"):
+            return Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this page only shows: GET and HEAD are answered")
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            return Refused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is not known under that name. Fix: use its address, as http://127.0.0.1",
+            )
+        origin = headers.get("origin")
+        from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
+            return Refused(HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address")
+        if self.token is None:
+            return None
+        shown = token or _bearer(headers) or _cookie(headers)
+        if shown is None or not hmac.compare_digest(shown.encode(), self.token.encode()):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "the job has a CLUSTER_SECRET, and this request shows no token of it. Fix: open the address that "
+                "`samebits dashboard` printed",
+            )
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        name = host_name(host)
+        if name is None:
+            return False
+        if name == "localhost" or name in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, without port and brackets; None where it is none."""
+    if host.startswith("["):
+        name, closed, rest = host[1:].partition("]")
+        is_sound = closed and (not rest or (rest.startswith(":") and rest[1:].isdecimal()))
+    else:
+        name, colon, port = host.partition(":")
+        is_sound = not colon or port.isdecimal()
+    return name.lower().removesuffix(".") if is_sound and name else None
+
+
+def token_of(keys: ClusterKeys | None) -> str | None:
+    """What a reader must show; None where the job has no secret. The secret cannot be found from it."""
+    if keys is None:
+        return None
+    return hashlib.blake2b(key=keys.scheduler.secret, person=b"dashboard", digest_size=24).hexdigest()
+
+
+def _bearer(headers: Mapping[str, str]) -> str | None:
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" and value.strip() else None
+
+
+def _cookie(headers: Mapping[str, str]) -> str | None:
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and value:
+            return value
+    return None

@@ -1,0 +1,72 @@
+"""The job as metrics in Prometheus' text format, made of the same plain values as the page.
+
+Only the naming lives here (prometheus.io/docs/practices/naming and instrumenting/exposition_formats). The one idea:
+nothing is counted here; whoever restarts this server gets the same numbers, for they are sums of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_ALIVE = ("alive", "lost", "left")
+
+
+def exposition(state: Mapping[str, Any]) -> str:
+    """The whole text; of ``Watch.state``."""
+    return "".join(f"{line}\n" for line in _lines(state))
+
+
+def _lines(state: Mapping[str, Any]) -> Iterable[str]:
+    job = state["job"] or {}
+    yield from _metric("samebits_up", "gauge", "Whether the job's scheduler answers.", [({}, int(state["linked"]))])
+    if job:
+        labels = {"job_id": job["id"], "name": job["name"]}
+        yield from _metric("samebits_job_info", "gauge", "The job, in its labels.", [(labels, 1)])
+        for name, kind, text, value in (
+            ("step", "gauge", "Completed optimizer steps.", job["step"]),
+            ("generation", "gauge", "Number of the last committed membership.", job["generation"]),
+            ("scheduler_starts_total", "counter", "Scheduler starts.", job["term"]),
+            ("world_size", "gauge", "Workers that the world has now.", job["world_size"]),
+            ("workers_alive", "gauge", "Workers of the world that hold their lease.", job["alive"]),
+            ("spares_alive", "gauge", "Spares that hold their lease.", job["spares_alive"]),
+            ("finished", "gauge", "Whether the job is finished.", int(job["finished"])),
+        ):
+            yield from _metric(f"samebits_{name}", kind, text, [({}, value)])
+    yield from _metric("samebits_recoveries_total", "counter", "Recoveries.", [({}, state["recovery_count"])])
+    yield from _metric("samebits_losses_total", "counter", "Processes that were lost.", [({}, state["losses"])])
+    spent = [({"bucket": bucket}, seconds) for bucket, seconds in state["buckets_s"].items()]
+    yield from _metric("samebits_time_seconds_total", "counter", "Wall time by what it was for.", spent)
+    if state["goodput"] is not None:
+        yield from _metric("samebits_goodput_ratio", "gauge", "Share of productive time.", [({}, state["goodput"])])
+    if state["committed_step"] is not None:
+        text = "Step of the newest point that every member's disk holds."
+        yield from _metric("samebits_committed_step", "gauge", text, [({}, state["committed_step"])])
+        text = "When that was committed, in seconds since 1970."
+        yield from _metric("samebits_committed_timestamp_seconds", "gauge", text, [({}, state["committed_at"])])
+    last = next((row for row in reversed(state["recoveries"]) if row["total_ms"] is not None), None)
+    if last is not None:
+        seconds = [({"phase": phase}, ms / 1000) for phase, ms in last["phases_ms"].items()]
+        yield from _metric("samebits_last_recovery_seconds", "gauge", "The last recovery, by phase.", seconds)
+    ranks = [
+        ({"node": rank["node"], "slot": str(rank["slot"])}, rank) for rank in state["ranks"] if rank["role"] == "worker"
+    ]
+    steps = [(labels, rank["step"]) for labels, rank in ranks]
+    yield from _metric("samebits_worker_step", "gauge", "Steps that the worker has told.", steps)
+    alive = [(labels, int(rank["state"] == "alive")) for labels, rank in ranks]
+    yield from _metric("samebits_worker_alive", "gauge", "Whether the worker holds its lease.", alive)
+
+
+def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Iterable[str]:
+    told = list(samples)
+    if not told:
+        return
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in told:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,202 @@
+"""The web server: a few GET routes over one ``Watch``, and one stream of server-sent events for every open page.
+
+Here live routes, the stream and its bounds; who may ask is ``guard``'s. The one idea: one task looks at the job and
+makes each message once, whoever many pages are open; a page that reads too slowly is closed and comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from runtime.core.events import Event
+from runtime.dashboard.guard import COOKIE, HEADERS, Guard
+from runtime.dashboard.metrics import exposition
+from runtime.dashboard.watching import Watch
+
+LOOK_S = 0.25
+STATE_S = 1.0  # how often the state is told where nothing but time has passed
+MOST_PAGES = 32
+MOST_WAITING = 64  # messages that a page has not read yet
+MAX_URL = 2048
+STATIC = Path(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_NAMES = ("page.js", "words.js", "page.css", "uplot.js", "uplot.css", "icon.svg", "LICENSE-uPlot")
+FILES = {"": "index.html", **{name: name for name in _NAMES}}
+
+
+class Pages:
+    """The open pages, and what each has yet to read."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._state = b""
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look at the job for ever."""
+        loop = asyncio.get_running_loop()
+        told_at = 0.0
+        while True:
+            changed = await asyncio.to_thread(self._watch.look)
+            now = loop.time()
+            if changed.is_anew:
+                self._tell("anew", [])
+            if changed.events and self._queues:
+                self._tell("events", [event.plain() for event in changed.events])
+            if self._queues and (changed.is_told or now - told_at >= STATE_S):
+                told_at = now
+                self._tell("state", await asyncio.to_thread(self.state))
+            await asyncio.sleep(LOOK_S)
+
+    def state(self) -> dict[str, Any]:
+        """What every message of that name holds."""
+        return {**self._watch.state(), "loss": self._watch.losses()[-1:]}
+
+    def everything(self) -> dict[str, Any]:
+        """What a page begins with."""
+        watch = self._watch
+        events: list[Event] = list(watch.events)
+        return {
+            "state": self.state(),
+            "events": [event.plain() for event in events],
+            "steps": watch.steps(),
+            "losses": watch.losses(),
+        }
+
+    def _tell(self, name: str, content: object) -> None:
+        message = f"event: {name}\ndata: {_json(content)}\n\n".encode()
+        for queue in list(self._queues):
+            try:
+                queue.put_nowait(message)
+            except asyncio.QueueFull:
+                self._queues.discard(queue)
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(None)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The messages for one page, until it or this server is gone."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        self._queues.add(queue)
+        try:
+            yield b"retry: 1000\n\n"
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            self._queues.discard(queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more pages are taken."""
+        return len(self._queues) >= MOST_PAGES
+
+
+def app_of(watch: Watch, guard: Guard, report: Callable[[], str]) -> Starlette:
+    """The application. ``report`` makes the post-mortem page of ``report``."""
+    pages = Pages(watch)
+
+    async def file(request: Request) -> Response:
+        name = FILES.get(request.path_params.get("name", ""))
+        if name is None:
+            return PlainTextResponse("there is no such page\n", 404)
+        kind = _TYPES.get(Path(name).suffix, "text/plain")
+        return Response(await asyncio.to_thread((STATIC / name).read_bytes), media_type=kind)
+
+    async def everything(_: Request) -> Response:
+        return Response(_json(await asyncio.to_thread(pages.everything)), media_type="application/json")
+
+    async def stream(_: Request) -> Response:
+        if pages.is_full:
+            return PlainTextResponse(f"{MOST_PAGES} pages are open already. Fix: close one\n", 503)
+        return StreamingResponse(pages.stream(), media_type="text/event-stream")
+
+    async def log(request: Request) -> Response:
+        text = await asyncio.to_thread(watch.log_end, request.query_params.get("name", ""))
+        return PlainTextResponse("no process has that name\n", 404) if text is None else PlainTextResponse(text)
+
+    async def metrics(_: Request) -> Response:
+        text = await asyncio.to_thread(lambda: exposition(watch.state()))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def mortem(_: Request) -> Response:
+        headers = {"content-disposition": 'attachment; filename="samebits-report.html"'}
+        return Response(await asyncio.to_thread(report), media_type="text/html", headers=headers)
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"linked": watch.is_linked})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await asyncio.to_thread(watch.look)
+        task = asyncio.create_task(pages.run())
+        yield
+        task.cancel()
+
+    app = Starlette(
+        routes=[
+            Route("/api/everything", everything),
+            Route("/api/stream", stream),
+            Route("/api/log", log),
+            Route("/api/health", health),
+            Route("/metrics", metrics),
+            Route("/report", mortem),
+            Route("/", file),
+            Route("/{name}", file),
+        ],
+        lifespan=lifespan,
+    )
+    app.add_middleware(_Guarded, guard=guard)
+    return app
+
+
+class _Guarded:
+    """Judges every request before a route sees it, and gives every answer the headers (an ASGI middleware)."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in given)]
+            await send(message)
+
+        await self._answer(scope)(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Any) -> Any:
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL:
+            return PlainTextResponse("that address is too long\n", 414)
+        request = Request(scope)
+        token = request.query_params.get("token")
+        headers = dict(request.headers.items())
+        refused = self._guard.judge(scope["method"], headers, token)
+        if refused is not None:
+            return PlainTextResponse(f"{refused.text}\n", refused.status)
+        if token is not None and scope["path"] == "/":
+            answer = RedirectResponse("/", 303)  # so that the token stays in no history
+            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            return answer
+        return self._app
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,256 @@
+"use strict";
+// One page for a live job, a dead one and a report: what changes is where its data come from.
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const MOST_EVENTS = 5000, SHOWN_EVENTS = 400, MOST_POINTS = 3000, MANY = 64;
+  const SIGNS = { training: "●", done: "✔", finished: "✔", forming: "◐", waiting: "○", seated: "·", lost: "✕", left: "–", warm: "◇", warming: "◌", unknown: "?", retired: "–" };
+  const BUCKETS = ["productive", "start_up", "forming", "waiting_for_seats", "restoring", "redone", "idle"];
+  const PHASES = ["decide", "wait_for_seats", "meet", "restore"];
+  const embedded = $("data") ? JSON.parse($("data").textContent) : null;
+  let state = null, events = [], steps = [], losses = [], chosen = null, alive = false, skew = 0, drawn = {}, dirty = true;
+
+  // ---- language and theme
+  let stored = {};
+  try { stored = JSON.parse(localStorage.getItem("samebits") || "{}"); } catch { stored = {}; }
+  let language = stored.language || ((navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en");
+  let theme = stored.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const keep = () => { try { localStorage.setItem("samebits", JSON.stringify({ language, theme })); } catch { /* private window */ } };
+  const word = (name) => WORDS[language][name] ?? name;
+  const of = (group, name) => WORDS[language][group][name] ?? name;
+  function dress() {
+    document.documentElement.dataset.theme = theme;
+    document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+    for (const node of document.querySelectorAll("[data-word]")) node.textContent = word(node.dataset.word);
+    for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", word(node.dataset.label));
+    $("language").textContent = language === "zh" ? "English" : "中文";
+    $("language").lang = language === "zh" ? "en" : "zh-CN";
+    drawn = {};
+    for (const id of ["plot-speed", "plot-loss"]) if (plots[id]) { plots[id].destroy(); delete plots[id]; }
+    fillKinds(true); fillKey(); dirty = true; paint();
+  }
+
+  // ---- small things
+  const make = (tag, name, text) => { const node = document.createElement(tag); if (name) node.className = name; if (text !== undefined) node.textContent = text; return node; };
+  const put = (id, text) => { if (drawn[id] !== text) { drawn[id] = text; $(id).textContent = text; } };
+  const two = (n) => String(n).padStart(2, "0");
+  const clock = (at) => { const d = new Date(at * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
+  const stamp = (at) => { const d = new Date(at * 1000); return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${clock(at)}.${String(d.getMilliseconds()).padStart(3, "0")}`; };
+  const long = (s) => s < 1 ? `${Math.round(s * 1000)} ms` : s < 60 ? `${s.toFixed(1)} s` : s < 3600 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
+  const now = () => embedded ? state?.now ?? 0 : Date.now() / 1000 + skew;
+
+  // ---- painting; what did not change is not touched
+  function paint() {
+    if (!state) { put("link", word(alive ? "nojob" : "gone")); return; }
+    const job = state.job, over = !job || job.finished || job.from_journal;
+    const link = embedded || (alive && !state.linked && (!job || job.finished || job.ended)) ? "over" : !alive ? "gone" : state.linked ? "linked" : "away";
+    put("link", word(link)); $("link").className = `pill ${link === "linked" ? "good" : link === "over" ? "" : "bad"}`;
+    put("name", job ? `${job.name || ""} ${job.id.slice(0, 8)}` : "");
+    document.title = job ? `${job.phase} · ${job.step} · SameBits` : "SameBits";
+    if (job) {
+      put("phase", phaseOf(job.phase)); put("step", String(job.step));
+      put("workers", `${job.alive}/${job.world_size}${job.world_size < job.wanted_size ? ` (${job.wanted_size})` : ""}${job.spares_alive ? ` · ${job.spares_alive} ${word("spares")}` : ""}${job.joining ? `, ${job.joining} ${word("joining")}` : ""}`);
+    }
+    put("goodput", state.goodput === null ? "–" : `${(state.goodput * 100).toFixed(1)} %`);
+    put("recovered", String(state.recovery_count));
+    put("committed", state.committed_step === null ? "–" : `${state.committed_step}${embedded || over ? "" : ` (${long(Math.max(0, now() - state.committed_at))} ${word("ago")})`}`);
+    const rates = speeds(), last = rates[1].length && job && !over && job.phase === "training" ? rates[1][rates[1].length - 1] : null;
+    put("speed", last === null ? "–" : last.toFixed(last < 10 ? 2 : 1));
+    put("loss", losses.length ? String(losses[losses.length - 1][1]) : "–");
+    const cause = job?.ended ? `${word("ended")}: ${job.ended.cause}` : job?.first_cause ? `${word("first")}: ${job.first_cause}` : "";
+    $("cause").hidden = !cause; put("cause", cause);
+    paintBuckets(); paintRanks();
+    if (dirty) { dirty = false; paintRecoveries(); paintEvents(); paintPlots(rates); }
+  }
+
+  const phaseOf = (text) => { const [first, ...rest] = text.split(";"); return [of("ph", first), ...rest].join(";"); };
+  function paintBuckets() {
+    const parts = BUCKETS.filter((name) => state.buckets_s[name] > 0), total = state.wall_s || 1;
+    if (drawn.buckets !== parts.join() + language) {
+      drawn.buckets = parts.join() + language;
+      $("buckets").replaceChildren(...parts.map((name) => make("span", name)));
+      $("legend").replaceChildren(...parts.map((name) => { const li = make("li"); li.append(make("i", name), make("span", "", `${of("b", name)} `), make("b")); return li; }));
+    }
+    parts.forEach((name, at) => {
+      const seconds = state.buckets_s[name];
+      $("buckets").children[at].style.width = `${100 * seconds / total}%`;
+      $("legend").children[at].lastChild.textContent = `${long(seconds)} · ${(100 * seconds / total).toFixed(1)} %`;
+    });
+    $("buckets").setAttribute("aria-label", parts.map((name) => `${of("b", name)} ${(100 * state.buckets_s[name] / total).toFixed(1)} %`).join(", "));
+  }
+
+  const lookOf = (rank) => rank.role === "retired" ? "retired" : rank.state !== "alive" ? rank.state : rank.role === "spare" ? (rank.activity === "seated" ? "warming" : "warm") : rank.activity;
+  function paintRanks() {
+    const box = $("ranks"), ranks = state.ranks.filter((rank) => rank.role !== "retired");
+    box.classList.toggle("many", ranks.length > MANY);
+    while (box.children.length > ranks.length) box.lastChild.remove();
+    while (box.children.length < ranks.length) {
+      const cell = make("button", "rank"); cell.type = "button"; cell.setAttribute("role", "gridcell"); cell.tabIndex = box.children.length ? -1 : 0;
+      cell.append(make("span", "sign"), make("strong"), make("span"), make("small")); box.append(cell);
+    }
+    ranks.forEach((rank, at) => {
+      const cell = box.children[at], look = lookOf(rank), key = [rank.node, rank.slot, look, rank.step, rank.pid, language, chosen === rank.node].join();
+      if (cell.dataset.key === key) return;
+      cell.dataset.key = key; cell.dataset.node = rank.node; cell.className = `rank ${look}`;
+      cell.children[0].textContent = SIGNS[look] || "·";
+      cell.children[1].textContent = rank.slot === null ? `${word("spares")} ${rank.node}` : String(rank.slot) === rank.node ? rank.node : `${rank.slot} (${rank.node})`;
+      cell.children[2].textContent = of("a", look);
+      cell.children[3].textContent = `${word("step")} ${rank.step} · ${rank.host} · ${rank.pid}`;
+      cell.setAttribute("aria-selected", String(chosen === rank.node));
+      cell.setAttribute("aria-label", `${rank.node}: ${of("a", look)}, ${word("step")} ${rank.step}, ${rank.host}, pid ${rank.pid}`);
+      cell.title = `${rank.node}: ${of("a", look)} · ${word("step")} ${rank.step}`;
+    });
+    const rank = ranks.find((one) => one.node === chosen);
+    $("detail").hidden = !rank;
+    if (rank) {
+      put("who", `worker ${rank.node}`);
+      put("facts", `${of("a", lookOf(rank))} · ${word("step")} ${rank.step} · pid ${rank.pid} · ${rank.host} · incarnation ${rank.incarnation}${rank.reason ? ` · ${rank.reason}` : ""}`);
+    }
+  }
+
+  function paintRecoveries() {
+    const rows = state.recoveries.slice(-100).reverse(), body = $("recoveries").tBodies[0];
+    if (!rows.length) { const line = make("tr"), cell = make("td", "none", word("none")); cell.colSpan = 8; line.append(cell); body.replaceChildren(line); return; }
+    const longest = Math.max(1, ...rows.map((row) => row.total_ms || 0));
+    body.replaceChildren(...rows.map((row) => {
+      const line = make("tr"), bars = make("td", "bars"), strip = make("div", "phases");
+      const told = PHASES.filter((name) => row.phases_ms[name] > 0).map((name) => `${of("p", name)} ${Math.round(row.phases_ms[name])} ms`).join(", ");
+      strip.setAttribute("role", "img"); strip.setAttribute("aria-label", told); strip.title = told;
+      strip.style.width = `${100 * (row.total_ms || 0) / longest}%`;
+      for (const name of PHASES) if (row.phases_ms[name] > 0) { const part = make("span", name); part.style.flexGrow = row.phases_ms[name]; strip.append(part); }
+      bars.append(strip);
+      line.append(make("td", "", String(row.number)), make("td", "", clock(row.noticed_at)), make("td", "", String(row.step)), make("td", "why", row.cause), bars,
+        make("td", "num", row.total_ms === null ? word("running") : String(Math.round(row.total_ms))), make("td", "num redo", String(row.steps_lost)), make("td", "wait", row.last_to_join));
+      return line;
+    }));
+  }
+  function fillKey() { $("phase-key").replaceChildren(...PHASES.map((name) => { const one = make("span"); one.append(make("i", name), of("p", name)); return one; })); }
+
+  function fillKinds(anew) {
+    const kinds = [...new Set(events.map((event) => event.kind))].filter((kind) => kind !== "step" && kind !== "carried").sort(), select = $("kind"), before = select.value;
+    if (!anew && select.options.length === kinds.length + 1) return;
+    select.replaceChildren(new Option(word("all"), ""), ...kinds.map((kind) => new Option(of("k", kind), kind)));
+    select.value = before;
+  }
+  const textOf = (event) => event.kind === "committed" ? `${word("step")} ${event.point}` : `${event.node ? `worker ${event.node}: ` : ""}${event.text || ""}${event.after_ms !== undefined ? ` (${Math.round(event.after_ms)} ms)` : ""}`;
+  function paintEvents() {
+    fillKinds(false);
+    const sought = $("filter").value.toLowerCase(), kind = $("kind").value, found = [];
+    let quiet = "";
+    for (let at = events.length - 1; at >= 0 && found.length < SHOWN_EVENTS; at--) {
+      const event = events[at];
+      if (event.kind === "step" || event.kind === "carried" || (kind && event.kind !== kind)) continue;
+      if (sought && !`${event.kind} ${textOf(event)}`.toLowerCase().includes(sought)) continue;
+      if (event.kind === "committed" && quiet === "committed" && kind !== "committed") continue; // of several in a row the last
+      quiet = event.kind;
+      const line = make("li", event.kind);
+      line.append(make("time", "", stamp(event.at)), make("span", "what", of("k", event.kind)), make("span", "at", event.step ? `${word("step")} ${event.step}` : ""), make("span", "text", textOf(event)));
+      found.push(line);
+    }
+    $("events").replaceChildren(...(found.length ? found : [make("li", "none", word("none"))]));
+  }
+
+  // ---- plots
+  const plots = {};
+  function speeds() {
+    const at = [], rate = [];
+    for (let i = 1; i < steps.length; i++) {
+      const seconds = steps[i][0] - steps[i - 1][0], done = steps[i][1] - steps[i - 1][1];
+      if (seconds < 0.2 && i < steps.length - 1) continue;
+      if (seconds > 0) { at.push(steps[i][0]); rate.push(Math.max(0, done) / seconds); }
+    }
+    return [at, rate];
+  }
+  function plot(id, data, label, isTime, marks) {
+    const box = $(id), style = getComputedStyle(document.documentElement), ink = style.getPropertyValue("--soft").trim(), line = style.getPropertyValue("--line").trim();
+    box.setAttribute("aria-label", data[0].length ? `${label}: ${Number(data[1][data[1].length - 1]).toPrecision(3)}` : `${label}: ${word("none")}`);
+    if (plots[id]) { plots[id].marks = marks; plots[id].setData(data); return; }
+    if (!data[0].length) return;
+    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+    plots[id] = new uPlot({
+      width: Math.max(200, box.clientWidth), height: 210, scales: { x: { time: isTime } }, legend: { show: true, live: true },
+      axes: [isTime ? { ...axis, values: (u, splits) => splits.map(clock), space: 70 } : { ...axis }, { ...axis, size: 54 }], cursor: { drag: { x: true, y: false } },
+      series: [{ label: isTime ? word("when") : word("step"), value: isTime ? (u, v) => v === null ? "–" : clock(v) : undefined }, { label, stroke: style.getPropertyValue("--accent").trim(), width: 2, points: { show: (u) => u.data[0].length < 3 }, value: (u, v) => v === null ? "–" : Number(v).toPrecision(4) }],
+      hooks: { draw: [(u) => {
+        const context = u.ctx; context.save(); context.strokeStyle = style.getPropertyValue("--waiting_for_seats").trim(); context.fillStyle = context.strokeStyle; context.setLineDash([4, 4]); context.lineWidth = devicePixelRatio;
+        for (const mark of plots[id]?.marks ?? marks) {
+          const x = u.valToPos(mark, "x", true);
+          if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) continue;
+          context.beginPath(); context.moveTo(x, u.bbox.top); context.lineTo(x, u.bbox.top + u.bbox.height); context.stroke();
+          context.beginPath(); context.moveTo(x - 5 * devicePixelRatio, u.bbox.top); context.lineTo(x + 5 * devicePixelRatio, u.bbox.top); context.lineTo(x, u.bbox.top + 8 * devicePixelRatio); context.fill();
+        }
+        context.restore();
+      }] },
+    }, data, box);
+    plots[id].marks = marks;
+  }
+  function paintPlots(rates) {
+    plot("plot-speed", rates, word("speed"), true, state.recoveries.map((row) => row.noticed_at));
+    plot("plot-loss", [losses.map((point) => point[0]), losses.map((point) => point[1])], word("loss"), false, state.recoveries.map((row) => row.restore_step ?? row.step));
+  }
+  addEventListener("resize", () => { for (const id of Object.keys(plots)) plots[id].setSize({ width: Math.max(200, $(id).clientWidth), height: 210 }); });
+
+  // ---- what comes in
+  const STEPPED = new Set(["step", "round", "training", "trained", "interrupted"]);
+  function takeEvents(more) {
+    events.push(...more); if (events.length > MOST_EVENTS) events.splice(0, events.length - MOST_EVENTS);
+    for (const event of more) if (STEPPED.has(event.kind)) steps.push([event.at, event.step || 0]);
+    if (steps.length > MOST_POINTS) steps.splice(0, steps.length - MOST_POINTS);
+    dirty = true;
+  }
+  function takeState(told) {
+    state = told; skew = told.now - Date.now() / 1000; alive = true;
+    const last = told.loss?.[0];
+    if (last && (!losses.length || last[0] > losses[losses.length - 1][0])) { losses.push(last); if (losses.length > MOST_POINTS) losses.shift(); dirty = true; }
+    paint();
+  }
+  function takeAll(all) { events = []; steps = all.steps; losses = all.losses; takeEvents(all.events.filter((event) => !STEPPED.has(event.kind))); events = all.events; takeState({ ...all.state, loss: [] }); }
+
+  // ---- acting
+  function choose(node) { chosen = node; drawn.who = drawn.facts = null; $("log").textContent = ""; paintRanks(); readLog(); }
+  async function readLog() {
+    if (chosen === null) return;
+    const node = chosen;
+    let text = "";
+    if (embedded) text = embedded.logs[`worker_${node}`] ?? "";
+    else try { const answer = await fetch(`api/log?name=worker_${encodeURIComponent(node)}`); text = answer.ok ? await answer.text() : ""; } catch { return; }
+    if (chosen !== node) return;
+    const box = $("log"), atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+    if (box.textContent !== (text || word("nolog"))) { box.textContent = text || word("nolog"); if (atEnd) box.scrollTop = box.scrollHeight; }
+  }
+  $("ranks").addEventListener("click", (event) => { const cell = event.target.closest(".rank"); if (cell) choose(chosen === cell.dataset.node ? null : cell.dataset.node); });
+  $("ranks").addEventListener("keydown", (event) => {
+    const cells = [...$("ranks").children], at = cells.indexOf(document.activeElement);
+    if (at < 0) return;
+    const wide = Math.max(1, cells.filter((cell) => cell.offsetTop === cells[0].offsetTop).length);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + wide, ArrowUp: at - wide, Home: 0, End: cells.length - 1 }[event.key];
+    if (event.key === "Escape") choose(null);
+    if (to === undefined || !cells[to]) return;
+    event.preventDefault(); cells[at].tabIndex = -1; cells[to].tabIndex = 0; cells[to].focus();
+  });
+  $("close").addEventListener("click", () => choose(null));
+  $("filter").addEventListener("input", () => paintEvents());
+  $("kind").addEventListener("change", () => paintEvents());
+  $("language").addEventListener("click", () => { language = language === "zh" ? "en" : "zh"; keep(); dress(); });
+  $("theme").addEventListener("click", () => { theme = theme === "dark" ? "light" : "dark"; keep(); dress(); });
+
+  // ---- the beginning
+  async function begin() {
+    const answer = await fetch("api/everything");
+    if (!answer.ok) throw new Error(String(answer.status));
+    takeAll(await answer.json());
+  }
+  function listen() {
+    const source = new EventSource("api/stream");
+    source.addEventListener("open", () => begin().catch(() => undefined));
+    source.addEventListener("state", (event) => takeState(JSON.parse(event.data)));
+    source.addEventListener("events", (event) => { takeEvents(JSON.parse(event.data)); });
+    source.addEventListener("anew", () => begin().catch(() => undefined));
+    source.addEventListener("error", () => { alive = false; paint(); if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000); });
+  }
+  function showExtra() {
+    const box = $("extra"); box.hidden = false;
+    box.append(make("h2", "", word("versions")), make("pre", "", JSON.stringify(embedded.about, null, 2)));
+  }
+  dress();
+  if (embedded) { $("report").remove(); takeAll(embedded); showExtra(); } else { listen(); setInterval(readLog, 2000); setInterval(paint, 1000); }
+})();

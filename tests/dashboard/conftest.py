@@ -1,0 +1,90 @@
+"""A job's folder as it is left behind: a journal, events with two recoveries, logs. No process runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core import records
+from runtime.core.events import Event, Kind
+from runtime.core.messages import Process, RoundId
+from runtime.core.point import Point
+from runtime.core.records import GenerationCommitted, JobCreated, PointCommitted, Record, SeatGranted, TermStarted
+from runtime.service.events import line_of
+from runtime.store.event_log import EventLog
+from runtime.store.journal import Journal
+
+BEGAN = 1_700_000_000.0
+
+
+def told(kind: Kind, after_s: float, step: int = 0, node: str = "", text: str = "", **more: object) -> Event:
+    return Event(kind, BEGAN + after_s, 1, 1, step, node, text, more)
+
+
+def events_of_a_job(workers: int = 2) -> list[Event]:
+    """It forms, trains 100 steps a second, and loses worker 1 after 10 and 20 s."""
+    events = [
+        told(Kind.JOB, 0, text="train.py", job="job-1", settings={"WORKER_NUM": str(workers)}),
+        told(Kind.SCHEDULER, 0, text="the scheduler starts", job="job-1"),
+        *(told(Kind.SEATED, 2, node=str(node), slot=node) for node in range(workers)),
+        told(Kind.ROUND, 2, text="all are registered", round="1.1", missing="", gently=False),
+        told(Kind.GENERATION, 3, members=workers, restore=None, last="0", after_ms=1000.0),
+        told(Kind.TRAINING, 4, text="every member trains", last="1", after_ms=2000.0),
+    ]
+    for second in range(1, 30):
+        events.append(told(Kind.STEP, 4 + second, 100 * second))
+        if second % 10 == 0:
+            at, step = 4 + second, 100 * second
+            events += [
+                told(Kind.LOST, at, step, node="1", text="its <process> ended", slot=1, silent_ms=2.0),
+                told(Kind.ROUND, at + 0.001, step, text="worker 1 is lost", round="1.2", missing="1", gently=False),
+                told(Kind.PROMOTED, at + 0.002, step, node="2", text="the spare takes a slot", slot=1),
+                told(Kind.GENERATION, at + 0.02, step, restore=step, members=workers, last="2", after_ms=20.0),
+                told(Kind.TRAINING, at + 0.05, step, last="0", after_ms=50.0),
+                told(Kind.COMMITTED, at + 0.1, step, point=step),
+            ]
+    return events
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., Settings]:
+    """Fills a folder and returns the settings that mean it."""
+
+    def make(workers: int = 2, *, port: int = 1) -> Settings:
+        recovery, logs = tmp_path / "recovery", tmp_path / "device"
+        for folder in (recovery, logs):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        process = Process("host-a#1", 4000, 1, "cpu")
+        seats = [SeatGranted(str(node), node, 1, f"s{node}", process) for node in range(workers)]
+        members = tuple((str(node), 1) for node in range(workers))
+        written: list[Record] = [
+            JobCreated("job-1", "train.py", (("WORKER_NUM", str(workers)),)),
+            TermStarted(1, "boot-1", 100.0),
+            *seats,
+            GenerationCommitted(1, RoundId(1, 1), members, None, (), (), tuple(range(workers))),
+            PointCommitted(Point(2000, 1)),
+        ]
+        journal, _ = Journal.open(recovery)
+        journal.append([records.SCHEMA.pack(record) for record in written])
+        journal.close()
+        log = EventLog(recovery, lambda lines: lines[0], pytest.fail)
+        log.append([line_of(event) for event in events_of_a_job(workers)])
+        log.close()
+        lines = "".join(f"epoch 1 step {step} loss {2 / step:.4f}\n" for step in range(20, 2900, 20))
+        (logs / "worker_0.log").write_text(f"{lines}</script><script>alert(1)</script>\n")
+        environ = {
+            "WORKER_NUM": str(workers),
+            "ENABLE_RECOVERY": "1",
+            "RECOVERY_PATH": str(recovery),
+            "LOG_DIR": str(logs),
+            "SCHED_PORT": str(port),
+        }
+        settings, _ = config.read(environ, role_required=False)
+        return replace(settings)
+
+    return make

@@ -1,0 +1,148 @@
+"""The server over a job's folder, through HTTP: pages, stream's beginning, metrics that Prometheus reads, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from runtime.config import Settings
+from runtime.core.events import Kind
+from runtime.dashboard.guard import Guard
+from runtime.dashboard.report import gathered, html_of_folder
+from runtime.dashboard.server import FILES, MAX_URL, STATIC, app_of
+from runtime.dashboard.watching import LOG_BYTES, Watch
+from tests.dashboard.conftest import told
+
+HOST = "http://127.0.0.1:8265"
+
+
+@pytest.fixture
+def settings(make_folder: Callable[..., Settings]) -> Settings:
+    return make_folder()
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    app = app_of(Watch(settings, None), Guard(frozenset(), None), lambda: html_of_folder(settings))
+    with TestClient(app, base_url=HOST) as opened:
+        yield opened
+
+
+def test_what_a_page_begins_with(client: TestClient) -> None:
+    all_of_it = client.get("/api/everything").json()
+    state = all_of_it["state"]
+    assert (state["linked"], state["job"]["id"], state["job"]["phase"]) == (False, "job-1", "no scheduler")
+    assert [rank["node"] for rank in state["ranks"]] == ["0", "1"]
+    assert (state["recovery_count"], state["losses"], state["committed_step"]) == (2, 2, 2000)
+    assert state["recoveries"][0]["phases_ms"] == {"decide": 1, "wait_for_seats": 1, "meet": 18, "restore": 30}
+    assert sum(state["buckets_s"].values()) == pytest.approx(state["wall_s"], abs=1e-5)
+    assert all_of_it["losses"][0] == [20, 0.1]
+    assert len(all_of_it["events"]) == 7 + 29 + 12
+
+
+def test_every_file_is_there_with_a_policy_and_names_nothing_elsewhere(client: TestClient) -> None:
+    for name, file in FILES.items():
+        answer = client.get(f"/{name}")
+        assert answer.status_code == 200 and answer.content == (STATIC / file).read_bytes()
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        if file != "LICENSE-uPlot":
+            elsewhere = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+", answer.text)) - {"https://github.com"}
+            assert elsewhere <= {"http://www.w3.org"}, (name, elsewhere)
+    assert {path.name for path in STATIC.iterdir()} == set(FILES.values())
+
+
+def test_prometheus_reads_the_metrics(client: TestClient) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    assert len(families) >= 15
+    assert all(name.startswith("samebits_") for name in families)
+    spent = {sample.labels["bucket"]: sample.value for sample in families["samebits_time_seconds"].samples}
+    assert spent["start_up"] == 4 and spent["productive"] > 28
+    assert families["samebits_recoveries"].type == "counter"
+    assert families["samebits_job_info"].samples[0].labels == {"job_id": "job-1", "name": "train.py"}
+    assert families["samebits_up"].samples[0].value == 0
+    assert all(family.documentation for family in families.values())
+
+
+def test_a_log_is_read_by_the_names_of_the_job_alone(client: TestClient, settings: Settings) -> None:
+    (settings.log_dir / "secret.log").write_text("secret")
+    (settings.log_dir / "worker_1.log").symlink_to(settings.log_dir / "secret.log")
+    assert "loss" in client.get("/api/log", params={"name": "worker_0"}).text
+    assert client.get("/api/log", params={"name": "worker_1"}).text == ""  # a link is not followed
+    for name in ("secret", "worker_0/../secret", "../recovery/journal", "", "worker_9", "scheduler\0"):
+        assert client.get("/api/log", params={"name": name}).status_code == 404
+    (settings.log_dir / "worker_0.log").write_text("x" * 3 * LOG_BYTES)
+    assert len(client.get("/api/log", params={"name": "worker_0"}).text) == LOG_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {"host": "evil.example"}, 421),
+        ("/metrics", {"origin": "http://evil.example"}, 403),
+        ("/api/log?name=worker_0", {"sec-fetch-site": "cross-site"}, 403),
+        ("/nothing", {}, 404),
+        ("/../../etc/passwd", {}, 404),
+        ("/%2e%2e%2fserver.py", {}, 404),
+        ("/server.py", {}, 404),
+        (f"/?{'x' * MAX_URL}", {}, 414),
+    ],
+)
+def test_what_is_refused(client: TestClient, path: str, headers: dict[str, str], status: int) -> None:
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == status
+    assert "job-1" not in answer.text
+
+
+def test_nothing_can_be_sent(client: TestClient) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert client.request(method, "/api/everything").status_code == 405
+
+
+def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> None:
+    app = app_of(Watch(settings, None), Guard(frozenset(), "t0ken"), lambda: "")
+    with TestClient(app, base_url=HOST) as client:
+        for path in ("/", "/page.js", "/metrics", "/api/everything", "/api/stream", "/report"):
+            assert client.get(path).status_code == 401
+        assert client.get("/metrics", headers={"authorization": "Bearer t0ken"}).status_code == 200
+        first = client.get("/?token=t0ken", follow_redirects=False)
+        assert (first.status_code, first.headers["location"]) == (303, "/")
+        assert "HttpOnly" in first.headers["set-cookie"] and "SameSite=strict" in first.headers["set-cookie"]
+        assert client.get("/api/everything").status_code == 200
+
+
+def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:
+    watch = Watch(settings, None)
+    assert watch.look().is_anew
+    assert not watch.look().events
+    with (settings.recovery_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(told(Kind.STEP, 40, 5000).plain()) + "\n{broken\n[]\n")
+    changed = watch.look()
+    assert ([event.step for event in changed.events], changed.is_anew) == ([5000], False)
+    assert watch.steps()[-1][1] == 5000
+
+
+def test_a_folder_in_which_there_is_nothing_is_no_reason_to_fail(settings: Settings) -> None:
+    for path in [*settings.recovery_path.iterdir(), *settings.log_dir.iterdir()]:
+        path.unlink()
+    watch = Watch(settings, None)
+    watch.look()
+    assert (watch.state()["job"], watch.losses(), watch.log_end("scheduler")) == (None, [], "")
+
+
+def test_a_report_needs_nothing_else_and_no_log_breaks_out_of_it(settings: Settings, tmp_path: Path) -> None:
+    html = html_of_folder(settings)
+    assert not re.findall(r'(?:src|href)="(?!#)(?!report")', html)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    found = json.loads(data)
+    assert found["logs"]["worker_0"].endswith("</script><script>alert(1)</script>\n")
+    assert html.count("<script>") == 3
+    assert found["account"]["recoveries"][1]["cause"] == "worker 1: its <process> ended"
+    assert found["about"]["settings"]["WORKER_NUM"] == "2"
+    assert len(html) < 300_000
+    assert gathered(settings)["state"]["recovery_count"] == 2
