@@ -29,7 +29,7 @@ case ${1-} in
     *) fail "unknown argument '$1': expected nothing or --dev" ;;
 esac
 
-extras=examples
+extras=examples,dashboard
 if compgen -G '/dev/davinci[0-9]*' >/dev/null; then extras+=,npu; fi
 case ${CHECKPOINT_PATH:-${MS_CHECKPOINT_PATH-}} in
     file://*) ;;

@@ -62,7 +62,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, repository: P
         names = {name for name in archive.namelist() if not name.startswith("samebits-0.1.0.dist-info/")}
         folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
     sources = {file.relative_to(repository).as_posix() for file in (repository / "runtime").rglob("*.py")}
-    assert names == sources | {"runtime/py.typed"}
+    page = {file.relative_to(repository).as_posix() for file in (repository / "runtime/dashboard/static").iterdir()}
+    assert names == sources | page | {"runtime/py.typed"}
     assert wheel.name == "samebits-0.1.0-py3-none-any.whl"
     assert "Apache License" in folded
 
@@ -72,7 +73,8 @@ def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "fuzz", "remote", "dev"]
+EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "fuzz", "remote"]
+EXTRAS += ["dev"]
 
 
 def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> None:
@@ -94,7 +96,7 @@ def test_the_console_command_is_samebits(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {"samebits": "runtime.__main__:main"}
 
 
-LAZY_EXTRAS = ("npu", "remote", "frameworks")
+LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard")
 """Whose packages are imported by modules that only their users import."""
 
 
@@ -125,7 +127,7 @@ def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
     pinned = {IMPORTED_AS.get(name, name) for name, _ in pins}
-    assert declared(repository, "examples", "fuzz", "remote", "dev") <= pinned
+    assert declared(repository, "examples", "fuzz", "remote", "dashboard", "dev") <= pinned
     assert ["torch", "2.13.0"] in pins
 
 

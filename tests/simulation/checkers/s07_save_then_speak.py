@@ -13,7 +13,15 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import GenerationCommitted, JobRebuilt, RebuiltSeat, SeatGranted, SlotGiven, SpareAdmitted, TermStarted
+from runtime.core.records import (
+    GenerationCommitted,
+    JobRebuilt,
+    RebuiltSeat,
+    SeatGranted,
+    SlotGiven,
+    SpareAdmitted,
+    TermStarted,
+)
 from tests.simulation.checkers.base import Checker
 
 
