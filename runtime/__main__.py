@@ -220,6 +220,12 @@ def _report(arguments: Arguments) -> int:
     return report.main(arguments)
 
 
+def _probe(arguments: Arguments) -> int:
+    from runtime.ops import probe
+
+    return probe.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -240,6 +246,7 @@ SUBCOMMANDS = (
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
+    Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
     Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
     Subcommand("add", "start workers of this machine that join the job", _add),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),

@@ -116,6 +116,7 @@ class Settings:
     checkpoint_path: Path | str
     compile_cache_path: Path | None
     log_dir: Path
+    probe_file: Path | None
     job_name: str
     device: str | None
     cluster_secret: str | None = field(repr=False)

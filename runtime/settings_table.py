@@ -384,6 +384,12 @@ VARIABLES: tuple[Variable, ...] = (
         "脚本的日志和 pid 文件目录。",
     ),
     Variable(
+        "PROBE_FILE", "probe_file", _FILE, None, _JOB,
+        "File in which this process says every second how it is, for `samebits probe`.",
+        "本进程每秒在此文件中写明自身状态，供 `samebits probe` 读取。",
+        example="/run/probe", scope=Scope.PROCESS,
+    ),
+    Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
         "Name a new worker is recognised by.",
         "作业名，用于核对新加入的 worker。",

@@ -44,6 +44,7 @@ from runtime.service import clock, voice
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
+from runtime.service.probe_beat import ProbeBeat
 from runtime.service.reception import Reception
 from runtime.service.strangers import Strangers
 from runtime.store import launcher_token
@@ -152,6 +153,7 @@ class SchedulerService:
                 protected = "; encrypted, only for who has the secret" if keys is not None else ""
                 voice.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
                 self._on_ready()
+                ProbeBeat(settings.probe_file).ready()
                 return self._loop(server, journal, core)
             finally:
                 self._server = None

@@ -34,6 +34,7 @@ from runtime.service import host, voice
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
+from runtime.service.probe_beat import ProbeBeat
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.store.lock import DirectoryLock
 from runtime.tracebacks import failure_in
@@ -197,6 +198,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
+    probe = ProbeBeat(settings.probe_file)
     host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
     kind = device.choose(settings.device, 0).type
     listener = None
@@ -209,6 +211,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
+    probe.ready()
     keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
     found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
     addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
