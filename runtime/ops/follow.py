@@ -21,7 +21,8 @@ from pathlib import Path
 
 from runtime.commands import spelled
 from runtime.config import Settings
-from runtime.errors import JournalDamagedError
+from runtime.core.restarts import Loss, sort_of
+from runtime.errors import JournalDamagedError, SameBitsError
 from runtime.ops import kept_start
 from runtime.ops.deaths import correction, missing
 from runtime.ops.following import Following, Result
@@ -33,10 +34,12 @@ from runtime.ops.local_processes import (
     is_own_child,
     last_line,
     name_of,
+    node_of,
     process_names,
     read_pid_files,
     reap,
     send_signal,
+    spoken,
     watch,
 )
 from runtime.ops.log_ends import LogEnds
@@ -44,7 +47,8 @@ from runtime.ops.memory_kills import MemoryKills
 from runtime.ops.progress import LossTail, Screen, progress_line, world_text
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.silence import PATIENCE_S, Silence
-from runtime.ops.verdict import Verdict
+from runtime.ops.supervising import Dead, Supervisor
+from runtime.ops.verdict import Verdict, verdict_of
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
@@ -114,11 +118,19 @@ class Follower:
     """One run of ``follow``."""
 
     def __init__(
-        self, settings: Settings, signals: Signals, *, restarts: bool = False, logs: LogEnds | None = None
+        self,
+        settings: Settings,
+        signals: Signals,
+        *,
+        restarts: bool = False,
+        logs: LogEnds | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._settings = settings
         self._signals = signals
         self._logs = logs or LogEnds(settings.log_dir)
+        self._supervisor = supervisor
+        self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
         self._screen = Screen(sys.stdout)
@@ -159,6 +171,7 @@ class Follower:
         following.is_linked = not following.scheduler_runs() and is_listening(self._settings)
         if stop_by is not None:
             following.stop_asked(stop_by, time.monotonic())
+        self._supervise()
         self._carry_out()
         while following.result is None:
             ready = {descriptor for descriptor, _ in self._poll.poll(self._timeout_ms())}
@@ -168,8 +181,11 @@ class Follower:
             self._memory_kills.look(time.monotonic())
             for by in self._signals.take():
                 following.stop_asked(by, time.monotonic())
+            self._supervise()
             self._carry_out()
         self._link.close()
+        if self._supervisor is not None:
+            self._supervisor.let_go()
         self._say_result(following.result)
         return following.result
 
@@ -177,7 +193,10 @@ class Follower:
         view = self._following.view
         trains = view is not None and view.phase == "training" and not self._following.is_closing
         log_at = time.monotonic() + LOG_LOOK_S if trains else None
-        ats = (self._following.wake_at(), self._silence.wake_at(), log_at)
+        supervisor = self._supervisor
+        start_at = supervisor.wake_at(but=self._not_yet()) if supervisor is not None else None
+        look_at = self._look_at if supervisor is not None else None
+        ats = (self._following.wake_at(), self._silence.wake_at(), log_at, start_at, look_at)
         at = min((at for at in ats if at is not None), default=None)
         return None if at is None else max(0, math.ceil((at - time.monotonic()) * 1000))
 
@@ -248,6 +267,9 @@ class Follower:
             death = reap(identity)
             if death is None:
                 continue
+            now, is_done = time.monotonic(), not death.is_bad and self._training_is_finished()
+            was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
+            cause = self._cause(name, death)
             del self._watched[descriptor]
             self._poll.unregister(descriptor)
             os.close(descriptor)
@@ -255,12 +277,14 @@ class Follower:
                 name,
                 identity,
                 death,
-                self._cause(name, death),
-                time.monotonic(),
-                is_done=not death.is_bad and self._training_is_finished(),
-                was_removed=name not in self._names,
-                has_joined=self._has_joined(name, identity),
+                cause,
+                now,
+                is_done=is_done,
+                was_removed=was_removed,
+                has_joined=has_joined,
             )
+            if not (is_done or was_removed or (death.status == 0 and not has_joined)):
+                self._lost(name, identity, death, cause)
             self._logs.begin(name)  # for whoever is started in its place
             if name == SCHEDULER:
                 self._scheduler_death = death
@@ -302,6 +326,60 @@ class Follower:
             time.monotonic(),
         )
 
+    # ---- what is started again
+
+    def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> None:
+        """A process is gone that the job still needs."""
+        view, is_failure = self._following.view, isinstance(cause, Failure)
+        if self._supervisor is None or self._following.is_closing:
+            return
+        if name != SCHEDULER and self._training_is_finished():
+            return  # what is left of the job ends without it
+        known = view.node(node_of(name)) if view is not None else None
+        step = 0 if view is None else view.step if known is None else known.step
+        error = cause.error if isinstance(cause, Failure) else cause or str(death)
+        loss = Loss(sort_of(death.status, is_failure=is_failure), f"{error} {death.status}", step)
+        said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
+        said += f": {cause}" if cause and not is_failure else ""
+        self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
+
+    def _supervise(self) -> None:
+        """Start again what is due, where this process is the folder's supervisor."""
+        supervisor, following, now = self._supervisor, self._following, time.monotonic()
+        if supervisor is None:
+            return
+        if self._look_at <= now:  # the backstop: whatever nobody has told of
+            self._look_at = now + self._settings.monitor_interval_s
+            if not supervisor.holds and supervisor.try_to_hold():
+                self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
+        following.supervised = supervisor.holds
+        if following.is_closing:
+            supervisor.let_go()
+        elif (given_up := supervisor.given_up()) is not None:
+            following.give_up(verdict_of(given_up), now)
+        else:
+            self._start_due(supervisor, now)
+        following.restarting = supervisor.is_at_it()
+
+    def _not_yet(self) -> tuple[str, ...]:
+        """A scheduler is started only once it is judged what its journal says: it may have ended the job."""
+        return () if self._scheduler_judged else (SCHEDULER,)
+
+    def _start_due(self, supervisor: Supervisor, now: float) -> None:
+        try:
+            view = self._following.view
+            started = supervisor.start_due(now, job=view.job if view is not None else "", but=self._not_yet())
+        except SameBitsError as error:
+            self._screen.say(f"{error}; tried again in a moment")
+            return
+        for one in started:
+            self._logs.begin(one.new_name)
+            if one.new_name != one.name:
+                self._following.forget(one.name)
+                self._known.pop(one.name, None)
+        if started:
+            self._look_for_processes()
+
     # ---- what follows from it
 
     def _tell_of_missing(self) -> None:
@@ -314,6 +392,7 @@ class Follower:
             if self._known.get(name) == identity and not following.has_left(name):
                 following.found(name, identity, is_own=False)
                 following.died(name, identity, Death(), "", time.monotonic())
+                self._lost(name, identity, Death(), "")
 
     def _carry_out(self) -> None:
         self._judge_scheduler()

@@ -83,6 +83,8 @@ class Following:
         self.is_linked = False
         self.is_closing = False
         self.result: Result | None = None
+        self.supervised = False  # whoever dies is started again
+        self.restarting = False  # and somebody is to be who is not yet
         self._recovery = recovery
         self._patience_s = 2 * node_timeout_s + 1
         self._recover = recover
@@ -98,6 +100,7 @@ class Following:
         self._local: dict[str, _Local] = {}
         self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
         self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
+        self._died_at: dict[str, float] = {}  # node → when its process was seen to be gone
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
@@ -152,6 +155,15 @@ class Following:
             end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined)
             self._worker_died(local, end, now)
 
+    def forget(self, name: str) -> None:
+        """The process of this name is gone, and one of another name was started in its place."""
+        self._local.pop(name, None)
+
+    def give_up(self, verdict: Verdict, now: float) -> None:
+        """The job is to end, for whoever starts its processes starts none any more."""
+        self._is_judged_here, self._orders.stop_by = True, verdict.cause
+        self._close(verdict, now, self._leave_s)
+
     def never_joined(self, names: list[str], after_s: float) -> None:
         """These processes run and have not called ``runtime.init()``, ``after_s`` seconds after they were found."""
         nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
@@ -178,7 +190,8 @@ class Following:
         if not view.nodes and self.view is not None and self.view.job == view.job:
             # Of a large job only the first snapshot names them.
             view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
-        changed = [] if self.is_closing else changes(self.view, view)
+        ages = {node: now - at for node, at in self._died_at.items()}
+        changed = [] if self.is_closing else changes(self.view, view, ages)
         if changed:  # who died comes before what became of it
             self._say_deaths(now)
         self._orders.lines += changed
@@ -275,6 +288,7 @@ class Following:
                 self._deaths.add(end, now)
             return
         local.end = end
+        self._died_at[end.node] = now
         if (end.death.is_bad or end.is_failure or end.is_stranger) and not self._first_death:
             self._first_death = str(end)
             self._first_cause = end.cause.error if isinstance(end.cause, Failure) else end.cause
@@ -292,7 +306,8 @@ class Following:
             trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
             goes_on = "training goes on without it" if trains else "its workers wait for it"
             is_back = self.scheduler_runs()
-            self._say(self._scheduler_why + ("" if is_back else f"; {goes_on}. Fix: {self._recover} brings it back"))
+            fix = "" if self.supervised else f". Fix: {self._recover} brings it back"
+            self._say(self._scheduler_why + ("" if is_back else f"; {goes_on}{fix}"))
         self._scheduler_why = ""
 
     def _say_again(self, now: float) -> None:
@@ -312,6 +327,8 @@ class Following:
         meanwhile = ""
         if alike[0].has_own_advice:
             return ""
+        if self.supervised:
+            return "" if alike[0].is_stranger else "; started again"
         if self._recovery and self.running() and not all(self._is_replaced(end) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
@@ -324,7 +341,8 @@ class Following:
 
     def _is_started_again(self, end: End) -> bool:
         """Whether another process has its name by now."""
-        return self._local[name_of(end.node)].identity.pid != end.pid
+        local = self._local.get(name_of(end.node))
+        return local is not None and local.identity.pid != end.pid
 
     def _is_replaced(self, end: End) -> bool:
         """Whether it held no slot, or another one has it by now."""
@@ -357,6 +375,9 @@ class Following:
             return
         ends = [local.end for name, local in self._local.items() if name != SCHEDULER and local.end is not None]
         verdict = verdict_of_all(ends, self.view)
+        has_trained = self.view is not None and self.view.generation > 0
+        if self.restarting and (verdict is None or has_trained):
+            return  # trying again may help
         if verdict is not None:
             self._is_judged_here = True
             self._orders.stop_by = verdict.cause
@@ -371,7 +392,7 @@ class Following:
 
     def _deserted_by(self) -> float | None:
         """When a job that nobody has joined is given up: its scheduler would wait for strangers."""
-        if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing:
+        if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing or self.restarting:
             return None
         return self._deserted_at + self._patience_s
 
@@ -397,7 +418,7 @@ class Following:
         """
         if self._stop_by is not None or self._verdict is None or self._verdict.kind is not EndKind.INTERRUPTED:
             return False
-        return (self._restarts or not local.is_own) and not self._is_known(local)
+        return (self._restarts or self.supervised or not local.is_own) and not self._is_known(local)
 
     def _is_known(self, local: _Local) -> bool:
         """Whether the scheduler knows this process, or it is the scheduler."""
@@ -426,7 +447,7 @@ class Following:
             return
         verdict = self._verdict or Verdict.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
         waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
-        self.result = Result(verdict, call_again=self._restarts and waiting)
+        self.result = Result(verdict, call_again=(self._restarts or self.supervised) and waiting)
 
     # ---- small things
 

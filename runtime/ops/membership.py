@@ -6,14 +6,20 @@ slot is followed, not a node: it passes to another holder, is given up, or is ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from runtime.core.lines import replaces
 from runtime.ops.job_view import JobView, Presence, WorkerView
 
 
-def changes(before: JobView | None, now: JobView) -> list[str]:
-    """One sentence for each change of who holds the slots; none where the job has not begun, or names nobody."""
+def changes(before: JobView | None, now: JobView, ages: Mapping[str, float] | None = None) -> list[str]:
+    """One sentence for each change of who holds the slots; none where the job has not begun, or names nobody.
+
+    ``ages`` says how many seconds ago the process of a node was seen to be gone.
+    """
     if before is None or before.job != now.job or not (before.nodes and now.nodes) or before.generation == 0:
         return []
-    lines = [_taken(before, old, new) for old, new in _successions(before, now)]
+    lines = [_taken(before, old, new, (ages or {}).get(old.node)) for old, new in _successions(before, now)]
     given_up = _given_up(before, now)
     if given_up:
         lines.append(f"the world goes on without worker {', '.join(given_up)}: {_size(now)}")
@@ -30,7 +36,10 @@ def _successions(before: JobView, now: JobView) -> list[tuple[WorkerView, Worker
     return [(old, new) for old, new in pairs if old.node != new.node]
 
 
-def _taken(before: JobView, old: WorkerView, new: WorkerView) -> str:
+def _taken(before: JobView, old: WorkerView, new: WorkerView, age_s: float | None) -> str:
+    after = "" if age_s is None else f" after {age_s:.2f} s"
+    if replaces(new.node, old.node):
+        return f"worker {old.node}'s replacement, node {new.node} (pid {new.identity.pid}), took slot {new.slot}{after}"
     is_spare = before.is_spare(new.node)
     text = f"{'spare' if is_spare else 'worker'} {new.node} (pid {new.identity.pid}) took slot {new.slot} of worker "
     goes_on = f"; brought back, worker {old.node} becomes a spare" if is_spare and before.has_one_size else ""

@@ -29,7 +29,7 @@ from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from runtime.ops.spawning import OF_ONE_PROCESS, Way
 from runtime.ops.starting import Former, Found, Plan
 from runtime.store import checkpoint as checkpoints
-from runtime.store import durable
+from runtime.store import durable, launcher_token
 from runtime.store.aside import aside_id, move_aside, short_id
 from runtime.store.checkpoint.remote.remote_points import jobs_at
 from runtime.store.lock import DirectoryLock, read_holder
@@ -128,6 +128,8 @@ def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
     try:
         _carry_out(starting.plan_start(found, fresh=fresh))
         kept_start.keep(settings.log_dir, start)
+        if settings.enable_recovery and start.has_scheduler:
+            launcher_token.make(settings.log_dir)
     finally:
         lock.release()
     usual = start.folder / kept_start.USUAL_LOG_DIR

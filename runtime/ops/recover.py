@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from runtime import config
@@ -26,9 +27,11 @@ from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from runtime.ops.log_ends import LogEnds
+from runtime.ops.programs import program_of
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
+from runtime.ops.supervising import can_replace, start_in_place, supervisor_for
 from runtime.store.lock import read_holder
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity, host_id
@@ -55,8 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     log_dir, kept = _moved_in() if options.moved else kept_start.read_here()
     if options.from_checkpoints:
         _begin_journal(log_dir, kept)
+    return go_on(log_dir, kept)
+
+
+def go_on(log_dir: Path, kept: KeptStart) -> int:
+    """Bring back what is gone and follow, again where the scheduler gave up too early; returns the exit status."""
     while True:
-        result = _bring_back(log_dir, kept)
+        result = _bring_back(log_dir, kept_start.read(log_dir) or kept)
         if result is None or not result.call_again:
             return 0 if result is None else result.verdict.exit_code
         print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
@@ -102,7 +110,10 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         remains = look(settings)
         if _journal_is_lost(remains):
             _refuse_without_journal(settings)
-        recovery = plan_recovery(remains)
+        supervisor = supervisor_for(settings)
+        job = remains.view.job if remains.view is not None else ""
+        replaces = supervisor is not None and can_replace(settings, job)
+        recovery = plan_recovery(replace(remains, cool_down_s=0.0) if replaces else remains)
         if recovery.start:
             kept_start.require_secrets(kept, secrets)
         for line in (*recovery.lines, _script_change(kept, remains, recovery)):
@@ -113,9 +124,11 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
         with Signals() as signals:
-            start_again(settings.log_dir, recovery, program_of(kept, present, secrets))
+            program = program_of(kept, present, secrets)
+            in_place = partial(start_in_place, kept=kept, settings=settings, job=job, program=program)
+            start_again(settings.log_dir, recovery, program, in_place if replaces else None)
             lock.release()
-            return Follower(settings, signals, restarts=True, logs=logs).run()
+            return Follower(settings, signals, restarts=True, logs=logs, supervisor=supervisor).run()
 
 
 def _journal_is_lost(remains: Remains) -> bool:
@@ -182,28 +195,23 @@ def _script_change(kept: KeptStart, remains: Remains, recovery: Recovery) -> str
     return change(kept.script, kept.script_version, now, others_run=others_run)
 
 
-def start_again(log_dir: Path, recovery: Recovery, program: Program) -> None:
+def start_again(
+    log_dir: Path, recovery: Recovery, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
+) -> None:
     """Start what is gone, and end before what is in its way.
+
+    ``in_place`` starts other nodes in place of these, which then wait for no cool-down.
 
     Raises:
         StoreError: there is no room for a pid file, say; whatever runs of the job still runs.
     """
-    with reserved(log_dir, recovery.start) as berths:
+    with reserved(log_dir, () if in_place is not None else recovery.start) as berths:
         for lost in recovery.end:
             _say(f"ending {spoken(lost.name)} ({lost.identity}), which {lost.why}")
             end(lost.identity, TERM_GRACE_S)
         launch(berths, program, [])
-
-
-def program_of(kept: KeptStart, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
-    """What the job's processes run: of today's environment, ``present``, what the job was started with is replaced.
-
-    ``secrets`` are those of today's that give the job's secret again; any other is taken out.
-    """
-    surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
-    others = {name: text for name, text in present.items() if name not in surplus}
-    environment = {**others, **kept.environment, **secrets}
-    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way)
+    if in_place is not None and recovery.start:
+        in_place(recovery.start)
 
 
 def look(settings: Settings) -> Remains:

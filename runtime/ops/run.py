@@ -15,13 +15,14 @@ from typing import Any
 from runtime import config
 from runtime.config import Settings
 from runtime.errors import SameBitsError
-from runtime.ops import kept_start, prepare, run_options, starting
+from runtime.ops import kept_start, prepare, recover, run_options, starting
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.prepare import Ready
 from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
+from runtime.ops.supervising import supervisor_for
 from runtime.store.process_identity import ProcessIdentity
 
 TERM_GRACE_S = 5.0
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
                 )
             if request.detach and not signals.caught:
                 return 0
-            return Follower(settings, signals, logs=logs).run().verdict.exit_code
+            result = Follower(settings, signals, logs=logs, supervisor=supervisor_for(settings)).run()
+    return recover.go_on(settings.log_dir, ready.start) if result.call_again else result.verdict.exit_code
 
 
 def _names(ready: Ready) -> list[str]:

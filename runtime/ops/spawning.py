@@ -13,10 +13,11 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
 
 from runtime.ops.local_processes import SCHEDULER, end, node_of
 from runtime.store import durable, private
@@ -28,6 +29,9 @@ OF_ONE_PROCESS = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")  # what today's sh
 _CANNOT_RUN = 127
 _HEARD = (signal.SIGINT, signal.SIGTERM)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+Spawn: TypeAlias = "Callable[[Program, str, int], int]"
+"""Makes the process of this name, a child of the caller's with this log; returns its pid."""
 
 
 class Way(Enum):
@@ -71,11 +75,20 @@ class Program:
         return {**shared, "ROLE": "worker", "NODE_ID": node}
 
 
-class StartLock:
-    """Held by whoever starts processes, or changes which there are; waits for the one who does so already."""
+class BusyError(Exception):
+    """Somebody else starts processes in this folder at the moment."""
 
-    def __init__(self, log_dir: Path) -> None:
+
+class StartLock:
+    """Held by whoever starts processes, or changes which there are; waits for the one who does so already.
+
+    Raises (from ``with``):
+        BusyError: there is one, and ``wait`` is false.
+    """
+
+    def __init__(self, log_dir: Path, *, wait: bool = True) -> None:
         self._path = log_dir / LOCK_FILE
+        self._waits = wait
         self._descriptor = -1
 
     def __enter__(self) -> StartLock:
@@ -84,6 +97,9 @@ class StartLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not self._waits:
+                self.release()
+                raise BusyError from None
             print(
                 "samebits: another run.sh or recover.sh is starting processes here, waiting for it",
                 file=sys.stderr,
@@ -112,7 +128,7 @@ class Berth:
         os.close(private.open_to_append(self._log))
         self._reserved = durable.write_temporary(self._pid_file, b" " * _PLACE_BYTES, sync=False)
 
-    def start(self, program: Program) -> ProcessIdentity:
+    def start(self, program: Program, spawn_it: Spawn) -> ProcessIdentity:
         """Start the process, and write down which it is.
 
         Raises:
@@ -120,7 +136,7 @@ class Berth:
         """
         log = private.open_to_append(self._log)
         try:
-            identity = ProcessIdentity.of_child(_spawn(program, self.name, log))
+            identity = ProcessIdentity.of_child(spawn_it(program, self.name, log))
         finally:
             os.close(log)
         try:
@@ -158,8 +174,12 @@ def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
                 berth.give_up()
 
 
-def launch(berths: Sequence[Berth], program: Program, started: list[ProcessIdentity]) -> None:
+def launch(
+    berths: Sequence[Berth], program: Program, started: list[ProcessIdentity], spawn_worker: Spawn | None = None
+) -> None:
     """Start a process in each of these places, and add it to ``started``; the caller's own children from then on.
+
+    ``spawn_worker`` makes the workers' processes; :func:`spawn` where it is None.
 
     A hang-up meanwhile is not heard: it would end the caller between a process and its pid file.
 
@@ -169,7 +189,8 @@ def launch(berths: Sequence[Berth], program: Program, started: list[ProcessIdent
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         for berth in berths:
-            started.append(berth.start(program))
+            makes = spawn if spawn_worker is None or berth.name == SCHEDULER else spawn_worker
+            started.append(berth.start(program, makes))
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -179,7 +200,7 @@ def hear_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
-def _spawn(program: Program, name: str, log: int) -> int:
+def spawn(program: Program, name: str, log: int) -> int:
     """The pid of a new process that leads a session and ignores what a terminal sends."""
     words, environment = program.words(name), program.environment_of(name)
     # What comes before the program runs must not be lost on a handler of this process's.

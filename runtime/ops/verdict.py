@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.core.restarts import Sort
 from runtime.errors import (
     FormationTimeoutError,
     JobFailedError,
@@ -20,6 +21,7 @@ from runtime.errors import (
 )
 from runtime.ops.deaths import End, sentence
 from runtime.ops.job_view import EndKind, JobView
+from runtime.ops.supervising import GivenUp
 
 EXIT_CODES = {
     EndKind.STOPPED: JobStoppedError.exit_code,
@@ -48,6 +50,18 @@ class Verdict:
 
 
 FINISHED = Verdict(None, "", 0)
+
+
+def verdict_of(given_up: GivenUp) -> Verdict:
+    """How a job ends of which one place gets no process any more."""
+    dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
+    match dead.loss.sort:
+        case Sort.HOPELESS if dead.status is not None:
+            return Verdict(EndKind.INTERRUPTED, cause, dead.status)
+        case Sort.OWN:
+            return Verdict.unfinished(EndKind.SCRIPT_FAILED, cause)
+        case _:
+            return Verdict.unfinished(EndKind.INTERRUPTED, cause)
 
 
 def verdict_of_all(ends: Sequence[End], view: JobView | None) -> Verdict | None:

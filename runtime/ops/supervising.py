@@ -1,0 +1,239 @@
+"""The supervisor: starts again what died of a job on this machine, without a person.
+
+Holding the folder, and the starts themselves, live here; whether and when is ``core.restarts``'. The one idea: one
+supervisor holds a folder's job at a time, by a lock that dies with it, and all it knows it can read there (the kept
+start, pid files, the token): so whoever comes after it goes on in its place, and a worker that is started for another
+one is a node of its own, which waits for nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core.lines import may_be_replaced, root_of, successor_of
+from runtime.core.restarts import Again, Loss, Never, Restarts
+from runtime.errors import SameBitsError
+from runtime.ops import kept_start
+from runtime.ops.kept_start import KeptStart
+from runtime.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
+from runtime.ops.programs import program_of
+from runtime.ops.spawning import BusyError, Program, Spawn, StartLock, launch, reserved
+from runtime.store import launcher_token, private
+from runtime.store.owner import read_owner
+from runtime.store.process_identity import ProcessIdentity
+
+LOCK_FILE = "supervisor.lock"
+BUSY_RETRY_S = 0.1  # somebody else starts processes here
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A process that is gone, and how that is said."""
+
+    name: str
+    identity: ProcessIdentity
+    said: str
+    status: int | None
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Under which name a process was started in place of another one; ``name`` itself where it is no replacement."""
+
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The place of this process gets none any more, so the job is to end."""
+
+    dead: Dead
+    why: str
+
+
+def supervisor_for(settings: Settings) -> Supervisor | None:
+    """Whoever starts again what dies, where the job wants that (MAX_RESTARTS) and can go on (ENABLE_RECOVERY)."""
+    return Supervisor(settings) if settings.max_restarts > 0 and settings.enable_recovery else None
+
+
+class Supervisor:
+    """One follower's hand. All methods take ``now`` in monotonic seconds.
+
+    Args:
+        settings: of the job, with absolute folders.
+        spawn_worker: makes a worker's process, in another way than plainly.
+    """
+
+    def __init__(self, settings: Settings, spawn_worker: Spawn | None = None) -> None:
+        self._settings = settings
+        self._spawn_worker = spawn_worker
+        self._restarts = Restarts(settings.max_restarts)
+        self._due: dict[str, tuple[float, Dead]] = {}
+        self._given_up: GivenUp | None = None
+        self._lock = -1
+
+    # ---- whose the folder is
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is the folder's supervisor."""
+        return self._lock >= 0
+
+    def try_to_hold(self) -> bool:
+        """Become the folder's supervisor, if it has none; false where another one lives."""
+        if self.holds:
+            return True
+        lock = private.open_to_append(self._settings.log_dir / LOCK_FILE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    def let_go(self) -> None:
+        """Supervise no more; also where it never did."""
+        if self.holds:
+            os.close(self._lock)
+            self._lock = -1
+        self._due.clear()
+
+    # ---- deaths
+
+    def died(self, dead: Dead, now: float) -> None:
+        """A process of this machine is gone that the job still needs."""
+        if not self.holds or self._given_up is not None:
+            return
+        match self._restarts.died(_place_of(dead.name), dead.loss, now):
+            case Again(at):
+                self._due[dead.name] = (at, dead)
+            case Never(why, ends_job=True):
+                self._given_up = GivenUp(dead, why)
+            case Never():
+                pass
+
+    def is_at_it(self) -> bool:
+        """Whether somebody is to be started who is not yet."""
+        return bool(self._due)
+
+    def given_up(self) -> GivenUp | None:
+        """Why the job has to end; None as long as it has not."""
+        return self._given_up
+
+    def wake_at(self, *, but: Sequence[str] = ()) -> float | None:
+        """When ``start_due`` is to be called, even if nothing happens."""
+        return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
+
+    def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
+        """Start whose time has come, of this job, except those named in ``but``, who stay due.
+
+        Raises:
+            StoreError: there is no room, say; whoever was due stays due.
+        """
+        due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
+        if not due:
+            return []
+        try:
+            with StartLock(self._settings.log_dir, wait=False):
+                started = self._start(due, job)
+        except BusyError:
+            for dead in due:
+                self._due[dead.name] = (now + BUSY_RETRY_S, dead)
+            return []
+        for dead in due:
+            del self._due[dead.name]
+        return started
+
+    def _start(self, dead: list[Dead], job: str) -> list[Started]:
+        settings = self._settings
+        log_dir = settings.log_dir
+        kept = kept_start.read(log_dir)
+        if kept is None:
+            return []  # the folder was moved away, and whatever runs with it
+        nodes = kept_start.nodes_of(log_dir, settings)
+        there = read_pid_files(log_dir, [one.name for one in dead])
+        wanted = [
+            one
+            for one in dead
+            if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
+        ]
+        present = config.whole_environment()
+        program = program_of(kept, present, kept_start.secrets_for(kept, present))
+        return start_in_place(
+            [one.name for one in wanted],
+            kept=kept,
+            settings=settings,
+            job=job,
+            program=program,
+            spawn_worker=self._spawn_worker,
+        )
+
+
+def can_replace(settings: Settings, job: str) -> bool:
+    """Whether a replacement for this job that is started here can prove where it comes from.
+
+    Until somebody has had a seat the folder is nobody's: then the node itself has no seat to wait for either.
+    """
+    owner = read_owner(settings.log_dir)
+    return owner is not None and owner.job == job and bool(launcher_token.read(settings.log_dir))
+
+
+def start_in_place(
+    names: Sequence[str],
+    *,
+    kept: KeptStart,
+    settings: Settings,
+    job: str,
+    program: Program,
+    spawn_worker: Spawn | None = None,
+) -> list[Started]:
+    """Start a process in place of each of these, which are gone: where it can be, as another node. Under a StartLock.
+
+    Args:
+        job: the id of the job that they are of; empty where it is not known.
+
+    Raises:
+        StoreError: there is no room for a pid file, say; whatever was started until then runs.
+    """
+    log_dir, replaces = settings.log_dir, can_replace(settings, job)
+    started = [Started(name, _new_name(name) if replaces else name) for name in names]
+    nodes = kept_start.nodes_of(log_dir, settings)
+    with reserved(log_dir, [one.new_name for one in started]) as berths:
+        _rename(kept, log_dir, nodes, started)  # first: whatever becomes of this process, the next looks for them
+        running: list[ProcessIdentity] = []
+        try:
+            launch(berths, program, running, spawn_worker)
+        except SameBitsError:
+            _rename(kept, log_dir, nodes, started[: len(running)])
+            raise
+    for one in started:
+        if one.name != one.new_name:
+            (log_dir / f"{one.name}.pid").unlink(missing_ok=True)
+    return started
+
+
+def _rename(kept: KeptStart, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
+    """The nodes of this machine are the replacements' from now on."""
+    renamed = {node_of(one.name): node_of(one.new_name) for one in started if one.name != one.new_name}
+    if renamed:
+        kept_start.keep(log_dir, replace(kept, nodes=tuple(renamed.get(node) or node for node in nodes)))
+
+
+def _place_of(name: str) -> str:
+    """What is counted: every process that was ever started for the same part in the job."""
+    node = node_of(name)
+    return SCHEDULER if node is None else root_of(node)
+
+
+def _new_name(name: str) -> str:
+    node = node_of(name)
+    return name if node is None or not may_be_replaced(node) else name_of(successor_of(node))

@@ -1,0 +1,132 @@
+"""Which deaths are made good, how soon, and which end the job."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime import errors
+from runtime.core import restarts
+from runtime.core.restarts import Again, Loss, Never, Restarts, Sort, sort_of
+
+KILLED = Loss(Sort.OUTSIDE)
+
+
+def own(text: str = "ValueError: x", step: int = 7) -> Loss:
+    return Loss(Sort.OWN, text, step)
+
+
+def test_the_first_kills_cost_no_wait() -> None:
+    budget = Restarts(32767)
+    assert [budget.died("2", KILLED, at) for at in (0.0, 1.0, 2.0)] == [Again(0.0), Again(1.0), Again(2.0)]
+    late = budget.died("2", KILLED, 3.0)
+    assert isinstance(late, Again) and late.at > 3.0
+    assert budget.died("1", KILLED, 3.0) == Again(3.0), "each place has its own"
+
+
+def test_kills_never_end_a_job_and_never_wait_longer_than_that() -> None:
+    budget, now, longest = Restarts(32767), 0.0, 0.0
+    for _ in range(10_000):
+        told = budget.died("2", KILLED, now)
+        assert isinstance(told, Again)
+        longest = max(longest, told.at - now)
+        now = told.at + 0.01
+    assert 1.0 < longest < restarts.LONGEST_WAIT_S
+    for _ in range(100):
+        told = budget.died("2", KILLED, now)
+        assert isinstance(told, Again)
+    assert told.at - now == restarts.LONGEST_WAIT_S
+
+
+def test_the_wait_is_forgotten() -> None:
+    budget = Restarts(32767)
+    for number in range(20):
+        budget.died("2", KILLED, float(number))
+    assert budget.died("2", KILLED, 20 + 10 * restarts.FORGOTTEN_BY_HALF_S) == Again(
+        20 + 10 * restarts.FORGOTTEN_BY_HALF_S
+    )
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 50])
+def test_over_any_window_a_place_is_started_again_at_most_so_often(most: int) -> None:
+    chance, budget, now = random.Random(most), Restarts(most), 0.0
+    again: list[float] = []
+    for _ in range(3000):
+        now += chance.choice((0.0, 0.01, 1.0, 100.0, 2000.0))
+        if isinstance(budget.died("2", KILLED, now), Again):
+            again.append(now)
+    assert len(again) >= (most > 0)
+    for first, at in enumerate(again):
+        within = [one for one in again[first:] if one - at < restarts.WINDOW_S]
+        assert len(within) <= most
+
+
+def test_a_quick_rejoin_does_not_slip_past_the_bound() -> None:
+    """However it came back, and under whatever name: its deaths are the place's."""
+    budget = Restarts(2)
+    told = [budget.died("2", KILLED, 0.001 * number) for number in range(3)]
+    assert [type(one) for one in told] == [Again, Again, Never]
+    assert "MAX_RESTARTS=2" in told[-1].why  # type: ignore[union-attr]
+
+
+def test_the_same_error_at_the_same_step_twice_ends_the_job() -> None:
+    budget = Restarts(32767)
+    first = budget.died("2", own(), 0.0)
+    assert first == Again(restarts.OWN_ERROR_WAIT_S)
+    second = budget.died("2", own(), 5.0)
+    assert isinstance(second, Never) and second.ends_job
+    assert "step 7" in second.why
+
+
+@pytest.mark.parametrize("between", [own("KeyError: y"), own(step=8)])
+def test_another_error_or_another_step_is_another_matter(between: Loss) -> None:
+    budget = Restarts(32767)
+    for loss in (own(), between, own()):
+        assert isinstance(budget.died("2", loss, 0.0), Again)
+
+
+def test_a_kill_between_does_not_make_an_error_new() -> None:
+    budget = Restarts(32767)
+    assert isinstance(budget.died("2", own(), 0.0), Again)
+    assert isinstance(budget.died("2", KILLED, 1.0), Again)
+    assert isinstance(budget.died("2", own(), 2.0), Never)
+
+
+def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
+    budget = Restarts(32767)
+    assert all(isinstance(budget.died(place, own(), 0.0), Again) for place in "0123")
+
+
+@pytest.mark.parametrize(
+    ("status", "is_failure", "sort"),
+    [
+        (None, False, Sort.OUTSIDE),
+        (None, True, Sort.OWN),  # adopted: nobody knows the status, its log says what it was
+        (1, True, Sort.OWN),
+        (0, False, Sort.OWN),
+        (3, False, Sort.OWN),
+        (143, False, Sort.OUTSIDE),  # SIGTERM: preemption
+        (errors.SettingsError.exit_code, False, Sort.HOPELESS),
+        (errors.RefusedError.exit_code, False, Sort.HOPELESS),
+        (errors.NumericsError.exit_code, False, Sort.HOPELESS),
+        (errors.ForeignFolderError.exit_code, True, Sort.HOPELESS),
+        (errors.ScriptFailedError.exit_code, False, Sort.ENDED),
+        (errors.UntrainedError.exit_code, False, Sort.ENDED),
+        (errors.UnequalError.exit_code, False, Sort.ENDED),
+        (errors.SchedulerUnreachableError.exit_code, False, Sort.OUTSIDE),
+        (errors.StuckError.exit_code, False, Sort.OUTSIDE),
+        (errors.SchedulerLeftError.exit_code, False, Sort.OUTSIDE),
+        (errors.StoreError.exit_code, False, Sort.OWN),
+    ],
+)
+def test_what_the_status_says(status: int | None, is_failure: bool, sort: Sort) -> None:
+    assert sort_of(status, is_failure=is_failure) is sort
+
+
+def test_what_cannot_help_ends_the_job_at_once_and_its_own_end_is_no_death() -> None:
+    budget = Restarts(32767)
+    hopeless = budget.died("2", Loss(Sort.HOPELESS), 0.0)
+    assert isinstance(hopeless, Never) and hopeless.ends_job
+    over = budget.died("2", Loss(Sort.ENDED), 0.0)
+    assert isinstance(over, Never) and not over.ends_job

@@ -1,0 +1,44 @@
+"""A supervised job through the shell: whatever is killed comes back without a person, and nobody waits 30 s for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.ops.job_view import JobView
+from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, ShellJob
+
+pytestmark = pytest.mark.system
+
+SUPERVISED = {"MAX_RESTARTS": "100", "REGISTER_COOLDOWN": "3600"}
+
+
+def trains(view: JobView, *nodes: str) -> bool:
+    """These nodes train, in the order of their slots."""
+    return (view.phase, view.alive) == ("training", 3) and tuple(worker.node for worker in view.workers) == nodes
+
+
+def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED)
+    job.wait_training()
+    job.kill("worker_1")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); started again\n")
+    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
+    job.kill("scheduler")
+    shell.wait_for(r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\)\n")
+    shell.wait_for(r"the scheduler was started again \(pid \d+\)\n")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2") and view.term == 2)
+    job.kill("worker_1.1")
+    job.wait_view(lambda view: trains(view, "0", "1.2", "2"))
+    assert set(job.identities()) == {"scheduler", "worker_0", "worker_1.2", "worker_2"}
+
+    shell.process.kill()
+    shell.process.wait(WAIT_S)
+    job.kill("worker_0")
+    recover = job.recover()
+    job.wait_view(lambda view: trains(view, "0.1", "1.2", "2"))
+    job.kill("worker_2")
+    recover.wait_for(r"worker 2's replacement, node 2\.1 ")
+    job.let_finish()
+    assert recover.end() == 0, recover.text
+    assert "took slot 0 of worker" not in recover.text
