@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.last_look import last_look
-from tests.ops.shell_job import ShellJob
+from tests.ops.shell_job import WAIT_S, ShellJob
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def new_job(tmp_path: Path, has_failed: Callable[[], bool]) -> Iterator[Callable
     if failed:
         for job in jobs:
             print(f"{job.tails()}\n{last_look(job.folder, job.bare_environment() | job.settings)}")
-    left = [one for job in jobs for one in job.close()]
+    left = [one for job in jobs for one in job.close(patience_s=0.0 if failed else WAIT_S)]
     if not failed:
         assert not left, f"left behind: {left}"
 

@@ -6,6 +6,7 @@ leaves running is ended by pid and start time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -24,7 +25,7 @@ from runtime.ops.job_view import JobView
 from runtime.ops.local_processes import process_names, read_pid_files, send_signal
 from runtime.ops.scheduler_link import SchedulerLink
 from runtime.store.process_identity import ProcessIdentity
-from tests.system.processes import PATIENCE
+from tests.system.processes import PATIENCE, found_below, signal_process
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
@@ -57,12 +58,14 @@ class Shell:
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._seen: list[str] = []
+        self.heard: list[tuple[float, str]] = []  # every line, and when it came (monotonic seconds)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self.heard.append((time.monotonic(), line))
             self._lines.put(line)
         self._lines.put(None)
 
@@ -230,8 +233,12 @@ class ShellJob:
 
     # ---- the end
 
-    def close(self) -> list[str]:
-        """End whatever is left; returns what that was: after a test that went well, nothing."""
+    def close(self, *, patience_s: float = WAIT_S) -> list[str]:
+        """End whatever is left; returns what that was: after a test that went well, nothing.
+
+        ``patience_s``: what the job's processes have started (checkpoint writers, a DataLoader's workers) ends by
+        itself once they are gone, and may take so long.
+        """
         for link in self._links:
             link.close()
         if self.log_dir.exists():
@@ -244,5 +251,18 @@ class ShellJob:
             shell.process.wait(WAIT_S)
         for identity in self._ever:
             send_signal(identity, signal.SIGKILL)
+            identity.wait_for_exit(WAIT_S)
+        return left + self._left_of_others(patience_s)
+
+    def _left_of_others(self, patience_s: float) -> list[str]:
+        """What no pid file names and yet is of this folder."""
+        left, deadline = [], time.monotonic() + patience_s
+        for identity in found_below(self.folder):
+            if identity.wait_for_exit(max(0.0, deadline - time.monotonic())):
+                continue
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                command = Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                left.append(f"process {identity.pid}: {command}")
+            signal_process(identity, signal.SIGKILL)
             identity.wait_for_exit(WAIT_S)
         return left

@@ -40,6 +40,7 @@ __all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communicati
 _LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "default_pg"
 _DESCRIPTION = "default_pg"  # torch's own word for the default group
+_LOOK_S = 0.0005  # for what mostly ends within a millisecond
 _FORGOTTEN_AFTER = timedelta(seconds=1)  # what gloo does wake ends within milliseconds
 
 
@@ -93,6 +94,7 @@ class Group:
         self.name = name
         self._breaker = Breaker(name)
         self._pg: dist.ProcessGroup | None = None
+        self._awaited_in_vain: set[dist.Work] = set()
         self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
@@ -208,6 +210,19 @@ class Group:
         links = [self._link]
         self._pg = self._link = None
         discard([groups, backends, links], works)
+
+    def settle(self, within_s: float) -> None:
+        """Wait until no collective of this group or a subgroup runs, so long at most, and for each of them once only.
+
+        For what must not be done while one runs, and is better done late than never.
+        """
+        deadline = time.monotonic() + within_s
+        groups = [] if self._pg is None else [*_subgroups(self._pg), self._pg]
+        while not self.broken and (running := set(_unfinished(groups))) - self._awaited_in_vain:
+            if time.monotonic() >= deadline:
+                self._awaited_in_vain = running
+                return
+            time.sleep(_LOOK_S)
 
     def _admit_samplers(self) -> None:
         if self._samplers is not None:

@@ -44,6 +44,7 @@ from runtime.training.group.group import Group
 from runtime.training.process import numerics, plain_group
 from runtime.training.process.compiled_code import keep_compiled_code
 from runtime.training.process.exit_status import ExitStatus
+from runtime.training.process.forking import Forking
 from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
 from runtime.training.process.plain_group import address_towards
@@ -65,6 +66,8 @@ OWN_ERROR_GRACE_S = 0.3
 """From an exception of the script's own until the others are told: if it is the program's fault, they meet it as well,
 and say so, instead of being torn out of the step before it and waiting for a process that will fail again.
 """
+SETTLE_S = 1.0
+"""How long a fork waits for the collectives that run: one may wait for a peer that waits for this process."""
 VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
 
 
@@ -97,11 +100,18 @@ class Worker:
             raise
         self.ending.is_through = True
 
+    def settle(self) -> None:
+        """Wait for what runs in gloo's threads, within bounds."""
+        if self.group is not None:
+            self.group.settle(SETTLE_S)
+
     def let_go_in_child(self) -> None:
         """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
 
-        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each.
+        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each. SIGTERM
+        does there what it did before.
         """
+        self.departure.let_go_in_child()
         endpoints = gloo.Endpoints()
         endpoints.peers |= self.scheduler_addresses
         if self.group is not None:
@@ -226,7 +236,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
     else:
         process.generation = plain_group.join_plain_group(agent, settings)
-    os.register_at_fork(after_in_child=lambda: process.let_go_in_child())
+    Forking(process.settle, process.let_go_in_child).install()
     return process
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from runtime.service import voice
 
@@ -51,6 +52,16 @@ class Departure:
             self._before = before
             signal.signal(signal.SIGTERM, self._take)
 
+    def let_go_in_child(self) -> None:
+        """A forked child is not asked to leave: the signal does there what it did before this one was installed.
+
+        A handler of Python's is run between two lines of Python, so one that is left in place would keep a child alive
+        that hangs in a library.
+        """
+        if signal.getsignal(signal.SIGTERM) == self._take:
+            before: Any = self._before
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
         """Inside this there is no step to finish."""
@@ -67,7 +78,7 @@ class Departure:
             self._leave()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # a forked child is not asked to leave
+        if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may hand it on
             self._as_before(number, frame)
         elif self.stage is Stage.WAITING:
             self._leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -38,6 +39,47 @@ def alone() -> Iterator[Group]:
 
 
 # --- its threads
+
+
+class Running:
+    """A collective that gloo's threads still run, for so many looks."""
+
+    def __init__(self, looks: float) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_it_settles_when_no_collective_runs(alone: Group) -> None:
+    pg: Any = alone.pg
+    for looks in (0, 1, 5):
+        pg.launched.add(Running(looks))
+    alone.settle(WAIT_S)
+    assert pg.unfinished() == []
+
+
+def test_a_collective_that_does_not_end_is_awaited_once(alone: Group) -> None:
+    pg: Any = alone.pg
+    endless = Running(math.inf)
+    pg.launched.add(endless)
+    began = time.monotonic()
+    alone.settle(0.05)
+    assert time.monotonic() - began >= 0.05
+    alone.settle(WAIT_S)  # not again
+    pg.launched.add(Running(3))
+    alone.settle(WAIT_S)  # but another one
+    assert pg.unfinished() == [endless]
+    pg.launched.clear()
+
+
+def test_a_broken_group_is_not_awaited(alone: Group) -> None:
+    pg: Any = alone.pg
+    pg.launched.add(Running(math.inf))
+    alone.break_("a member was lost")
+    alone.settle(WAIT_S)
+    pg.launched.clear()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread's own niceness is Linux's")

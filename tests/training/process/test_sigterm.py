@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -113,6 +114,31 @@ def test_a_forked_child_dies_of_it(stage: Stage) -> None:
             finally:
                 os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -TERM
+    finally:
+        signal.signal(TERM, before)
+
+
+def test_a_forked_child_that_hangs_in_a_library_dies_of_it() -> None:
+    """Python's handlers run between two lines of Python, which never come there."""
+    before = signal.getsignal(TERM)
+    try:
+        signal.signal(TERM, signal.SIG_DFL)
+        departure = installed(Stage.TRAINING)
+        begun, says = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            departure.let_go_in_child()
+            os.write(says, b".")
+            mutex = ctypes.create_string_buffer(64)
+            library = ctypes.CDLL(None)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)
+            os._exit(7)
+        assert os.read(begun, 1) == b"."
+        os.kill(pid, TERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -TERM
+        os.close(begun)
+        os.close(says)
     finally:
         signal.signal(TERM, before)
 
