@@ -23,7 +23,7 @@ def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
     """
     mkldnn: Any = torch.backends.mkldnn  # it makes attributes that no type checker sees
     common = (
-        ("torch", torch.__version__),
+        ("torch", str(torch.__version__)),  # torch's own is a kind of text that no schema knows
         ("machine", platform.machine()),
         ("device", device.type),
         ("threads", str(torch.get_num_threads())),
