@@ -267,6 +267,7 @@ class AgentCore:
                 copies=entered.copies,
                 page=entered.page,
                 live_step=entered.live_step,
+                orphaned_pages=entered.orphaned_pages,
             )
         )
 

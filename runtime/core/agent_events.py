@@ -17,6 +17,7 @@ from runtime.core.messages import (
     FromWorker,
     GenerationStarted,
     LiveStep,
+    OrphanedPage,
     Page,
     Pairs,
     Place,
@@ -71,6 +72,7 @@ class Entered:
     copies: tuple[Copy, ...] = ()
     page: Page | None = None
     live_step: LiveStep | None = None
+    orphaned_pages: tuple[OrphanedPage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,21 @@ class Page(Value, frozen=True):
     draws_late: bool  # it has ever drawn between a step's last collective and its commit
 
 
+class OrphanedPage(Value, frozen=True):
+    """The page of a rank whose process is gone, read by another of its host, who lends it."""
+
+    slot: Int
+    page: Page
+
+
+class PageLoan(Value, frozen=True):
+    """A page that one rank of a generation sends to another."""
+
+    lender: Int
+    rank: Int
+    slot: Int
+
+
 class LiveStep(Value, frozen=True):
     """What a process knows of the step that led to the commit in its memory."""
 
@@ -248,6 +263,7 @@ class Join(Value, frozen=True, tag=3):
     copies: Few[Copy] = ()  # verified, that it keeps for others; as ``points``, of who has looked
     page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
     live_step: LiveStep | None = None  # that led to ``live``
+    orphaned_pages: Few[OrphanedPage] = ()  # on its host
 
 
 class Publish(Value, frozen=True, tag=4):
@@ -391,6 +407,7 @@ class GenerationStarted(Value, frozen=True, tag=25):
     keeps: Many[Int] = ()  # the slots whose copies the receiver keeps
     watches: Int | None = None  # the rank on the receiver's host whose death it reports
     by_page: bool = False  # the receiver's generators are as its page has them
+    page_loans: Many[PageLoan] = ()  # all of the generation: the pages that lie on another host than their rank
 
 
 class AddressMap(Value, frozen=True, tag=26):

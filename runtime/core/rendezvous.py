@@ -249,6 +249,7 @@ class Rendezvous:
             message.copies,
             message.page,
             message.live_step,
+            message.orphaned_pages,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
@@ -331,7 +332,7 @@ class Rendezvous:
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Joined]) -> bool:
         """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
-        if not must_look(by_rank, self._ledger.state.generation):
+        if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
             return False
         round_.look = True
         for rank, member in by_rank.items():
@@ -424,6 +425,7 @@ class Rendezvous:
                 lends=restore.lent_by(rank),
                 watches=place.watches,
                 by_page=rank in restore.by_page,
+                page_loans=restore.page_loans,
                 buddy=place.buddy,
                 is_apart=place.is_apart,
                 keeps=tuple(committed.slots[other] for other in place.keeps),

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from runtime.core.messages import Copy, LiveStep, Loan, Page, Pairs
+from runtime.core.messages import Copy, LiveStep, Loan, OrphanedPage, Page, PageLoan, Pairs
 from runtime.core.pages import obstacle
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted
@@ -35,6 +36,7 @@ class Joined:
     copies: tuple[Copy, ...] = ()  # that it keeps for others
     page: Page | None = None  # of its generators
     live_step: LiveStep | None = None  # that led to ``live``
+    orphaned_pages: tuple[OrphanedPage, ...] = ()  # of ranks of its host whose processes are gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Restore:
     lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
     serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
     by_page: frozenset[int] = frozenset()  # of those in ``sources``, whose generators are as their pages have them
+    page_loans: tuple[PageLoan, ...] = ()  # of those pages, which another rank has
 
     def source_of(self, rank: int) -> int:
         """The rank whose copy ``rank`` loads: itself where it holds one."""
@@ -89,7 +92,9 @@ def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> d
     }
 
 
-def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> bool:
+def must_look(
+    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
+) -> bool:
     """Whether the choice depends on disks that have not been looked at.
 
     What a member of the last generation committed, or started from, is as far as anybody has come: its peers cannot
@@ -100,9 +105,9 @@ def must_look(joined: Mapping[int, Joined], committed: GenerationCommitted | Non
     newest = max((member.live for member in joined.values() if member.live is not None), default=None)
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
         return True
-    obstacles = _obstacles(joined, newest)
+    found = _pages(joined, newest, _slots_of(joined, slots))
     return any(
-        member.own_parts and newest not in {member.live, *member.points} and obstacles[rank]
+        member.own_parts and newest not in {member.live, *member.points} and found[rank].obstacle
         for rank, member in joined.items()
     )
 
@@ -117,7 +122,7 @@ def choose(
         committed: the last generation.
         slots: of the ranks; where a rank is its slot, they need not be given.
     """
-    slot_of = dict(enumerate(range(len(joined)) if slots is None else slots))
+    slot_of = _slots_of(joined, slots)
     held = {
         rank: {point for point in {member.live, *member.points} if point is not None and is_on_line(point, committed)}
         for rank, member in joined.items()
@@ -125,9 +130,9 @@ def choose(
     copies = _copies(joined, committed)
     own = {rank: held[rank] | copies.get(slot_of[rank], {}).keys() for rank in joined}
     live = max((one.live for rank, one in joined.items() if one.live in held[rank]), default=None)
-    obstacles = {} if live is None else _obstacles(joined, live)
-    for rank, text in obstacles.items():
-        if live is not None and not text:
+    pages = {} if live is None else _pages(joined, live, slot_of)
+    for rank, page in pages.items():
+        if live is not None and not page.obstacle:
             own[rank].add(live)
     everything = set().union(*held.values(), *copies.values())
     best = max(everything, default=None)
@@ -155,9 +160,14 @@ def choose(
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
     senders = list(in_memory or holders)
     sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
-    by_page = frozenset(rank for rank in lacking if point == live and joined[rank].own_parts and not obstacles[rank])
-    has_pages = live == best and any(member.page is not None for member in joined.values())
-    why = {rank: obstacles[rank] for rank in needing if has_pages and best not in own[rank]}
+    by_page = frozenset(
+        rank for rank in lacking if point == live and joined[rank].own_parts and not pages[rank].obstacle
+    )
+    page_loans = tuple(
+        PageLoan(pages[rank].lender, rank, slot_of[rank]) for rank in sorted(by_page) if pages[rank].lender != rank
+    )
+    has_pages = live == best and any(one.page is not None or one.orphaned_pages for one in joined.values())
+    why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
     text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
     if by_page:
         text += f"; the generators of rank {_some(sorted(by_page))} go on as its page in memory has them"
@@ -169,14 +179,38 @@ def choose(
     if not common and derived and point.step > 0:  # at step 0 everybody's is as its script has left it
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
     loans, serves = _by_keeper(borrowed), _by_source(sources)
-    return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page)
+    return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
 
-def _obstacles(joined: Mapping[int, Joined], live: Point) -> dict[int, str]:
-    """By rank, why its page cannot bring its generators to the last commit of ``live``; empty where it can."""
+def _slots_of(joined: Mapping[int, Joined], slots: Sequence[int | None] | None) -> dict[int, int]:
+    """By rank; where a rank is its slot, they need not be given."""
+    found = range(len(joined)) if slots is None else slots
+    return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
+
+
+class _FoundPage(NamedTuple):
+    """The page that brings a rank's generators furthest."""
+
+    obstacle: str  # why it cannot bring them to the commit; empty where it can
+    lender: int  # the rank that has it
+
+
+def _pages(joined: Mapping[int, Joined], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
+    """By rank, its page: its own, if that can bring its generators to the last commit of ``live``, else one lent."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
-    return {rank: obstacle(member.page, live, commits, steps) for rank, member in joined.items()}
+    orphaned: dict[int, list[tuple[int, Page]]] = {}
+    for lender, member in sorted(joined.items()):
+        for orphan in member.orphaned_pages:
+            orphaned.setdefault(orphan.slot, []).append((lender, orphan.page))
+    found = {}
+    for rank, member in joined.items():
+        judged = [_FoundPage(obstacle(member.page, live, commits, steps), rank)]
+        judged += [
+            _FoundPage(obstacle(page, live, commits, steps), lender) for lender, page in orphaned.get(slot_of[rank], ())
+        ]
+        found[rank] = next((page for page in judged if not page.obstacle), judged[0])
+    return found
 
 
 def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:

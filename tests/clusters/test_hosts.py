@@ -158,3 +158,26 @@ def test_the_schedulers_host_is_lost_and_its_address_moves(
     job.wait_for("scheduler", "made anew|rebuilt|taken up|goes on")
     gate_of(job.folder, 30).touch()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
+def test_a_ranks_generators_are_fetched_from_the_host_where_it_died(
+    kill: str,
+    new_switch: Callable[..., Switch],
+    new_hosts_job: Callable[..., HostsJob],
+    undisturbed: Callable[..., str],
+) -> None:
+    """Its page lies in that host's memory; rank 0, which lives there, lends it. There are no checkpoints."""
+    trained = ("--steps", "40", "--interval", "1000", "--rng", "saved")
+    job = new_hosts_job(*trained, "--kill", f"2:{kill}:{MIDDLE}", switch=new_switch("a", "b"))
+    job.start()
+    job.wait_killed(2)
+    assert job.place[2] is job.place[0]
+    job.place[2] = job.place[1]
+    job.start_worker(2)
+    assert job.wait_finished() == undisturbed(*trained, workers=WORKERS)
+    assert job.matches("scheduler", "the generators of rank 2 go on as its page in memory has them")
+    for rank in (0, 1):
+        numbers = [step.number for step in job.steps(rank)]
+        assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"

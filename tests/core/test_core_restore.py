@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.messages import Copy, KeptCommit, LiveStep, Loan, Page, RoundId
+from runtime.core.messages import Copy, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
 from runtime.core.point import Point
 from runtime.core.records import Cut, GenerationCommitted
 from runtime.core.restore import Joined, Restore, choose, differing, must_look
@@ -514,3 +514,40 @@ def test_who_lacks_every_point_but_has_a_page_takes_no_derived_numbers() -> None
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page) == (Point(20, 1), {0})
     assert "(the RNG state of rank 2 is lost" in restore.text
+
+
+def test_a_page_on_the_host_of_the_dead_is_lent_by_who_is_there() -> None:
+    joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
+    joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(5, page(20)), OrphanedPage(0, page(19))))
+    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))  # of a host where it was long ago
+    assert not must_look(joined, committed())
+    restore = choose(joined, committed())
+    assert (restore.point, restore.by_page) == (Point(20, 1), {0})
+    assert restore.page_loans == (PageLoan(2, 0, 0),)
+
+
+def test_a_rank_that_has_a_page_that_covers_the_commit_borrows_none() -> None:
+    joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=page(20))
+    joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(0, page(20)),))
+    assert choose(joined, committed()).page_loans == ()
+    joined[0] = replace(joined[0], page=page(12))
+    assert choose(joined, committed()).page_loans == (PageLoan(2, 0, 0),)
+
+
+def test_pages_are_of_slots_and_not_of_ranks() -> None:
+    joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
+    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(20)),))
+    assert must_look(joined, committed(), [7, 8, 9])
+    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(7, page(20)),))
+    assert not must_look(joined, committed(), [7, 8, 9])
+    assert choose(joined, committed(), [7, 8, 9]).page_loans == (PageLoan(1, 0, 7),)
+
+
+def test_an_orphaned_page_that_does_not_cover_the_commit_leads_back_to_a_saved_point() -> None:
+    joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
+    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))
+    assert must_look(joined, committed())
+    looked = {rank: replace(one, looked=True, points=(Point(10, 1),)) for rank, one in joined.items()}
+    restore = choose(looked, committed())
+    assert (restore.point, restore.page_loans) == (Point(10, 1), ())
+    assert "; rank 0 finds no page of its generators in its host's memory" in restore.text

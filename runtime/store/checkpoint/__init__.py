@@ -41,6 +41,7 @@ from runtime.store.checkpoint.memory.generator_page import (
     PageContent,
     PageEntry,
     PageWriter,
+    decode_page,
     orphaned_pages,
     read_page,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "Tree",
     "Writer",
     "copied_slots",
+    "decode_page",
     "dismiss_waiting",
     "disposable",
     "encode_header",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.core.messages import KeptCommit, LiveStep, Page
+from runtime.core.messages import KeptCommit, LiveStep, OrphanedPage, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
@@ -43,6 +43,7 @@ class KeptGenerators:
         self._generation = 0  # that the entries are written in
         self._live_step: LiveStep | None = None
         self._offered: PageContent | None = None
+        self._lent: dict[int, bytes] = {}  # by slot, of who is gone
         self._failed_before = False
 
     # ---- keeping
@@ -104,19 +105,38 @@ class KeptGenerators:
 
     def offer(self, slot: int) -> Page | None:
         """What the slot's page says; it is what :meth:`states_at` takes from."""
-        self._offered = self._read(slot)
-        entries = () if self._offered is None else self._offered.entries
-        commits = [entry for entry in entries if entry.kind is EntryKind.COMMIT]
-        if self._offered is None or not commits:
-            return None
-        last = commits[-1]
-        return Page(
-            commits=tuple(KeptCommit(entry.point, entry.commits) for entry in commits),
-            generation=last.generation,
-            next_commit=last.commits + 1,
-            collectives=self._offered.collectives - last.collectives,
-            draws_late=entries[-1].late_draws > 0,
-        )
+        if self._page is not None and self._slot == slot:
+            self._offered = self._page.content()
+        else:
+            self._offered = self._decode(slot, self._read(slot))
+        return _described(self._offered)
+
+    def offer_orphaned(self, slot: int) -> tuple[OrphanedPage, ...]:
+        """The pages of other slots whose processes are gone: who takes their places may be on another host."""
+        pages = []
+        for other in checkpoints.orphaned_pages(self._memory, self._job):
+            data = self._read(other) if other != slot else None
+            page = _described(self._decode(other, data))
+            if data is not None and page is not None:
+                self._lent[other] = data
+                pages.append(OrphanedPage(other, page))
+        return tuple(pages)
+
+    def lent(self, slot: int) -> bytes:
+        """A page as it was offered."""
+        return self._lent[slot]
+
+    def lend_no_more(self) -> None:
+        """A generation begins: whoever was lent a page has it."""
+        self._lent.clear()
+
+    def borrow(self, slot: int, data: memoryview, whence: str) -> None:
+        """Another rank had the page of this process's slot: from now on it is the one that was offered.
+
+        Raises:
+            StoreError: it is no page, or another's.
+        """
+        self._offered = checkpoints.decode_page(data, self._job, slot, whence)
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
         """What is known of the step that led to the commit in this process's memory."""
@@ -142,14 +162,15 @@ class KeptGenerators:
                 return entry
         return entries[-1] if own and (own[-1].generation, own[-1].commits + 1) == (point.generation, commits) else None
 
-    def _read(self, slot: int) -> PageContent | None:
-        if self._page is not None and self._slot == slot:
-            return self._page.content()
+    def _read(self, slot: int) -> bytes | None:
         try:
             return checkpoints.read_page(self._memory, self._job, slot)
         except StoreError as error:
             voice.warn(f"passed over the page of the generators of slot {slot}: {error}")
             return None
+
+    def _decode(self, slot: int, data: bytes | None) -> PageContent | None:
+        return None if data is None else checkpoints.decode_page(data, self._job, slot, f"the page of slot {slot}")
 
     # ---- the end
 
@@ -164,3 +185,19 @@ class KeptGenerators:
         if self._page is not None:
             self._page.close()
         self._page = self._commit = None
+
+
+def _described(content: PageContent | None) -> Page | None:
+    """What the scheduler is told of it; nothing where it has no commit."""
+    entries = () if content is None else content.entries
+    commits = [entry for entry in entries if entry.kind is EntryKind.COMMIT]
+    if content is None or not commits:
+        return None
+    last = commits[-1]
+    return Page(
+        commits=tuple(KeptCommit(entry.point, entry.commits) for entry in commits),
+        generation=last.generation,
+        next_commit=last.commits + 1,
+        collectives=content.collectives - last.collectives,
+        draws_late=entries[-1].late_draws > 0,
+    )

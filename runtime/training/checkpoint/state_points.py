@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 from runtime.commands import spelled
-from runtime.core.messages import Copy, GenerationStarted, Page
+from runtime.core.messages import Copy, GenerationStarted, OrphanedPage, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import voice
@@ -136,6 +136,23 @@ class StatePoints:
         if self._folder is None or self._state.generators is None:
             return None
         return self.generators.offer(self._folder.slot)
+
+    def orphaned_pages(self) -> tuple[OrphanedPage, ...]:
+        """The pages of this host whose ranks' processes are gone."""
+        if self._folder is None or self._state.generators is None:
+            return ()
+        return self.generators.offer_orphaned(self._folder.slot)
+
+    def exchange_pages(self) -> None:
+        """Each page that lies on another host than its rank is sent there; small, and all ranks take part."""
+        generation = self.present()
+        for loan in generation.page_loans:
+            is_mine = loan.lender == generation.rank
+            packed = memoryview(bytearray(self.generators.lent(loan.slot))) if is_mine else None
+            data = transfer.broadcast(packed, loan.lender, self._process.device)
+            if loan.rank == generation.rank:
+                self.generators.borrow(loan.slot, data, f"the page that rank {loan.lender} has sent")
+        self.generators.lend_no_more()
 
     def keep_generators(self, point: Point) -> None:
         """The state as it stands is this commit: what its generators stand at outlives this process."""

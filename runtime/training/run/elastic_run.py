@@ -278,6 +278,7 @@ class ElasticRun:
             commits=self._points.commits,
             copies=tuple(self._points.copies()) if look else (),
             page=self._points.page(),
+            orphaned_pages=self._points.orphaned_pages(),
             live_step=self._points.generators.live_step(self._live, self._points.commits),
         )
 
@@ -355,6 +356,7 @@ class ElasticRun:
             points.start_from_rank_0(formed)
             point = Point(state.completed_steps, generation.generation)
         else:
+            points.exchange_pages()
             points.obtain(point, self._live, formed)
         points.due.begins(state.completed_steps, generation)
         state.begin(point)

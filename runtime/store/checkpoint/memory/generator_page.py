@@ -233,8 +233,10 @@ class PageWriter:
         self._descriptor = self._room = -1
 
 
-def read_page(base: Path, job: str, slot: int) -> PageContent | None:
+def read_page(base: Path, job: str, slot: int) -> bytes | None:
     """The page of a slot, as the last process that had one left it, or writes it; None where there is none.
+
+    :func:`decode_page` says what is in it, here or on the host to which it is sent.
 
     Raises:
         StoreError: what is there is another job's or another slot's, damaged, or not this user's alone.
@@ -249,11 +251,26 @@ def read_page(base: Path, job: str, slot: int) -> PageContent | None:
                 data = os.pread(descriptor, FILE_BYTES + 1, 0)
         finally:
             os.close(descriptor)
+    decode_page(data, job, slot, str(path))
+    return data
+
+
+def decode_page(data: bytes | memoryview, job: str, slot: int, whence: str) -> PageContent:
+    """What is in a page; an entry that is not complete by its hash is left out.
+
+    Args:
+        data: as :func:`read_page` gave them.
+        job, slot: whose the page must be.
+        whence: where it lies, for people.
+
+    Raises:
+        StoreError: it is another job's or another slot's, or no page.
+    """
     header = _HEADER.pack(_MAGIC, job.encode(), slot)
-    if len(data) != FILE_BYTES or not data.startswith(_MAGIC):
-        raise StoreError(f"{path}: {len(data)} bytes that are no page of this version, expected {FILE_BYTES}")
-    if not data.startswith(header):
-        raise StoreError(f"{path}: it is the page of another job or slot, expected slot {slot} of job {job}")
+    if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        raise StoreError(f"{whence}: {len(data)} bytes that are no page of this version, expected {FILE_BYTES}")
+    if data[: len(header)] != header:
+        raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
     return _decode(memoryview(data), xxhash.xxh3_128(header))
 
 
@@ -271,7 +288,8 @@ def orphaned_pages(base: Path, job: str) -> Iterator[int]:
 def _found(base: Path, path: Path, job: str, slot: int) -> PageContent | None:
     """What a predecessor's page holds; nothing where it cannot be used, which its reader has said."""
     try:
-        return read_page(base, job, slot)
+        data = read_page(base, job, slot)
+        return None if data is None else decode_page(data, job, slot, str(path))
     except StoreError:
         return None
 

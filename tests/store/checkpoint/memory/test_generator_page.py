@@ -21,6 +21,7 @@ from runtime.store.checkpoint.memory.generator_page import (
     PageContent,
     PageEntry,
     PageWriter,
+    decode_page,
     orphaned_pages,
     read_page,
 )
@@ -47,7 +48,8 @@ def published(base: Path, slot: int = 0, commits: int = 1) -> PageWriter:
 
 
 def read(base: Path, slot: int = 0) -> PageContent:
-    content = read_page(base, JOB, slot)
+    data = read_page(base, JOB, slot)
+    content = None if data is None else decode_page(data, JOB, slot, "here")
     assert content is not None
     return content
 
