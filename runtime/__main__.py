@@ -220,6 +220,12 @@ def _report(arguments: Arguments) -> int:
     return report.main(arguments)
 
 
+def _slurm(arguments: Arguments) -> int:
+    from runtime.ops import slurm
+
+    return slurm.main(arguments)
+
+
 def _probe(arguments: Arguments) -> int:
     from runtime.ops import probe
 
@@ -247,6 +253,7 @@ SUBCOMMANDS = (
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
     Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
+    Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _slurm),
     Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
     Subcommand("add", "start workers of this machine that join the job", _add),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
