@@ -232,6 +232,12 @@ def _probe(arguments: Arguments) -> int:
     return probe.main(arguments)
 
 
+def _drill(arguments: Arguments) -> int:
+    from runtime.ops.drill import command
+
+    return command.main(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
     """One line of the table; ``run`` takes the words after its name and returns the exit status."""
@@ -249,6 +255,7 @@ SUBCOMMANDS = (
     Subcommand("history", "show what happened, every recovery and where the time went; --json", _history),
     Subcommand("dashboard", "serve a page that shows the job, live and after its end", _dashboard),
     Subcommand("report", "write all that is known of the job into one HTML file; --json", _report),
+    Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _drill),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),

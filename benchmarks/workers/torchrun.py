@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.moments import CHANNEL, Notebook
 from benchmarks.workers.mlp import Mlp
+from benchmarks.workers.paced import INTERVAL
 from benchmarks.workers.recovery import CHECKPOINT_STEPS
 
 
@@ -25,11 +26,12 @@ def main() -> None:
     mlp = Mlp()
     checkpoint = Path("checkpoint.safetensors")
     step = _load(mlp, checkpoint)
+    every = int(os.environ.get(INTERVAL, CHECKPOINT_STEPS))
     notebook.note("trains", step)
     while True:
         mlp.step(step)
         step += 1
-        if step % CHECKPOINT_STEPS == 0 and dist.get_rank() == 0:
+        if step % every == 0 and dist.get_rank() == 0:
             _save(mlp, step, checkpoint)
         notebook.note("stepped", step)
 

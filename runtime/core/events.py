@@ -252,8 +252,11 @@ class Chronicle:
             self._add(kind, now, node, text, more)
 
     def _slot(self, node: str) -> dict[str, int]:
+        """Which slot the node has; a spare has none. Nor has one whose slot was given away in the same pass."""
         seat = self._state.seats.get(node)
-        return {} if seat is None or seat.slot is None else {"slot": seat.slot}
+        if seat is None:
+            return {}
+        return {"spare": 1} if seat.is_spare else {} if seat.slot is None else {"slot": seat.slot}
 
     def _begin_generation(self, record: GenerationCommitted, now: float) -> None:
         self._awaited, self._trains_since, self._began = _members(record), None, record.generation

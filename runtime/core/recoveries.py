@@ -92,7 +92,7 @@ class Recoveries:
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
             case Kind.LOST | Kind.ROUND if self._open is None and self._has_trained:
-                if event.kind is Kind.ROUND or "slot" in event.more or event.step:
+                if not event.more.get("spare"):
                     self._begin(event)
             case _ if self._open is not None:
                 self._go_on(self._open, event)
@@ -114,7 +114,7 @@ class Recoveries:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
             case Kind.ROUND:
-                if row not in self.rows:  # a spare's loss opens none
+                if row not in self.rows:  # the loss of who is no member yet opens none
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))

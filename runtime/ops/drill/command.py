@@ -1,0 +1,155 @@
+"""``drill``: runs a script undisturbed, then under faults, and says whether it may be trusted.
+
+Only the order of things and the words live here. The one idea: a drill proves what it compared and nothing else, so
+it says what it compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime import config
+from runtime.core.events import Kind
+from runtime.errors import UsageError
+from runtime.ops.drill.compare import Compared, compare
+from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
+from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
+from runtime.ops.history_show import account, duration
+
+ADVICE = (
+    "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",
+    "the sampler is an ElasticSampler and is given to TorchState(sampler=…)",
+    "random numbers come back exactly with TorchState(rng='per_step', seed=…)",
+    "every optimizer.step() is followed by state.commit()",
+    "torch.use_deterministic_algorithms(True), and one OMP_NUM_THREADS in every process",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; 0 where the script survived every fault with equal bits, else 1."""
+    words = list(arguments)
+    script = words[words.index("--") + 1 :] if "--" in words else []
+    options = _parsed(words[: words.index("--")] if "--" in words else words, script)
+    faults = faults_of(options.faults)
+    plan = drawn(faults, options.kills, options.every, options.seed)
+    if options.dry_run:
+        print("\n".join(_plan_lines(plan, options, script)))
+        return 0
+    path = Path(script[0])
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such script. Fix: name a file after `--`")
+    folder = Path(options.folder).resolve()
+    if folder.exists():
+        raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
+    outcomes = {
+        name: _rehearse(folder / name, [str(path.resolve()), *script[1:]], options, faults_given)
+        for name, faults_given in (("undisturbed", []), ("disturbed", plan))
+    }
+    roots = [folder / name / "ckpt_of_rank" for name in outcomes]
+    told = report(outcomes["undisturbed"], outcomes["disturbed"], compare(*roots), options.seed)
+    (folder / "drill.json").write_text(json.dumps(told, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(lines_of(told, folder)))
+    return 0 if told["passed"] else 1
+
+
+def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="samebits drill",
+        usage="%(prog)s [options] -- SCRIPT [ARGUMENTS ...]",
+        description="Run the script undisturbed, then the same under faults, and compare the weights in their "
+        "checkpoints bit by bit. Signals go to the drill's own processes alone.",
+        epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
+    )
+    parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=5, help="how many faults (default %(default)s)")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds of training between them, about")
+    parser.add_argument("--seed", type=int, default=1, help="of their order, times and targets")
+    parser.add_argument("-n", "--workers", type=int, default=2, help="workers (default %(default)s)")
+    parser.add_argument("--spares", type=int, default=1, help="spares (default %(default)s)")
+    parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    options = parser.parse_args(words)
+    if not script:
+        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+    if not (0 <= options.kills <= 10_000 and options.every > 0 and options.workers > 0 and options.spares >= 0):
+        parser.error("expected --kills from 0 to 10000, --every above 0, --workers from 1, --spares from 0")
+    return options
+
+
+def _rehearse(folder: Path, script: list[str], options: argparse.Namespace, plan: Sequence[Planned]) -> Outcome:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start = ["-n", str(options.workers), "--spares", str(options.spares), "--sched-port", str(port), *script]
+    environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
+    return Rehearsal(folder, start, environment, options.workers + options.spares).run(plan)
+
+
+def report(undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int) -> dict[str, Any]:
+    """The verdict as plain values."""
+    survived = not undisturbed.problem and not disturbed.problem
+    return {
+        "passed": survived and compared.is_equal,
+        "seed": seed,
+        "survived": survived,
+        "problem": (undisturbed.problem and f"undisturbed: {undisturbed.problem}") or disturbed.problem,
+        "equal_bits": compared.is_equal,
+        "difference": compared.difference,
+        "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
+        "faults": [one.plain() for one in disturbed.injected],
+        "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
+        "undisturbed": {"wall_s": round(undisturbed.wall_s, 3), **account(undisturbed.events)},
+        "disturbed": {"wall_s": round(disturbed.wall_s, 3), **account(disturbed.events)},
+        "advice": [] if compared.is_equal or not survived else list(ADVICE),
+    }
+
+
+def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
+    """The verdict for people."""
+    compared, faults = told["compared"], told["faults"]
+    kinds = sorted({one["fault"] for one in faults})
+    counted = ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
+    lines = [
+        "drill passed" if told["passed"] else "drill FAILED",
+        f"faults: {len(faults)} ({counted}); seed {told['seed']}",
+        "survived: yes" if told["survived"] else f"survived: no: {told['problem']}",
+    ]
+    if told["equal_bits"]:
+        newest = compared["steps"][-1]
+        lines.append(
+            f"bits: equal in {compared['tensors']} tensors of {compared['ranks']} ranks, steps "
+            f"{', '.join(map(str, compared['steps']))}; the last is {newest}"
+        )
+    else:
+        lines.append(f"bits: {told['difference']}")
+    for name in ("undisturbed", "disturbed"):
+        one = told[name]
+        goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
+        redone = sum(row["steps_lost"] for row in one["recoveries"])
+        lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
+    slowest = sorted(
+        (row for row in told["disturbed"]["recoveries"] if row["total_ms"]), key=lambda row: -row["total_ms"]
+    )
+    for row in slowest[:3]:
+        phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5)
+        lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
+    lines += [f"look: {text}" for text in told["advice"]]
+    return [*lines, f"report: {folder / 'drill.json'}; `samebits report` in {folder / 'disturbed'} makes a page of it"]
+
+
+def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:
+    lines = [
+        f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {options.workers} workers, "
+        f"{options.spares} spares",
+        f"2. the same in {options.folder}/disturbed, with {len(plan)} faults:",
+    ]
+    lines += [
+        f"   {number}. after {one.after_s:.1f} s of training: {one.fault.text}" for number, one in enumerate(plan, 1)
+    ]
+    return [*lines, "3. the weights in both jobs' checkpoints are compared, bit by bit"]

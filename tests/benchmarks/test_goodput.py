@@ -1,0 +1,48 @@
+"""What the goodput benchmark makes of its runs: the figure, its buckets, a peer that is missing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.goodput import Members, Run, people, report
+from benchmarks.moments import Channel, Notebook
+from benchmarks.report import MISSING, problems
+
+PLAIN = Run(wall_s=10, steps=1000)
+SPARE = Run(wall_s=100, steps=9700, kills=6, buckets_s={"productive": 97.0, "forming": 3.0})
+
+
+def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made() -> None:
+    document = report(PLAIN, {"spare": SPARE}, Run(wall_s=100, steps=5000, kills=6)).document()
+    assert problems(document) == []
+    assert document["ratios"] == {"goodput_spare": 0.97, "goodput_torchrun": 0.5}
+    assert document["ours"]["spare"]["productive_s"] == 97
+    assert document["floor"]["undisturbed_step_ms"] == 10
+
+
+def test_a_peer_that_is_missing_is_said_to_be() -> None:
+    document = report(PLAIN, {"spare": SPARE}, None).document()
+    assert document["peers"] == {"torchrun": MISSING}
+    assert "torchrun" not in people(PLAIN, {"spare": SPARE}, None)
+
+
+def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "moments", lambda: None)
+    notebook = Notebook(tmp_path / "moments", "worker_1")
+    notebook.note("stepped", 7)
+    notebook.note("trains", 900)
+    members = Members(channel)
+    members.look()
+    assert (members.now(), members.highest) == ({os.getpid(): "worker_1"}, 7)
+    members.seen[os.getpid()] = ("worker_1", time.monotonic() - 60)
+    assert members.now() == {}
+    channel.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_no_step_at_all_is_a_goodput_of_nothing(steps: int) -> None:
+    assert Run(wall_s=10, steps=steps).goodput(0.01) == steps / 1000
