@@ -1,0 +1,152 @@
+"""The page in a real browser, Debian's Chromium: a dead job, its languages and sizes, and a live job that is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.config import Settings
+from tests.ops.shell_job import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium")
+WAIT_MS = 60_000.0
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.thorough,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (apt-get install chromium)"),
+]
+
+
+class Served:
+    """``samebits dashboard`` over a folder, in a process of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "WORKER_NUM": str(settings.worker_num),
+            "ENABLE_RECOVERY": "1",
+            "RECOVERY_PATH": str(settings.recovery_path),
+            "LOG_DIR": str(settings.log_dir),
+            "SCHED_PORT": str(settings.sched_port),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "runtime", "dashboard", "--port", "0"],
+            cwd=settings.log_dir.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        found = re.search(r"http://\S+", said)
+        assert found, said
+        self.url = found.group()
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(60)
+
+
+@pytest.fixture
+def serve(make_folder: Callable[..., Settings]) -> Iterator[Callable[[int], Served]]:
+    """Serves the folder of a job of so many workers."""
+    opened: list[Served] = []
+
+    def start(workers: int) -> Served:
+        opened.append(Served(make_folder(workers, port=free_port())))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+class Browser:
+    """A page that keeps what its console says, and what it asks for."""
+
+    def __init__(self, playwright: object, url: str, **context: object) -> None:
+        chromium = playwright.chromium  # type: ignore[attr-defined]
+        self._browser = chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        self.page = self._browser.new_context(**context).new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", lambda one: self.complaints.append(one.text) if one.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda one: None if one.url.startswith(url) else self.complaints.append(one.url))
+        self.page.goto(url)
+
+    def close(self) -> None:
+        self._browser.close()
+
+
+@pytest.fixture
+def browse() -> Iterator[Callable[..., Browser]]:
+    from playwright.sync_api import sync_playwright
+
+    opened: list[Browser] = []
+    with sync_playwright() as playwright:
+
+        def open_page(url: str, **context: object) -> Browser:
+            opened.append(Browser(playwright, url, **context))
+            return opened[-1]
+
+        yield open_page
+        for one in opened:
+            one.close()
+
+
+def test_a_dead_job_is_shown_in_both_languages_by_keyboard_and_without_a_complaint(
+    serve: Callable[[int], Served], browse: Callable[..., Browser]
+) -> None:
+    from playwright.sync_api import expect
+
+    browser = browse(serve(2).url, locale="en-US")
+    page = browser.page
+    expect(page.locator("#phase")).to_have_text("no scheduler", timeout=WAIT_MS)
+    expect(page.locator("#recoveries tbody tr")).to_have_count(2)
+    expect(page.locator("#recoveries tbody tr").first).to_contain_text("worker 1: its <process> ended")
+    expect(page.locator("#committed")).to_contain_text("2000")
+    expect(page.locator("#buckets")).to_have_attribute("aria-label", re.compile("productive .* start-up"))
+    page.locator(".rank").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".rank").nth(1)).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    expect(page.locator("#log")).to_contain_text("</script><script>alert(1)</script>", timeout=WAIT_MS)
+    page.locator("#filter").fill("spare takes")
+    expect(page.locator("#events li")).to_have_count(2)
+    page.locator("#language").click()
+    expect(page.locator("#h-time")).to_have_text("时间花在哪里")
+    assert browser.complaints == []
+
+
+def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
+    serve: Callable[[int], Served], browse: Callable[..., Browser]
+) -> None:
+    from playwright.sync_api import expect
+
+    viewport = {"width": 360, "height": 740}
+    browser = browse(serve(1000).url, viewport=viewport, color_scheme="dark", locale="zh-CN")
+    expect(browser.page.locator(".rank")).to_have_count(1000, timeout=WAIT_MS)
+    expect(browser.page.locator("html")).to_have_attribute("data-theme", "dark")
+    expect(browser.page.locator("html")).to_have_attribute("lang", "zh-CN")
+    wide = browser.page.locator("body").bounding_box()
+    assert wide is not None and wide["width"] <= 360
+    right = max(
+        box["x"] + box["width"]
+        for part in browser.page.locator("main > *:visible").all()
+        if (box := part.bounding_box())
+    )
+    assert right <= 360
+    assert browser.complaints == []
