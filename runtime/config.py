@@ -48,6 +48,7 @@ __all__ = [
     "publish",
     "publish_place",
     "read",
+    "replace_environment",
     "require_secret",
     "secret_environment",
     "whole_environment",
@@ -393,6 +394,12 @@ def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     """The part of ``environ`` that holds secrets by value, as found: for a process's own reading, never to be kept."""
     names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if environ.get(name)}
+
+
+def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, a fork, the environment that whoever started it wants it to have, and nothing else."""
+    environ.clear()
+    environ.update(wanted)
 
 
 def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "core.recoveries",
         "core.restarts",
         "service.events",
+        "service.fork_orders",
         "service.new_journal",
         "service.status",
         "store",
@@ -95,7 +96,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("run",),
         ("elastic",),
-        ("horovod", "integrations"),
+        ("horovod", "integrations", "zygote"),
     ),
     "store.checkpoint": (
         ("format",),

@@ -352,6 +352,8 @@ class Follower:
             self._look_at = now + self._settings.monitor_interval_s
             if not supervisor.holds and supervisor.try_to_hold():
                 self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
+            if following.view is not None and following.view.phase == "training" and following.running():
+                supervisor.get_ready()
         following.supervised = supervisor.holds
         if following.is_closing:
             supervisor.let_go()

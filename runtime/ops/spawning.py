@@ -201,8 +201,12 @@ def hear_signals() -> None:
 
 
 def spawn(program: Program, name: str, log: int) -> int:
+    """The pid of a new process that runs this part of the program."""
+    return execute(program.words(name), program.environment_of(name), program.folder, log)
+
+
+def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int) -> int:
     """The pid of a new process that leads a session and ignores what a terminal sends."""
-    words, environment = program.words(name), program.environment_of(name)
     # What comes before the program runs must not be lost on a handler of this process's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
@@ -223,10 +227,10 @@ def spawn(program: Program, name: str, log: int) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.chdir(program.folder)
-        os.execvpe(words[0], words, environment)
+        os.chdir(folder)
+        os.execvpe(words[0], list(words), environment)
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else words[0]
-        os.write(2, os.fsencode(f"samebits: {where} in {program.folder} cannot be run: {error.strerror}\n"))
+        os.write(2, os.fsencode(f"samebits: {where} in {folder} cannot be run: {error.strerror}\n"))
     finally:
         os._exit(_CANNOT_RUN)

@@ -24,6 +24,7 @@ from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
 from runtime.ops.programs import program_of
 from runtime.ops.spawning import BusyError, Program, Spawn, StartLock, launch, reserved
+from runtime.ops.zygote import Zygote
 from runtime.store import launcher_token, private
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity
@@ -61,7 +62,8 @@ class GivenUp:
 
 def supervisor_for(settings: Settings) -> Supervisor | None:
     """Whoever starts again what dies, where the job wants that (MAX_RESTARTS) and can go on (ENABLE_RECOVERY)."""
-    return Supervisor(settings) if settings.max_restarts > 0 and settings.enable_recovery else None
+    wanted = settings.max_restarts > 0 and settings.enable_recovery
+    return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
 
 
 class Supervisor:
@@ -69,12 +71,14 @@ class Supervisor:
 
     Args:
         settings: of the job, with absolute folders.
-        spawn_worker: makes a worker's process, in another way than plainly.
+        zygote: makes workers' processes sooner than a plain start does.
+        spawn_worker: makes them, where there is no zygote.
     """
 
-    def __init__(self, settings: Settings, spawn_worker: Spawn | None = None) -> None:
+    def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
         self._settings = settings
-        self._spawn_worker = spawn_worker
+        self._zygote = zygote
+        self._spawn_worker = spawn_worker if zygote is None else zygote.spawn
         self._restarts = Restarts(settings.max_restarts)
         self._due: dict[str, tuple[float, Dead]] = {}
         self._given_up: GivenUp | None = None
@@ -106,6 +110,14 @@ class Supervisor:
             os.close(self._lock)
             self._lock = -1
         self._due.clear()
+        if self._zygote is not None:
+            self._zygote.end()
+
+    def get_ready(self) -> None:
+        """Be quick from now on: there are workers, which may die."""
+        kept = kept_start.read(self._settings.log_dir) if self._zygote is not None and self.holds else None
+        if kept is not None and self._zygote is not None:
+            self._zygote.start(_program(kept))
 
     # ---- deaths
 
@@ -166,16 +178,19 @@ class Supervisor:
             for one in dead
             if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
         ]
-        present = config.whole_environment()
-        program = program_of(kept, present, kept_start.secrets_for(kept, present))
         return start_in_place(
             [one.name for one in wanted],
             kept=kept,
             settings=settings,
             job=job,
-            program=program,
+            program=_program(kept),
             spawn_worker=self._spawn_worker,
         )
+
+
+def _program(kept: KeptStart) -> Program:
+    present = config.whole_environment()
+    return program_of(kept, present, kept_start.secrets_for(kept, present))
 
 
 def can_replace(settings: Settings, job: str) -> bool:

@@ -1,0 +1,82 @@
+"""What a zygote is told and answers: one order, one answer, over a pair of connected sockets between two of one user.
+
+Only the messages live here; forking is ``training.zygote``'s, ordering ``ops.zygote``'s. The one idea: a datagram is an
+order whole or not at all, and the descriptor of the log travels with it.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+MAX_BYTES = 1 << 20
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A process to be: as ``python script args`` started in ``folder`` with this environment and this log."""
+
+    folder: str
+    interpreter: str
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The pid of the process that was made; 0 where none could be, with the reason."""
+
+    pid: int
+    text: str = ""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends, each with room for an order."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
+    return ends
+
+
+def send_order(link: socket.socket, order: Order, log: int) -> None:
+    """Send an order, and the descriptor of the log.
+
+    Raises:
+        OSError: nobody is at the other end, or the order is too large.
+    """
+    fields = [order.folder, order.interpreter, order.script, list(order.args), dict(order.environment)]
+    packed = msgpack.packb(fields, unicode_errors="surrogateescape")
+    rights = array.array("i", [log])
+    link.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+
+def receive_order(link: socket.socket) -> tuple[Order, int] | None:
+    """Wait for the next order and its log, which the caller closes; None where nobody is at the other end any more."""
+    packed, descriptors, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
+    if not packed:
+        return None
+    folder, interpreter, script, args, environment = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    return Order(folder, interpreter, script, tuple(args), environment), descriptors[0]
+
+
+def send_answer(link: socket.socket, answer: Answer) -> None:
+    """Answer an order, or say that orders can be taken (``READY``)."""
+    link.send(msgpack.packb([answer.pid, answer.text]))
+
+
+def receive_answer(link: socket.socket) -> Answer | None:
+    """Wait for an answer; None where nobody is at the other end any more."""
+    try:
+        packed = link.recv(4096)
+    except ConnectionResetError:
+        return None
+    if not packed:
+        return None
+    pid, text = msgpack.unpackb(packed)
+    return Answer(pid, text)

@@ -1,0 +1,184 @@
+"""The supervisor's hand: whom it starts, under which name, and what is left in the folder for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime import config
+from runtime.config import Settings
+from runtime.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
+from runtime.errors import ScriptFailedError, SettingsError, StoreError
+from runtime.ops import kept_start
+from runtime.ops.kept_start import KeptStart
+from runtime.ops.local_processes import read_pid_files
+from runtime.ops.spawning import Program, StartLock
+from runtime.ops.supervising import Dead, Started, Supervisor
+from runtime.ops.verdict import verdict_of
+from runtime.store import launcher_token
+from runtime.store.owner import claim_folder
+from runtime.store.process_identity import ProcessIdentity
+
+JOB = "job-1"
+GONE = ProcessIdentity(1 << 22, 1)
+KILLED = Loss(Sort.OUTSIDE)
+
+
+class Folder:
+    """A job's log folder of three nodes; who is started in it is this very process, by another name."""
+
+    def __init__(self, path: Path) -> None:
+        self.log_dir = path / "device"
+        environment = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "MAX_RESTARTS": "3", "LOG_DIR": str(self.log_dir)}
+        self.settings: Settings = replace(config.read(environment, role_required=False)[0], log_dir=self.log_dir)
+        kept_start.keep(self.log_dir, KeptStart(path, "/usr/bin/python3", "train.py", (), environment))
+        self.spawned: list[str] = []
+        self.supervisor = self.new_supervisor()
+        assert self.supervisor.try_to_hold()
+
+    def new_supervisor(self) -> Supervisor:
+        return Supervisor(self.settings, spawn_worker=self._spawn)
+
+    def _spawn(self, program: Program, name: str, log: int) -> int:
+        self.spawned.append(name)
+        return ProcessIdentity.current().pid
+
+    def begin(self) -> None:
+        """The launcher has left its token, and somebody has a seat."""
+        launcher_token.make(self.log_dir)
+        claim_folder(self.log_dir, JOB, "train.py")
+
+    def dies(self, name: str, loss: Loss = KILLED, now: float = 0.0, status: int | None = None) -> None:
+        identity = read_pid_files(self.log_dir, [name]).get(name, GONE)
+        self.supervisor.died(Dead(name, identity, f"{name} died", status, loss), now)
+
+    def start(self, now: float = 0.0, job: str = JOB) -> list[Started]:
+        return self.supervisor.start_due(now, job=job)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return kept_start.nodes_of(self.log_dir, self.settings)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    found = Folder(tmp_path)
+    yield found
+    found.supervisor.let_go()
+
+
+def test_a_dead_worker_is_replaced_by_a_node_of_its_own(folder: Folder) -> None:
+    folder.begin()
+    folder.dies("worker_1")
+    assert folder.start() == [Started("worker_1", "worker_1.1")]
+    assert folder.spawned == ["worker_1.1"] and folder.nodes == ("0", "1.1", "2")
+    assert set(read_pid_files(folder.log_dir, ["worker_1.1"])) == {"worker_1.1"}
+    folder.dies("worker_1.1")
+    assert folder.start() == [Started("worker_1.1", "worker_1.2")]
+    assert folder.nodes == ("0", "1.2", "2") and not (folder.log_dir / "worker_1.1.pid").exists()
+
+
+@pytest.mark.parametrize("lacks", ["a token", "an owner", "its own job"])
+def test_where_nothing_can_be_proved_the_node_itself_comes_again(folder: Folder, lacks: str) -> None:
+    if lacks != "a token":
+        launcher_token.make(folder.log_dir)
+    if lacks != "an owner":
+        claim_folder(folder.log_dir, "job-0" if lacks == "its own job" else JOB, "train.py")
+    folder.dies("worker_1")
+    assert folder.start() == [Started("worker_1", "worker_1")]
+    assert folder.nodes == ("0", "1", "2")
+
+
+def test_the_bound_is_the_places_whatever_its_process_is_called(folder: Folder) -> None:
+    folder.begin()
+    for name in ("worker_1", "worker_1.1", "worker_1.2", "worker_1.3"):
+        folder.dies(name)
+        folder.start(1e6)
+    given_up = folder.supervisor.given_up()
+    assert given_up is not None and given_up.dead.name == "worker_1.3"
+    assert len(folder.spawned) == 3
+    assert "MAX_RESTARTS=3" in verdict_of(given_up).cause and verdict_of(given_up).exit_code == 77
+
+
+def test_an_error_of_its_own_waits_a_moment_and_the_second_one_ends_the_job(folder: Folder) -> None:
+    error = Loss(Sort.OWN, "ValueError: x", 7)
+    folder.dies("worker_1", error, status=1)
+    assert folder.start(OWN_ERROR_WAIT_S / 2) == []
+    assert folder.supervisor.wake_at() == OWN_ERROR_WAIT_S and folder.supervisor.is_at_it()
+    assert len(folder.start(OWN_ERROR_WAIT_S)) == 1 and not folder.supervisor.is_at_it()
+    folder.dies("worker_1", error, 9.0, status=1)
+    given_up = folder.supervisor.given_up()
+    assert given_up is not None and verdict_of(given_up).exit_code == ScriptFailedError.exit_code
+
+
+def test_what_cannot_help_leaves_with_its_own_status(folder: Folder) -> None:
+    folder.dies("worker_1", Loss(Sort.HOPELESS), status=SettingsError.exit_code)
+    given_up = folder.supervisor.given_up()
+    assert given_up is not None and verdict_of(given_up).exit_code == SettingsError.exit_code
+
+
+def test_who_was_brought_back_or_removed_meanwhile_is_left_alone(folder: Folder) -> None:
+    folder.dies("worker_1")
+    folder.dies("worker_2")
+    (folder.log_dir / "worker_1.pid").write_text(ProcessIdentity.current().to_line())
+    kept = kept_start.read(folder.log_dir)
+    assert kept is not None
+    kept_start.keep(folder.log_dir, replace(kept, nodes=("0", "1")))
+    assert folder.start() == [] and folder.spawned == []
+
+
+def test_while_somebody_else_starts_processes_it_comes_back_in_a_moment(folder: Folder) -> None:
+    folder.dies("worker_1")
+    with StartLock(folder.log_dir):
+        assert folder.start() == []
+    at = folder.supervisor.wake_at()
+    assert at is not None and at > 0
+    assert len(folder.start(at)) == 1
+
+
+def test_one_supervisor_at_a_time_and_the_next_takes_over(folder: Folder) -> None:
+    other = folder.new_supervisor()
+    assert not other.try_to_hold()
+    other.died(Dead("worker_1", GONE, "", None, KILLED), 0.0)
+    assert not other.is_at_it(), "that is for the other to do"
+    folder.supervisor.let_go()
+    assert other.try_to_hold() and other.holds
+    other.let_go()
+
+
+def test_a_start_that_fails_leaves_the_nodes_as_they_were_and_is_tried_again(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.begin()
+    for name in ("worker_1", "worker_2"):
+        folder.dies(name)
+    spawn = folder._spawn
+
+    def fails_at_the_second(program: Program, name: str, log: int) -> int:
+        if name == "worker_2.1":
+            raise StoreError("no room")
+        return spawn(program, name, log)
+
+    monkeypatch.setattr(folder.supervisor, "_spawn_worker", fails_at_the_second)
+    with pytest.raises(StoreError):
+        folder.start()
+    assert folder.nodes == ("0", "1.1", "2")
+    monkeypatch.setattr(folder.supervisor, "_spawn_worker", spawn)
+    assert folder.start() == [Started("worker_2", "worker_2.1")]
+    assert folder.nodes == ("0", "1.1", "2.1")
+
+
+def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) -> None:
+    folder.begin()
+    (folder.log_dir / launcher_token.TOKEN_FILE).chmod(0o666)
+    with pytest.raises(StoreError, match="others may write it"):
+        launcher_token.read(folder.log_dir)
+    for text in ("", "00" * 31, "00" * 33, "zz" * 32):
+        (folder.log_dir / launcher_token.TOKEN_FILE).unlink()
+        (folder.log_dir / launcher_token.TOKEN_FILE).write_text(text)
+        (folder.log_dir / launcher_token.TOKEN_FILE).chmod(0o600)
+        with pytest.raises(StoreError, match="Fix:"):
+            launcher_token.read(folder.log_dir)
