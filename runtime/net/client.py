@@ -165,7 +165,7 @@ class Client:
     def _take(self, event: int, value: int, *, is_after_witness: bool) -> Iterator[Up | Down | ShutOut | TurnedAway]:
         if event == zmq.EVENT_CONNECTED:
             self._connected_at = time.monotonic()
-            self._is_younger = self._witness is not None and is_after_witness
+            self._is_younger = is_after_witness  # where there is a witness: one that comes sets it back
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures, self._said = 0, set()
             self._dismiss()

@@ -239,6 +239,23 @@ def test_who_is_closed_beside_one_that_says_nothing_is_refused() -> None:
             client.close()
 
 
+@pytest.mark.parametrize("is_after_witness", [True, False])
+def test_only_closes_of_connections_younger_than_the_witness_are_a_verdict(
+    guarded: Ends, is_after_witness: bool
+) -> None:
+    """What connected before it may have been closed by a scheduler that was killed, or with everybody else."""
+    client = Client("127.0.0.1", free_port(), "session-a", silence_s=5.0, keys=KEYS)
+    try:
+        client._witness = greet("127.0.0.1", guarded.port, "CURVE", 5.0)
+        told: list[object] = []
+        for _ in range(2 * REFUSED_AFTER):
+            told += client._take(zmq.EVENT_CONNECTED, 0, is_after_witness=is_after_witness)
+            told += client._take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0, is_after_witness=is_after_witness)
+        assert [type(one) for one in told] == [ShutOut] * is_after_witness
+    finally:
+        client.close()
+
+
 # ---- the greeting
 
 
