@@ -89,7 +89,7 @@ def test_a_framework_that_counts_epochs_by_itself_is_refused_by_its_line(recipe:
     job.wait_for_step(20)
     job.kill(1)
     job.start_worker(1)
-    assert job.worker(1).wait(60.0) == UsageError.exit_code
+    assert job.worker(1).wait() == UsageError.exit_code
     (refusal,) = job.matches(
         1, r"unequal_script\.py:\d+ calls sampler\.set_epoch\(0\), and the state's sampler is in epoch"
     )
@@ -112,12 +112,13 @@ def test_batch_statistics_may_differ_and_are_named_once(recipe: Callable[..., Jo
 @pytest.mark.system
 def test_a_job_that_is_killed_and_recovered_stays_equal(recipe: Callable[..., Job]) -> None:
     undisturbed = recipe("nothing", "--epochs", "8").wait_finished()
-    job = recipe("nothing", "--epochs", "8", "--pause-ms", "10", "--save-every", "10")
+    job = recipe("nothing", "--epochs", "8", "--pause-ms", "10", "--save-every", "10", "--gate", "50")
     job.wait_for_step(15)
     job.kill(1)
     job.start_worker(1)
     job.wait_for_step(35)
     job.kill_everything()
+    job.open_gates(50)
     job.start()
     job.restarted.update(job.ranks)
     assert job.wait_finished() == undisturbed

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
+from tests.system.gate import wait_at_gate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--wrong", default="nothing")
@@ -24,6 +25,7 @@ parser.add_argument("--save-every", type=int, default=50)
 parser.add_argument("--pause-ms", type=float, default=0.0)
 parser.add_argument("--wrong-from", type=int, default=0, help="the first step that goes wrong")
 parser.add_argument("--late-s", type=float, default=0.0, help="how much later than the others rank 0 returns")
+parser.add_argument("--gate", type=int, default=-1, help="wait behind so many steps until the test opens it")
 arguments = parser.parse_args()
 
 
@@ -85,6 +87,8 @@ def train(state: runtime.elastic.TorchState) -> None:
             sampler.set_epoch(iterations)
             iterations += 1
         for batch, (inputs, labels) in enumerate(loader):
+            if state.completed_steps == arguments.gate:
+                wait_at_gate(arguments.gate, state.check_host_updates)
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()

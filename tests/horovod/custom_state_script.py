@@ -13,10 +13,12 @@ import time
 import torch
 
 import runtime.horovod as hvd
+from tests.system.gate import wait_at_gate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause-ms", type=float, default=20.0)
+parser.add_argument("--gate", type=int, default=-1, help="wait behind so many steps until the test opens it")
 args = parser.parse_args()
 
 hvd.init()
@@ -90,6 +92,8 @@ def check_broadcast_of_state(rank: int) -> None:
 def train(state: Tally) -> None:
     check_collectives()
     while state.step < args.steps:
+        if state.step == args.gate:
+            wait_at_gate(args.gate)
         time.sleep(args.pause_ms / 1000)
         state.step += 1
         added = hvd.allreduce(torch.full((3,), float(state.step * (hvd.rank() + 1)), dtype=torch.float64), op=hvd.Sum)

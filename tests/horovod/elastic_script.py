@@ -16,6 +16,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime.horovod as hvd
+from tests.system.gate import wait_at_gate
 
 BATCH_SIZE = 4
 SAMPLES = 160
@@ -42,6 +43,7 @@ parser.add_argument("--base-lr", type=float, default=0.0125)
 parser.add_argument("--batches-per-commit", type=int, default=1)
 parser.add_argument("--fp16-allreduce", action="store_true")
 parser.add_argument("--pause-ms", type=float, default=20.0)
+parser.add_argument("--gate", type=int, default=-1, help="wait before this epoch until the test opens it")
 args = parser.parse_args()
 
 hvd.init()
@@ -95,6 +97,8 @@ def train_epoch(state: hvd.elastic.TorchState) -> None:
 @hvd.elastic.run
 def train_by_sampler(state: hvd.elastic.TorchState) -> None:
     while state.epoch < EPOCHS:
+        if state.epoch == args.gate:
+            wait_at_gate(args.gate)
         train_epoch(state)
         state.epoch += 1
         state.batch = 0
@@ -105,6 +109,8 @@ def train_by_sampler(state: hvd.elastic.TorchState) -> None:
 @hvd.elastic.run
 def train_by_counter(state: hvd.elastic.TorchState) -> None:
     for state.epoch in range(state.epoch, EPOCHS):  # noqa: B020 - the guide's own loop
+        if state.epoch == args.gate:
+            wait_at_gate(args.gate)
         for state.batch in range(state.batch, SAMPLES // BATCH_SIZE // hvd.size()):  # noqa: B020
             loss = train_one_batch(torch.randn(BATCH_SIZE, 1, 8, 8), torch.randint(0, 10, (BATCH_SIZE,)))
             print(f"epoch {state.epoch} batch {state.batch} loss {loss:.5f}", flush=True)

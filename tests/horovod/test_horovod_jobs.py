@@ -14,6 +14,9 @@ pytestmark = pytest.mark.system
 ELASTIC = Path(__file__).with_name("elastic_script.py")
 CUSTOM = Path(__file__).with_name("custom_state_script.py")
 
+GATES = {ELASTIC: 2, CUSTOM: 45}
+"""Before this epoch, behind this step."""
+
 Jobs = Callable[..., Job]
 
 
@@ -24,12 +27,15 @@ def undisturbed(new_job: Jobs, script: Path, *args: str) -> str:
 
 
 def killed(new_job: Jobs, script: Path, args: Sequence[str], kills: Sequence[tuple[int, str]]) -> Job:
-    """Ranks that are killed, each after it has said such a line, and started again."""
-    job = new_job(*args, script=script, workers=3)
+    """Ranks that are killed, each after it has said such a line, and started again; before the gate at the latest."""
+    gate = GATES[script]
+    job = new_job(*args, "--gate", str(gate), script=script, workers=3)
     job.start()
-    for rank, line in kills:
+    for number, (rank, line) in enumerate(kills, start=1):
         job.wait_for(rank, line)
         job.kill(rank)
+        if number == len(kills):
+            job.open_gates(gate)
         job.start_worker(rank)
     return job
 

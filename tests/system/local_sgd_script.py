@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
+from tests.system.gate import wait_at_gate
 from tests.system.probe import FEATURES, Shuffled, sha256_of
 
 BATCH = 8
@@ -20,6 +21,7 @@ parser.add_argument("--steps", type=int, default=64)
 parser.add_argument("--sync-every", type=int, default=8)
 parser.add_argument("--diloco", action="store_true")
 parser.add_argument("--pause-ms", type=float, default=20.0)
+parser.add_argument("--gate", type=int, default=-1, help="wait behind so many steps until the test opens it")
 args = parser.parse_args()
 
 runtime.init()
@@ -44,6 +46,8 @@ def train(state: runtime.elastic.LocalSGD) -> None:
     for batch, (inputs, targets) in enumerate(loader):
         if state.step == args.steps:
             return
+        if state.step == args.gate:
+            wait_at_gate(args.gate)
         time.sleep(args.pause_ms / 1000)
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()

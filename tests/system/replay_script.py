@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
+from tests.system.gate import wait_at_gate
 from tests.system.probe import BUCKET_CAP_MB, FEATURES, Shuffled, sha256_of
 
 BATCH = 8
@@ -27,6 +28,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
 parser.add_argument("--interval", type=int, default=30)
 parser.add_argument("--pause-ms", type=float, default=10.0)
+parser.add_argument("--gate", type=int, default=-1, help="wait behind so many steps until the test opens it")
 parser.add_argument("--record-after", action="store_true", help="record a batch after its step, not before")
 parser.add_argument("--digest-every", type=int, default=1)
 parser.add_argument("--on-divergence", default="raise")
@@ -62,6 +64,8 @@ state = runtime.elastic.TorchState(
 
 
 def one_step(state: runtime.elastic.TorchState, batch: int, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    if state.step == args.gate:
+        wait_at_gate(args.gate, state.check_host_updates)
     number = state.step + 1
     time.sleep(args.pause_ms / 1000)
     for group in optimizer.param_groups:

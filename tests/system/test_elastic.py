@@ -14,14 +14,23 @@ from tests.system.samples_probe import RATE, SAMPLES
 
 pytestmark = pytest.mark.system
 
+LAST_EPOCH = 3
 SHRINKS = {"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0", "REGISTER_COOLDOWN": "0.5"}
+
+
+class GatedJob(ElasticJob):
+    """Before its last epoch it waits for what is done to it, however late that comes, until it is to finish."""
+
+    def finish(self, timeout_s: float = 120.0) -> str:
+        self.open_gates(LAST_EPOCH)
+        return super().finish(timeout_s)
 
 
 @pytest.fixture
 def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
     def make(*args: str, settings: dict[str, str] | None = None, **options: object) -> ElasticJob:
-        given = {**SHRINKS, **(settings or {})}
-        job = ElasticJob(tmp_path, warm, script=SAMPLES_PROBE, args=args, settings=given, **options)
+        given, gated = {**SHRINKS, **(settings or {})}, (*args, "--gate", str(LAST_EPOCH))
+        job = GatedJob(tmp_path, warm, script=SAMPLES_PROBE, args=gated, settings=given, **options)
         watched(job)
         return job
 

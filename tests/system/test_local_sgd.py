@@ -21,10 +21,11 @@ EACH = [str(step) for step in range(1, 65)]
 def test_a_worker_lost_between_averages_costs_nobody_else_a_step(
     new_job: Callable[..., Job], args: tuple[str, ...]
 ) -> None:
-    job = new_job(*args, script=SCRIPT, workers=3)
+    job = new_job(*args, "--gate", "22", script=SCRIPT, workers=3)
     job.start()
     job.wait_for(1, r"own step 20 ")
     job.kill(1)
+    job.open_gates(22)
     job.start_worker(1)
     job.wait_finished()  # all ranks end with the same weights
     for survivor in (0, 2):

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("replay_script.py")
 KILLED_AT = 37
+GATE = 50
+GATED = ("--gate", str(GATE))
 POINT = 30
 DIVERGENCE = 86
 LR_FROM, SKIP_FROM, NOISE_AT = "REPLAY_LR_FROM", "REPLAY_SKIP_FROM", "REPLAY_NOISE_AT"  # see the script
@@ -32,6 +34,7 @@ def killed(job: Job) -> Job:
     job.start()
     job.wait_for_step(KILLED_AT)
     job.kill_everything()
+    job.open_gates(GATE)
     return job
 
 
@@ -60,7 +63,7 @@ def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
 def test_steps_that_are_done_again_are_the_logged_ones(
     new_job: Callable[..., Job], undisturbed: Callable[..., str], args: tuple[str, ...]
 ) -> None:
-    job = killed(new_job(*args, script=SCRIPT, workers=2))
+    job = killed(new_job(*args, *GATED, script=SCRIPT, workers=2))
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=2)
     for rank in job.ranks:
@@ -94,7 +97,7 @@ def test_steps_that_are_done_again_are_the_logged_ones(
 def test_the_first_step_that_differs_is_named_and_ends_the_job(
     new_job: Callable[..., Job], variable: str, args: tuple[str, ...], expected: str
 ) -> None:
-    job = killed(new_job(*args, script=SCRIPT, workers=2))
+    job = killed(new_job(*args, *GATED, script=SCRIPT, workers=2))
     start_otherwise(job, {variable: "34"})
     statuses = job.wait_ended()
     assert {statuses[0], statuses[1]} == {DIVERGENCE}
@@ -104,7 +107,7 @@ def test_the_first_step_that_differs_is_named_and_ends_the_job(
 
 
 def test_weights_that_differ_are_named_and_with_a_warning_the_job_goes_on(new_job: Callable[..., Job]) -> None:
-    job = killed(new_job("--on-divergence", "warn", script=SCRIPT, workers=2))
+    job = killed(new_job("--on-divergence", "warn", *GATED, script=SCRIPT, workers=2))
     start_otherwise(job, {NOISE_AT: "33"})
     job.wait_finished()
     for rank in job.ranks:
@@ -118,10 +121,11 @@ def test_weights_that_differ_are_named_and_with_a_warning_the_job_goes_on(new_jo
 
 
 def test_a_lost_worker_repeats_no_step_and_goes_on_with_its_own_log(new_job: Callable[..., Job]) -> None:
-    job = new_job(script=SCRIPT, workers=2)
+    job = new_job(*GATED, script=SCRIPT, workers=2)
     job.start()
     job.wait_for_step(KILLED_AT)
     job.kill(1)
+    job.open_gates(GATE)
     job.start_worker(1)
     job.wait_finished()
     for rank in job.ranks:
@@ -135,7 +139,7 @@ def test_a_lost_worker_repeats_no_step_and_goes_on_with_its_own_log(new_job: Cal
 def elastic_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
     def make(**options: Any) -> ElasticJob:
         settings = {"REGISTER_COOLDOWN": "3600", **options.pop("settings", {})}
-        job = ElasticJob(tmp_path, warm, script=SCRIPT, settings=settings, **options)
+        job = ElasticJob(tmp_path, warm, script=SCRIPT, args=GATED, settings=settings, **options)
         watched(job)
         return job
 
@@ -157,6 +161,7 @@ def test_a_spare_goes_on_with_the_log_of_the_slot_it_takes_or_says_that_it_begin
     job.wait_warm(2)
     job.wait_for_step(20)
     job.kill(1)
+    job.open_gates(GATE)
     job.finish()
     found = read_step_log(checkpoints / "1")
     assert found is not None and found.header is not None
@@ -181,6 +186,7 @@ def test_a_world_that_shrinks_is_logged_with_its_size(elastic_job: Callable[...,
     job.start()
     job.wait_for_step(20)
     job.kill(2)
+    job.open_gates(GATE)
     job.finish()
     for rank in (0, 1):
         found = read_step_log(job.checkpoints / str(rank))
