@@ -20,6 +20,8 @@ from runtime.store.checkpoint import EntryState, FoundPoint
 TERMINAL_LINE_S = 0.2
 PLAIN_LINE_S = 5.0
 GIB = 1 << 30
+LOOKS = 10
+"""How often the points are listed anew where their writers had let go of all of them before they were read."""
 
 
 class Progress:
@@ -83,8 +85,23 @@ def run(folder: Folder, names: Sequence[str]) -> int:
     Raises:
         UsageError: a name fits no point, or there are none at all.
     """
-    found, unreadable = _asked_for(folder, names)
-    progress = Progress(sum(one.manifest.data_bytes for one in found if one.manifest is not None), "verifying")
+    for _ in range(LOOKS):
+        found, unreadable = _asked_for(folder, names)
+        progress = Progress(sum(one.manifest.data_bytes for one in found if one.manifest is not None), "verifying")
+        whole, damaged, gone = _read(found, unreadable, progress)
+        if whole or damaged:
+            break
+    else:
+        removed = f"{counted(gone, 'point')} were removed by their writers before they were read"
+        raise UsageError(f"{removed}, {LOOKS} times in a row. Fix: try it again when the job saves less often")
+    print(_summary(progress, whole, damaged, gone))
+    if not names:
+        _say_what_was_left_out(folder)
+    return CheckpointError.exit_code if damaged else 0
+
+
+def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Progress) -> tuple[int, int, int]:
+    """How many are whole, damaged (each is said), and gone meanwhile."""
     damaged = whole = gone = 0
     for problem in unreadable:
         damaged += 1
@@ -101,12 +118,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
             progress.clear()
             _say_damaged(str(error))
     progress.clear()
-    if not whole and not damaged:
-        raise UsageError(f"{counted(gone, 'point')} were removed by their writers before they were read: try it again")
-    print(_summary(progress, whole, damaged, gone))
-    if not names:
-        _say_what_was_left_out(folder)
-    return CheckpointError.exit_code if damaged else 0
+    return whole, damaged, gone
 
 
 def _asked_for(folder: Folder, names: Sequence[str]) -> tuple[list[FoundPoint], list[str]]:

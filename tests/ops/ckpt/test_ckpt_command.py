@@ -222,6 +222,35 @@ def test_a_point_that_its_writer_lets_go_meanwhile_is_not_damaged(
     assert "1 removed by their writers meanwhile" in out
 
 
+@pytest.mark.parametrize("times", [verifying.LOOKS - 1, verifying.LOOKS])
+def test_where_all_that_was_listed_is_gone_it_is_listed_anew(
+    times: int, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that saves more often than this machine reads."""
+    listings: list[object] = []
+
+    def gone(found: checkpoints.FoundPoint) -> bool:
+        return len(listings) <= times
+
+    def verify(found: checkpoints.FoundPoint, on_bytes: object = None) -> None:
+        if gone(found):
+            raise CheckpointError("no such file")
+        original(found)
+
+    def listed(folder: verifying.Folder) -> list[checkpoints.FoundPoint]:
+        listings.append(folder)
+        return every(folder)
+
+    original, every = checkpoints.verify, verifying.Folder.all
+    monkeypatch.setattr(verifying.checkpoints, "verify", verify)
+    monkeypatch.setattr(verifying.checkpoints, "is_gone", gone)
+    monkeypatch.setattr(verifying.Folder, "all", listed)
+    assert run(root, "verify") == (0 if times < verifying.LOOKS else USAGE)
+    told = capsys.readouterr()
+    assert ("7 of 7 points whole" in told.out) is (times < verifying.LOOKS)
+    assert ("were removed by their writers before they were read" in told.err) is (times == verifying.LOOKS)
+
+
 def test_what_was_moved_aside_is_said_and_not_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     move_damaged_aside(find(root, 10, rank=0).path)
     assert run(root, "verify") == 0
