@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.training.process.context import is_spare as is_spare
     from runtime.training.process.job_status import JobStatus as JobStatus
     from runtime.training.process.job_status import status as status
+    from runtime.training.run.whereabouts import expect_pause as expect_pause
     from runtime.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
     from runtime.training.state.checkpoint_config import StepLog as StepLog
     from runtime.training.state.sampler import ElasticSampler as ElasticSampler
@@ -34,6 +35,7 @@ _HOME = {
     "JobStatus": "runtime.training.process.job_status",
     "StepLog": "runtime.training.state.checkpoint_config",
     "elastic": "runtime.training.elastic",
+    "expect_pause": "runtime.training.run.whereabouts",
     "get_local_rank": "runtime.training.process.context",
     "get_rank": "runtime.training.process.context",
     "get_world_size": "runtime.training.process.context",
@@ -48,6 +50,7 @@ __all__ = [
     "JobStatus",
     "StepLog",
     "elastic",
+    "expect_pause",
     "get_local_rank",
     "get_rank",
     "get_world_size",

@@ -105,6 +105,9 @@ class Settings:
     node_timeout_s: float
     reconnect_grace_s: float
     topo_timeout_s: float
+    watchdog: bool
+    step_timeout_s: float | None
+    hang: str
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float

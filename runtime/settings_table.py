@@ -180,6 +180,13 @@ def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind
     return Kind(expected, expected_zh, parse)
 
 
+def _parse_hang(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("end", "tell"):
+        raise WrongValueError()
+    return value
+
+
 _ROLE = Kind(
     "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
 )
@@ -191,6 +198,7 @@ _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
+_HANG = Kind("end or tell", "end 或 tell", _parse_hang)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
@@ -216,6 +224,7 @@ _SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
 _SUPERVISION = Capability("supervision")
 _COMPILING = Capability("compiled code that is kept")
+_WATCH = Capability("the watch over progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +326,26 @@ VARIABLES: tuple[Variable, ...] = (
         "TOPO_TIMEOUT", "topo_timeout_s", _seconds(0.001), "1800", _JOB,
         "Seconds a round waits for members, and a worker that is not training for a scheduler.",
         "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
+    ),
+    Variable(
+        "WATCHDOG", "watchdog", _SWITCH, "1", _WATCH,
+        "`1`: where no step is made for too long it is said which worker holds the others up, and in which line of "
+        "the script. `0`: nobody watches.",
+        "`1`：长时间没有新的一步时，指出是哪个 worker、停在脚本哪一行。`0`：不监视。",
+    ),
+    Variable(
+        "STEP_TIMEOUT", "step_timeout_s", _seconds(0.001), None, _WATCH,
+        "Seconds without a step after which that is said; a generation's first steps have 600 s.",
+        "多少秒没有新的一步即指出原因；每一代（generation）最初几步为 600 秒。",
+        example="60",
+        shown_default=("learned: 3 × the longest so far, 5 or more", "自动学习：迄今最长间隔的 3 倍，不小于 5"),
+    ),
+    Variable(
+        "HANG", "hang", _HANG, "end", _WATCH,
+        "`end`: a worker that holds the others up for twice the step timeout (and 30 s, where that is learned) is "
+        "ended, for a restart or a spare to replace it. `tell`: it is only said.",
+        "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
+        "`tell`：只指出，不结束。",
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,

@@ -7,12 +7,13 @@ where the user's eye belongs; what a DataLoader's worker printed is deeper than 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "failure_in"]
+__all__ = ["Failure", "failure_in", "is_of_the_script"]
 
 _SHOWN_CHARACTERS = 300
 _OURS = str(Path(__file__).parent) + os.sep
@@ -57,8 +58,14 @@ def failure_in(text: str, folder: Path) -> Failure | None:
     return found
 
 
+@functools.cache
+def is_of_the_script(file: str) -> bool:
+    """Whether this source file is neither Python's, nor an installed package's, nor ours."""
+    return not (_ELSEWHERE.match(file) or file.startswith(_OURS))
+
+
 def _shown(file: str, line: str, folder: Path) -> str:
-    if _ELSEWHERE.match(file) or file.startswith(_OURS):
+    if not is_of_the_script(file):
         return ""
     path = Path(file)
     return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{line}"

@@ -61,6 +61,7 @@ from runtime.core.messages import (
     FromScheduler,
     FromWorker,
     GenerationStarted,
+    GiveUp,
     Heartbeat,
     Join,
     LastWords,
@@ -70,6 +71,7 @@ from runtime.core.messages import (
     Pending,
     Place,
     Process,
+    Progress,
     Publish,
     Refusal,
     Refused,
@@ -78,6 +80,7 @@ from runtime.core.messages import (
     RoundOpened,
     SavedPoints,
     Standing,
+    Still,
 )
 from runtime.core.point import Point
 from runtime.core.values import replace
@@ -129,6 +132,8 @@ class AgentCore:
         self.activity = Activity.SEATED
         self.generation = 0
         self.step_count = 0
+        self._progress: Progress | None = None  # where the process stands still
+        self._is_told_still = False  # of it
         self.slot: int | None = None  # None: a spare's
         self.offered_place: Place | None = None  # by the last round
         self._full_place: Place | None = None  # in a world of full size, as admitted
@@ -178,6 +183,7 @@ class AgentCore:
             case Passed():
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
+                self._progress = event.progress
                 self._pass()
             case Heard():
                 self._hear(event.message)
@@ -283,6 +289,12 @@ class AgentCore:
         if self._blob is not None and self._registered:
             self._send(Publish(self._sender, self.generation, self._blob))
 
+    def _report_still(self) -> None:
+        progress = self._progress if self.activity is Activity.TRAINING else None
+        if progress is not None or self._is_told_still:
+            self._send(Still(self._sender, self.generation, self.step_count, progress))
+        self._is_told_still = progress is not None
+
     def _report_saved(self) -> None:
         if self._saved and self._registered:
             self._send(SavedPoints(self._sender, self._saved[-MAX_SAVED_POINTS:]))
@@ -305,6 +317,7 @@ class AgentCore:
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
+            self._report_still()
             if self.activity is Activity.DONE:
                 self._report_digests()
         deadline = self._patience_ends_at()
@@ -428,16 +441,21 @@ class AgentCore:
                 if self._is_of_my_job(message):
                     self._to_explain = (message.point, message.commits)
                     self._report_digests()
+            case GiveUp():
+                if self._is_for_me(message):
+                    self._end(EndReason.STUCK, message.text)
             case Finished():
                 if self.seated and message.job == self.job:  # true in whatever term it was said
                     self._finished(message.point)
             case EndJob():
                 self._end_job(message)
 
-    def _is_for_me(self, message: RoundOpened | GenerationStarted) -> bool:
+    def _is_for_me(self, message: RoundOpened | GenerationStarted | GiveUp) -> bool:
         return self._is_of_my_job(message) and message.incarnation == self.incarnation
 
-    def _is_of_my_job(self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain) -> bool:
+    def _is_of_my_job(
+        self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain | GiveUp
+    ) -> bool:
         """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
         return self.seated and message.job == self.job and message.term >= self.term
 

@@ -21,6 +21,7 @@ from runtime.core.messages import (
     Page,
     Pairs,
     Place,
+    Progress,
 )
 from runtime.core.point import Point
 
@@ -46,9 +47,13 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Time has passed; ``step`` is the process's count of completed optimizer steps."""
+    """Time has passed.
+
+    ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on.
+    """
 
     step: int
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,7 @@ class EndReason(enum.Enum):
     SCRIPT_FAILED = "script failed"
     UNTRAINED = "untrained"
     UNEQUAL = "unequal"
+    STUCK = "stuck"
 
 
 @dataclass(frozen=True, slots=True)

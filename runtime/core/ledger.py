@@ -44,6 +44,9 @@ class Policy:
     shrink_grace_s: float = 10.0
     reset_limit: int = 0  # generations beyond the first; 0: no limit
     token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": it has none, or none is known here
+    watches: bool = True  # whether members come on
+    step_timeout_s: float | None = None  # without a step; None: learned
+    ends_stuck: bool = True  # else it is only said who they are
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)

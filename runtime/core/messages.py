@@ -23,6 +23,7 @@ MAX_STOPPED_BY = 200
 MAX_DIGESTS = 12
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
+MAX_PLACE_CHARS = 200
 MAX_NODE_CHARS = 128  # as NODE_ID
 MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
@@ -42,6 +43,8 @@ Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Node = Annotated[str, Meta(max_length=MAX_NODE_CHARS)]
 Host = Annotated[str, Meta(max_length=MAX_HOST_CHARS)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 
 
@@ -81,6 +84,20 @@ class EndKind(enum.IntEnum):
     SCRIPT_FAILED = 6  # no worker is left, and most were ended by an error of the script; recoverable
     UNTRAINED = 7  # every worker's program came to its end, and none has trained with the others
     UNEQUAL = 8  # the ranks did not hold the same state
+
+
+class Phase(enum.IntEnum):
+    """What a training process's main thread is in."""
+
+    OUTSIDE = 0  # nothing of the training function
+    USER = 1  # the script's own code
+    DATA = 2
+    FORWARD = 3
+    BACKWARD = 4
+    COMMUNICATION = 5  # it waits in a collective
+    OPTIMIZER = 6
+    COMMIT = 7
+    COMPILING = 8
 
 
 class PartKind(enum.IntEnum):
@@ -136,6 +153,18 @@ class Standing(Value, frozen=True):
     restore: Point | None  # what the generation started from
     final: Point | None  # training is finished there
     rank: Int
+
+
+class Progress(NamedTuple):
+    """Where a process stands that makes no step, and launches no collective."""
+
+    phase: Phase
+    collectives: Count  # launched in the generation's own group
+    steps: Count  # that it has made in this generation
+    still_s: Seconds  # since the last of both
+    longest_s: Seconds  # that it took from one to the next, but for the first steps
+    rests: bool  # it uses no CPU
+    place: Annotated[str, Meta(max_length=MAX_PLACE_CHARS)]  # as ``train.py:46 (time.sleep)``
 
 
 class Place(Value, frozen=True):
@@ -304,6 +333,15 @@ class Leave(Value, frozen=True, tag=6):
     text: str
 
 
+class Still(Value, frozen=True, tag=12):
+    """The sender has made no step for longer than it ever took; said with every heartbeat, and once when that ends."""
+
+    sender: Credential
+    generation: Int
+    step: Int
+    progress: Progress | None  # None: it comes on
+
+
 class PeerGone(Value, frozen=True, tag=10):
     """The process of another session, on the sender's host, is dead, whatever its connection says."""
 
@@ -437,6 +475,15 @@ class Explain(Value, frozen=True, tag=31):
     commits: Int
 
 
+class GiveUp(Value, frozen=True, tag=32):
+    """The receiver's main thread does not come on: the process is to say where it is, leave its seat and end."""
+
+    job: str
+    term: Int
+    incarnation: Int
+    text: str  # why
+
+
 class Finished(Value, frozen=True, tag=27):
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -463,7 +510,7 @@ class Status(Value, frozen=True, tag=29):
     packed: bytes
 
 
-FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests
+FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests | Still
 FromScheduler = (
     Admitted
     | Pending
@@ -477,6 +524,7 @@ FromScheduler = (
     | Status
     | CommittedPoint
     | Explain
+    | GiveUp
 )
 
 Message = FromWorker | FromScheduler | StatusQuery | StopJob

@@ -31,8 +31,10 @@ from runtime.core.messages import (
     Publish,
     Register,
     SavedPoints,
+    Still,
 )
 from runtime.core.point import Point
+from runtime.core.progress import Watch
 from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
 from runtime.core.records import JobCreated, TermStarted, TrainingFinished
@@ -96,6 +98,7 @@ class SchedulerCore:
     def __init__(self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str) -> None:
         self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
         self._leases = Leases(ledger)
+        self._watch = Watch(ledger)
         self._repeats = Repeats(ledger)
         self._world = World(ledger)
         self._admission = Admission(ledger, self._leases, self._world)
@@ -171,7 +174,7 @@ class SchedulerCore:
         if self._is_round_due():
             others.append(self._ledger.now)
         if ending.ended is None:
-            others.append(self._equality.deadline)
+            others += (self._equality.deadline, self._watch.deadline())
             if rendezvous.round is not None:
                 others += (rendezvous.deadline(), rendezvous.refresh_at())
             if self._ledger.absent:
@@ -192,6 +195,11 @@ class SchedulerCore:
     def first_cause(self) -> str:
         """The first loss since the job trained last; empty where it trains."""
         return self._ending.first_cause
+
+    @property
+    def standstill(self) -> str:
+        """Who holds the others up, where the job does not come on; empty where it does."""
+        return self._watch.said
 
     @property
     def policy(self) -> Policy:
@@ -238,7 +246,7 @@ class SchedulerCore:
         elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
-        elif not isinstance(event, Tick):
+        elif not (isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, Still))):
             self._repeats.forget()
 
     # ---- events
@@ -269,6 +277,8 @@ class SchedulerCore:
             case LastWords():
                 presence = self._ledger.presences[seat.node]
                 presence.last_words, presence.step = message.text, message.step
+            case Still():
+                self._watch.take(seat, message)
             case PeerGone(_, gone):
                 self._peer_gone(seat, gone)
             case Leave():
@@ -412,6 +422,14 @@ class SchedulerCore:
         else:
             self._finish_if_equal()
 
+    def _judge_progress(self) -> None:
+        """Members who hold the others up are ended; where nobody can be named the group is formed anew."""
+        is_over = self._ending.ended is not None or self._ledger.state.final is not None
+        if is_over or self._rendezvous.round is not None or self._broken:
+            self._watch.end()
+        elif why := self._watch.tick():
+            self._failed_collective = why
+
     def _finish_if_equal(self) -> None:
         """Training is finished where every member is done, and with the same state."""
         ledger, committed = self._ledger, self._ledger.state.generation
@@ -490,6 +508,7 @@ class SchedulerCore:
         self._admission.forget_silent()
         self._judge_reports()
         self._judge_equality()
+        self._judge_progress()
         if self._ending.ended is not None:
             self._ending.if_everybody_left()
             return

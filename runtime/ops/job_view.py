@@ -101,6 +101,7 @@ class JobView:
     retired: tuple[WorkerView, ...] = ()
     losses: int = 0
     last_losses: tuple[str, ...] = ()
+    standstill: str = ""  # who holds the others up, where no step is made
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -136,6 +137,7 @@ class JobView:
             retired=tuple(_worker(node) for node in content.get("retired", ())),
             losses=content.get("losses", 0),
             last_losses=tuple(content.get("last_losses", ())),
+            standstill=content.get("standstill", ""),
         )
 
     @property

@@ -77,6 +77,8 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
             f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}: this is what the "
             f"journal in {settings.recovery_path} says"
         )
+    if view.standstill:
+        head.append(view.standstill)
     if view.first_cause:
         head.append(f"first cause: {view.first_cause}")
     is_told = 1 if view.first_cause else 0

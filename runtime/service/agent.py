@@ -53,7 +53,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Admitted, Digest, GenerationStarted, Place
+from runtime.core.messages import Admitted, Digest, GenerationStarted, Place, Progress
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -70,6 +70,7 @@ from runtime.errors import (
     SchedulerUnreachableError,
     ScriptFailedError,
     SecretError,
+    StuckError,
     UnequalError,
     UntrainedError,
 )
@@ -100,6 +101,7 @@ _ERRORS: dict[EndReason, type[SameBitsError]] = {
     EndReason.SCRIPT_FAILED: ScriptFailedError,
     EndReason.UNTRAINED: UntrainedError,
     EndReason.UNEQUAL: UnequalError,
+    EndReason.STUCK: StuckError,
 }
 
 
@@ -113,6 +115,7 @@ class Agent:
 
     Attributes:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
+        observe: called in the control thread, oftener than it beats: where the main thread stands, if it stands still.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
         committed_point: the newest restore point that every rank is known to hold on its disk.
@@ -126,6 +129,9 @@ class Agent:
         self.node = settings.node_id or f"{uuid.uuid4().hex[:12]}"
         self.session = uuid.uuid4().hex
         self.step = 0
+        self.observe: Callable[[], Progress | None] = lambda: None
+        self._progress: Progress | None = None
+        self._observed_at = 0.0
         self.on_break: Callable[[str], None] = lambda _reason: None
         self.interrupted = False
         self._members_change = ""  # why this process is to leave its generation at its next commit
@@ -338,11 +344,11 @@ class Agent:
         wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # nobody may ever answer
         while not self._left:
             self._client.wait(self._pause_s(wake_at))
-            for event in [Passed(self.step), *self._arrived()]:  # what it says is said of the present step
+            for event in [self._passed(), *self._arrived()]:  # what it says is said of the present step
                 self._carry_out(self._core.step(event, clock.now_s()))
                 self._left = self._left or isinstance(event, Leaving)
             if not self._left:
-                ready = self._core.step(Passed(self.step), clock.now_s())
+                ready = self._core.step(self._passed(), clock.now_s())
                 self._carry_out(ready)
                 wake_at = ready.wake_at
                 self._keep_time()
@@ -350,6 +356,12 @@ class Agent:
         if self.life_sign is not None:
             self.life_sign.give_up()
         self._closed.set()
+
+    def _passed(self) -> Passed:
+        now = clock.now_s()
+        if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
+            self._observed_at, self._progress = now, self.observe()
+        return Passed(self.step, self._progress)
 
     def _pause_s(self, wake_at: float | None) -> float | None:
         deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
@@ -423,6 +435,8 @@ class Agent:
                     self._changed.notify_all()
             case MustEnd(EndReason.FENCED, text, may_return):
                 self._must_end(FencedError(text, may_return=may_return))
+            case MustEnd(EndReason.STUCK, text):
+                self._end_stuck(text)
             case MustEnd(reason, text):
                 self._must_end(_ERRORS[reason](text))
             case SchedulerAway():
@@ -480,6 +494,14 @@ class Agent:
         end_at = self._end_at  # the main thread may take it back meanwhile
         if end_at is not None and end_at <= now:
             self._end_now()
+
+    def _end_stuck(self, text: str) -> None:
+        """The main thread holds the others up, and would not come out for a request either."""
+        voice.warn(f"{text}: this process gives up its seat. It is here:")
+        faulthandler.dump_traceback(file=STDERR, all_threads=True)
+        self._carry_out(self._core.step(Leaving(False, text), clock.now_s()))
+        self._client.close()
+        os._exit(StuckError.exit_code)
 
     def _end_now(self) -> None:
         """The main thread did not come out: say where it is, give up the seat, leave."""

@@ -22,6 +22,7 @@ from runtime.core.messages import (
     Register,
     SavedPoints,
     StatusQuery,
+    Still,
     StopJob,
 )
 from runtime.core.ready import Note, Ready
@@ -98,7 +99,9 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
             return StopRequested(by)
         case Register():
             session = message.session
-        case Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone() | Digests():
+        case (
+            Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone() | Digests() | Still()
+        ):
             session = message.sender.session
         case _:
             return f"{type(message).__name__} is not a worker's message"

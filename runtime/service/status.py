@@ -45,6 +45,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         "step": max([*_durable_steps(state), *(worker["step"] for worker in nodes["workers"])], default=0),
         "seat_free_in_s": core.seat_free_in_s(),
         "first_cause": core.first_cause,
+        "standstill": core.standstill,
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
     if whole or sum(map(len, nodes.values())) <= LISTED_WORKERS:
@@ -79,6 +80,7 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
         "step": max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
         "seat_free_in_s": None,
         "first_cause": ended.cause if ended else "",
+        "standstill": "",
         "ended": _interruption(ended) if ended and not state.finished else None,
         **_losses(history),
         **nodes,

@@ -20,6 +20,7 @@ from runtime.core.messages import (
     Digests,
     Pairs,
     Register,
+    Still,
     StopJob,
 )
 from runtime.core.ready import Level, Note
@@ -164,6 +165,8 @@ def implausible(message: object) -> str | None:
         case Digests(_, digests):
             texts = (text for one in digests for part in one.parts for text in (part.name, part.value))
             return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
+        case Still(_, _, _, progress) if progress is not None:
+            return None if progress.place.isprintable() else "Still.progress.place is not printable"
         case StopJob(by):
             return None if by.isprintable() else "StopJob.by is not printable"
         case _:

@@ -21,6 +21,7 @@ FROM_ANYBODY = (
     messages.Leave,
     messages.PeerGone,
     messages.SavedPoints,
+    messages.Still,
     messages.StatusQuery,
     messages.StopJob,
 )

@@ -14,7 +14,10 @@ from runtime.core.messages import (
     Digests,
     Part,
     PartKind,
+    Phase,
+    Progress,
     SavedPoints,
+    Still,
 )
 from runtime.core.point import Point
 from tests.hostile.attackers import objection
@@ -53,3 +56,28 @@ def test_what_none_says_is_not(digests: tuple[Digest, ...]) -> None:
 
 def test_more_points_than_are_said_are_not_believed() -> None:
     assert objection(SavedPoints(SENDER, (POINT,) * (MAX_SAVED_POINTS + 1))) is not None
+
+
+STILL = Progress(Phase.USER, 1, 1, 2.0, 1.0, rests=True, place="train.py:46 (time.sleep)")
+
+
+def test_where_a_worker_stands_is_believed() -> None:
+    assert objection(Still(SENDER, 1, 1, STILL)) is None
+    assert objection(Still(SENDER, 1, 1, None)) is None
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        STILL._replace(place="x" * 201),
+        STILL._replace(place="\x1b[2J"),
+        STILL._replace(still_s=float("nan")),
+        STILL._replace(still_s=-1.0),
+        STILL._replace(longest_s=float("inf")),
+        STILL._replace(longest_s=1e300),
+        STILL._replace(collectives=-1),
+        STILL._replace(steps=-1),
+    ],
+)
+def test_where_no_worker_stands_is_not(progress: Progress) -> None:
+    assert objection(Still(SENDER, 1, 1, progress)) is not None

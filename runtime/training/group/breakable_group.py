@@ -179,6 +179,7 @@ class BreakableGroup(dist.ProcessGroup):
     Attributes:
         breaker: as given.
         launched: gloo's own works that may still run; whoever knows that one has ended takes it out.
+        count: how many collectives were launched so far.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class BreakableGroup(dist.ProcessGroup):
         self._subgroup = subgroup
         self._refusal = refusal
         self.launched: set[dist.Work] = set()
+        self.count = 0
 
     def unfinished(self) -> list[dist.Work]:
         """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
@@ -206,6 +208,7 @@ class BreakableGroup(dist.ProcessGroup):
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
+        self.count += 1
         self._keep(work)
         return _Collective(work, self.breaker, self.launched)
 
@@ -304,6 +307,7 @@ class ReducerGroup(dist.ProcessGroup):
             self._breaker.check()
             raise
         self._launched.add(work)
+        self._group.count += 1
         self._works.append(work)
         return work
 

@@ -125,6 +125,11 @@ class Group:
         return self._breaker.broken
 
     @property
+    def collectives(self) -> int:
+        """How many were launched in it, without those of subgroups; 0 where the backend does not tell."""
+        return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
+
+    @property
     def breaker(self) -> Breaker:
         """The group's switch, for calls that are to end with it (:func:`.breaker.run_breakable`)."""
         return self._breaker

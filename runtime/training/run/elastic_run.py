@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from runtime.core.agent_events import EnterAgain, Entered
-from runtime.core.messages import GenerationStarted, Place
+from runtime.core.messages import GenerationStarted, Place, Progress
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -41,6 +41,7 @@ from runtime.training.process.sigterm import Stage
 from runtime.training.run import huge_pages, watchdog
 from runtime.training.run.interpreter_tuning import InterpreterTuning
 from runtime.training.run.warm_up import warm_up
+from runtime.training.run.whereabouts import Whereabouts
 from runtime.training.state.base_state import State
 from runtime.training.state.checkpoint_config import StepLog
 
@@ -311,6 +312,7 @@ class ElasticRun:
         ):
             self._agent.deaths.watch(sign)
         self._agent.step = self._state.completed_steps
+        self._agent.observe = self._whereabouts(formed)
         self._agent.trains(generation.generation)
         self._tuning.end()
         voice.say(
@@ -318,6 +320,10 @@ class ElasticRun:
             f"{'begins at' if generation.restore is None else 'goes on from'} step {self._state.completed_steps}, "
             f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
         )
+
+    def _whereabouts(self, formed: group.Group) -> Callable[[], Progress | None]:
+        timeout_s = self._process.settings.step_timeout_s
+        return Whereabouts(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:
         """From now on the control thread can break the group, whatever this thread is blocked in."""
@@ -343,7 +349,7 @@ class ElasticRun:
 
     def _go_outside(self) -> None:
         """Between two generations: nothing is there to be broken, awaited or compared."""
-        self._agent.on_break = _nothing_to_break
+        self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
         watchdog.left()
 
@@ -412,7 +418,7 @@ class ElasticRun:
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()
-        self._agent.on_break = _nothing_to_break
+        self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
 
 
 _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")
@@ -425,3 +431,7 @@ def _in_short(error: Exception) -> str:
 
 def _nothing_to_break(_reason: str) -> None:
     """Between two generations there is no group."""
+
+
+def _nowhere() -> None:
+    """Between two generations nobody is waited for."""

@@ -13,11 +13,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 from runtime.errors import StuckError
 from runtime.service import voice
+from runtime.training.run.whereabouts import main_thread_cpu_ticks
 
 STDERR = 2  # whatever sys.stderr is at the moment
 LOOK_EVERY_S = 0.5
@@ -44,9 +44,9 @@ def left() -> None:
 
 
 def _watch(reason: str) -> None:
-    looks, cpu_before = 0, _main_thread_cpu_ticks()
+    looks, cpu_before = 0, main_thread_cpu_ticks()
     while not _has_left.wait(LOOK_EVERY_S):
-        cpu = _main_thread_cpu_ticks()
+        cpu = main_thread_cpu_ticks()
         at_rest = cpu is not None and cpu == cpu_before and _is_communicating()
         looks, cpu_before = (looks + 1 if at_rest else 0), cpu
         if looks >= STUCK_LOOKS:
@@ -56,16 +56,6 @@ def _watch(reason: str) -> None:
             )
             faulthandler.dump_traceback(file=STDERR, all_threads=True)
             os._exit(StuckError.exit_code)
-
-
-def _main_thread_cpu_ticks() -> int | None:
-    """CPU time of the main thread in clock ticks (proc(5)); None where that cannot be read."""
-    try:
-        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def _is_communicating() -> bool:

@@ -1,0 +1,265 @@
+"""Who holds the others up, how long that is looked on, and what is done about it; with a clock in the test's hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
+from runtime.core.progress import FIRST_STEPS_S, Hang, Member, judge, sentence
+from tests.core.house import House, training_house
+
+WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")
+SLEEPS = Progress(Phase.USER, 811, 10, 0.0, 0.5, rests=True, place="train.py:46 (time.sleep)")
+COMPUTES = SLEEPS._replace(rests=False)
+READS = SLEEPS._replace(phase=Phase.DATA)
+STEP = 10
+
+
+def report(house: House, node: str, progress: Progress | None, step: int = STEP) -> None:
+    """A heartbeat and, as an agent says it behind that, where its process stands."""
+    house.beat(node, step=step)
+    credential = house.credential(node)
+    house.receive(credential.session, Still(credential, house.core.state.generation_number, step, progress))
+
+
+def training_for_a_while(workers: int = 3, **changes: float | bool) -> House:
+    house = training_house(workers, **changes)
+    for node in range(workers):
+        house.beat(str(node), step=STEP)
+    house.notes.clear()
+    return house
+
+
+def pass_time(house: House, seconds: float, since_s: float = 0.0, **stands: Progress | None) -> float:
+    """Everybody beats once a second, without coming on, ``since_s`` already; ``n2`` is where worker 2 stands, the
+    others wait. Returns since when."""
+    for _ in range(int(seconds)):
+        house.tick(0.5)
+        since_s += 1.0
+        for node in range(house.policy.world_size):
+            progress = stands.get(f"n{node}", WAITS)
+            report(house, str(node), None if progress is None else progress._replace(still_s=since_s))
+        house.tick(0.5)
+    return since_s
+
+
+def ended(house: House) -> list[str]:
+    return [message.text for sent in house.sent.values() for message in sent if isinstance(message, GiveUp)]
+
+
+# ---- the judgement, a function of where everybody stands
+
+
+def member(node: int, progress: Progress | None, silent_s: float = 0.0) -> Member:
+    return Member(str(node), 10, progress, silent_s)
+
+
+def test_who_sleeps_is_named_with_the_line_and_those_who_wait_for_it() -> None:
+    found = judge([member(0, WAITS), member(1, WAITS), member(2, SLEEPS)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("2", Hang.STUCK)]
+    assert sentence(found, 12.2) == (
+        "no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812"
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "hang", "words"),
+    [
+        (COMPUTES, Hang.BUSY, "worker 1 is in train.py:46 (time.sleep) and computes"),
+        (READS, Hang.LOADING, "worker 1 is in train.py:46 (time.sleep) and waits for data"),
+        (SLEEPS._replace(phase=Phase.COMMIT), Hang.SAVING, "and commits"),
+        (SLEEPS._replace(phase=Phase.COMPILING), Hang.COMPILING, "and compiles"),
+        (SLEEPS._replace(place=""), Hang.STUCK, "worker 1 is in code that is not the script's"),
+        (SLEEPS._replace(place="a\nb\x1b[2J" + "x" * 999), Hang.STUCK, "worker 1 is in a b [2Jxxx"),
+    ],
+)
+def test_what_holds_a_rank_is_told_apart(progress: Progress, hang: Hang, words: str) -> None:
+    found = judge([member(0, WAITS), member(1, progress)])
+    assert [one for _, one in found.culprits] == [hang]
+    text = sentence(found, 6.0)
+    assert words in text and text.isprintable() and len(text) < 400
+
+
+def test_two_at_once_are_two() -> None:
+    found = judge([member(0, SLEEPS), member(1, WAITS), member(2, READS)])
+    assert "worker 0 is in" in sentence(found, 6.0) and "worker 2 is in" in sentence(found, 6.0)
+    assert sentence(found, 6.0).endswith("worker 1 waits for them in all_reduce #812")
+
+
+def test_a_rank_that_never_enters_the_collective_is_known_by_its_number() -> None:
+    found = judge([member(0, WAITS), member(1, WAITS._replace(collectives=811)), member(2, WAITS)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
+
+
+def test_who_has_returned_while_others_are_in_a_collective_is_the_one_that_is_missing() -> None:
+    found = judge([member(0, WAITS), member(1, None), member(2, WAITS)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
+    assert "worker 1 has returned from the training function" in sentence(found, 6.0)
+
+
+def test_where_all_wait_in_the_same_collective_nobody_is_blamed() -> None:
+    found = judge([member(0, WAITS), member(1, WAITS)])
+    assert found.culprits == () and found.common is Hang.LINK
+    assert "all workers wait in the same collective, all_reduce #812" in sentence(found, 6.0)
+
+
+def test_an_evaluation_on_all_ranks_is_nobodys_fault() -> None:
+    assert judge([member(0, COMPUTES), member(1, COMPUTES)]).common is Hang.NOBODY_WAITS
+
+
+def test_a_silent_one_is_said_to_be_silent_whatever_it_told_last() -> None:
+    found = judge([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.SILENT)]
+    assert "worker 1 has not been heard of for 4 s, worker 0 waits for it" in sentence(found, 6.0)
+
+
+# ---- the clock
+
+
+def test_it_is_said_once_at_the_timeout_and_ended_at_twice_it() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    since_s = pass_time(house, 5, n2=SLEEPS)
+    assert house.notes == [] and house.core.standstill == ""
+    since_s = pass_time(house, 2, since_s, n2=SLEEPS)
+    (said,) = house.notes
+    assert said.startswith("no step for 6 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it")
+    assert said.endswith("; it is ended and replaced after 12 s (HANG=end)") and house.core.standstill == said
+    since_s = pass_time(house, 4, since_s, n2=SLEEPS)
+    assert house.notes == [said] and ended(house) == []
+    pass_time(house, 2, since_s, n2=SLEEPS)
+    (why,) = ended(house)
+    assert why == "it held the others up for 12 s in train.py:46 (time.sleep) (HANG=end)"
+    house.leave("2", on_purpose=False, text=why)
+    assert house.seat("2").lost and house.seat("2").reason == why
+    assert set(house.invited()) == {"s0", "s1"} and house.core.standstill == ""
+
+
+def test_the_timeout_is_learned_from_the_longest_that_anybody_has_seen() -> None:
+    house = training_for_a_while()  # then three times four
+    since_s = pass_time(house, 11, n0=WAITS._replace(longest_s=4.0), n2=SLEEPS)
+    assert house.notes == []
+    pass_time(house, 2, since_s, n0=WAITS._replace(longest_s=4.0), n2=SLEEPS)
+    assert house.notes[0].startswith("no step for 12 s: ")
+
+
+def test_short_steps_leave_five_seconds_and_thirty_to_who_rests() -> None:
+    house = training_for_a_while()
+    since_s = pass_time(house, 6, n2=SLEEPS)
+    assert house.notes[0].startswith("no step for 5 s: ") and "after 30 s" in house.notes[0]
+    since_s = pass_time(house, 23, since_s, n2=SLEEPS)
+    assert ended(house) == []
+    pass_time(house, 3, since_s, n2=SLEEPS)
+    assert len(ended(house)) == 1
+
+
+def test_who_computes_has_ten_minutes() -> None:
+    house = training_for_a_while()
+    since_s = pass_time(house, 590, n0=COMPUTES)
+    assert len(house.notes) == 1 and ended(house) == []
+    pass_time(house, 12, since_s, n0=COMPUTES)
+    assert len(ended(house)) == 1
+
+
+def test_who_comes_on_ends_the_standstill() -> None:
+    house = training_for_a_while()
+    pass_time(house, 8, n0=COMPUTES)
+    assert house.core.standstill
+    report(house, "0", None)
+    house.tick(0.5)
+    assert house.notes[-1] == "the job comes on" and house.core.standstill == ""
+    assert house.core.wake_at() is not None
+
+
+def test_one_that_comes_on_is_enough() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    pass_time(house, 60, n1=None)
+    assert house.notes == []
+
+
+def test_a_report_of_an_earlier_step_says_nothing() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    pass_time(house, 5, n1=SLEEPS)
+    house.beat("1", step=STEP + 1)
+    house.tick(0.5)
+    assert house.notes == []
+
+
+def test_the_first_steps_have_their_own_allowance() -> None:
+    house = training_for_a_while(2, step_timeout_s=2.0)
+    fresh = WAITS._replace(steps=1)
+    since_s = pass_time(house, FIRST_STEPS_S - 1, n0=fresh, n1=SLEEPS._replace(steps=1))
+    assert house.core.standstill == ""
+    pass_time(house, 2, since_s, n0=fresh, n1=SLEEPS._replace(steps=1))
+    assert house.core.standstill.startswith("no step for 600 s: worker 1 is in train.py:46")
+
+
+def test_with_tell_it_is_only_said() -> None:
+    house = training_for_a_while(step_timeout_s=6.0, ends_stuck=False)
+    pass_time(house, 100, n1=SLEEPS)
+    assert len(house.notes) == 1 and house.notes[0].endswith("; nothing is done about it (HANG=tell)")
+    assert ended(house) == []
+
+
+def test_without_the_watchdog_nothing_is_said() -> None:
+    house = training_for_a_while(step_timeout_s=6.0, watches=False)
+    pass_time(house, 100, n1=SLEEPS)
+    assert house.notes == [] and ended(house) == []
+
+
+def test_where_all_wait_in_the_same_collective_the_group_is_formed_anew_and_nobody_ended() -> None:
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    pass_time(house, 13)
+    assert ended(house) == [] and {"s0", "s1"} == {
+        session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
+    }
+    assert "the group is formed anew after 12 s" in house.notes[0]
+
+
+def test_a_stopped_one_is_named_before_its_lease_is_over() -> None:
+    house = training_for_a_while(2, step_timeout_s=6.0, node_timeout_s=20.0)
+    for second in range(1, 13):
+        house.tick(1.0)
+        report(house, "0", WAITS._replace(still_s=float(second)))
+    assert house.notes[0].startswith("no step for ")
+    assert "worker 1 has not been heard of for" in house.notes[0] and ended(house) == []
+
+
+def test_one_that_hangs_at_the_same_step_again_is_looked_on_twice_as_long() -> None:
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    since_s = pass_time(house, 13, n1=SLEEPS)
+    assert len(ended(house)) == 1
+    since_s = pass_time(house, 10, since_s, n1=SLEEPS)  # it cannot be ended: its agent does not answer
+    assert len(ended(house)) == 1
+    pass_time(house, 2, since_s, n1=SLEEPS)
+    assert len(ended(house)) == 2 and "after 24 s (HANG=end), as once before" in house.notes[1]
+
+
+def test_a_paused_scheduler_blames_nobody() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    house.stall(60.0)
+    for node in range(3):
+        report(house, str(node), None)
+    house.tick(1.0)
+    assert [note for note in house.notes if "no step" in note] == []
+
+
+def test_what_is_said_of_another_generation_says_nothing() -> None:
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    for second in range(1, 20):
+        house.tick(1.0)
+        for node in ("0", "1"):
+            house.beat(node, step=STEP)
+            credential = house.credential(node)
+            progress = WAITS._replace(still_s=float(second))
+            house.receive(credential.session, Still(credential, 99, STEP, progress))
+    assert house.notes == []
+
+
+def test_where_many_stand_still_repeated_heartbeats_are_not_judged_anew() -> None:
+    house = training_for_a_while(2)
+    pass_time(house, 2, n1=SLEEPS)
+    credential = house.credential("0")
+    beat = Heartbeat(credential, 1, Activity.TRAINING, 1, None, STEP)
+    house.receive(credential.session, beat)
+    house.receive(credential.session, Still(credential, 1, STEP, WAITS))
+    assert house.core.repeats(credential.session, beat, house.now)

@@ -1,0 +1,49 @@
+"""A worker that stops coming on: it is named with its line, ended and replaced, and the job ends with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import StuckError
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("hang_script.py")
+WATCHED = {"STEP_TIMEOUT": "4", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"}
+HUNG = 1
+
+
+def line_of(comment: str) -> str:
+    """``hang_script.py:51``, by the comment that ends it."""
+    numbers = [at for at, line in enumerate(SCRIPT.read_text().splitlines(), 1) if line.endswith(f"# {comment}")]
+    assert len(numbers) == 1
+    return f"hang_script.py:{numbers[0]}"
+
+
+@pytest.mark.parametrize(
+    ("way", "comment", "called"),
+    [
+        ("sleep", "the sleeper's line", "(time.sleep)"),
+        pytest.param("deadlock", "the deadlock's line", "(lock.acquire)", marks=pytest.mark.thorough),
+        pytest.param("loader", "the loader's line", "(time.sleep) and waits for data", marks=pytest.mark.thorough),
+    ],
+)
+def test_who_holds_the_others_up_is_named_ended_and_replaced(
+    way: str, comment: str, called: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--way", way, script=SCRIPT, workers=2, settings=WATCHED)
+    job.start()
+    said = job.wait_for("scheduler", r"no step for \d+ s: .*")
+    sentence = rf"worker {HUNG} is in {line_of(comment)} {called}, worker 0 waits for it in all_reduce #\d+"
+    job.wait_for("scheduler", sentence.replace("(", r"\(").replace(")", r"\)"))
+    assert "it is ended and replaced after 8 s (HANG=end)" in said.string
+    assert job.worker(HUNG).wait(60.0) == StuckError.exit_code
+    assert job.matches(
+        HUNG, f'File ".*{line_of(comment).partition(":")[0]}", line {line_of(comment).partition(":")[2]}'
+    )
+    job.start_worker(HUNG)
+    assert job.wait_finished() == undisturbed("--way", "none", script=SCRIPT, workers=2)

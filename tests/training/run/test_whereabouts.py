@@ -1,0 +1,170 @@
+"""Where a main thread is, read from frames that were really made: by calls through torch, a lock, a sleep."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from runtime.core.messages import Phase, Progress
+from runtime.training.run import whereabouts
+from runtime.training.run.whereabouts import Whereabouts, expect_pause, phase_of, place_of
+
+HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
+
+
+def frame_in(call: Callable[[Callable[[], None]], object]) -> tuple[Phase, str]:
+    """The phase and place of a thread that ``call`` has brought to where it calls what it is given."""
+    found: list[tuple[Phase, str]] = []
+
+    def here() -> None:
+        frame: FrameType = sys._getframe(1)
+        phase = phase_of(frame)
+        found.append((phase, place_of(frame, phase)))
+
+    call(here)
+    return found[0]
+
+
+class Module(torch.nn.Module):
+    def __init__(self, here: Callable[[], None]) -> None:
+        super().__init__()
+        self.here = here
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.here()
+        return x
+
+
+class Samples(Dataset[int]):
+    def __init__(self, here: Callable[[], None]) -> None:
+        self.here = here
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        self.here()
+        return index
+
+
+def backward(here: Callable[[], None]) -> None:
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda _: here())
+    x.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("call", "phase"),
+    [
+        (lambda here: here(), Phase.USER),
+        (lambda here: Module(here)(torch.ones(1)), Phase.FORWARD),
+        (lambda here: list(DataLoader(Samples(here))), Phase.DATA),
+        (backward, Phase.BACKWARD),
+    ],
+)
+def test_the_scripts_own_code_is_in_the_phase_that_torch_calls_it_in(
+    call: Callable[[Callable[[], None]], object], phase: Phase
+) -> None:
+    found, place = frame_in(call)
+    assert found is phase
+    assert place.startswith(f"{HERE}:") and place.endswith("here)")
+
+
+@pytest.fixture
+def waiting() -> Iterator[Callable[[Callable[[], object]], FrameType]]:
+    """Brings a thread to where it waits, and gives its innermost frame."""
+    threads: list[threading.Thread] = []
+
+    def begin(body: Callable[[], object]) -> FrameType:
+        is_there = threading.Event()
+
+        def run() -> None:
+            is_there.set()
+            body()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        threads.append(thread)
+        assert is_there.wait(60.0)
+        while True:  # until it is where it stays
+            frame = sys._current_frames()[thread.ident or 0]
+            if frame.f_code.co_name not in ("run", "set", "notify_all", "notify"):
+                return frame
+
+    yield begin
+    for thread in threads:
+        thread.join(60.0)
+
+
+def test_a_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[], object]], FrameType]) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+
+    def take() -> None:
+        lock.acquire()
+
+    frame = waiting(take)
+    try:
+        assert phase_of(frame) is Phase.USER
+        assert place_of(frame, Phase.USER) == f"{HERE}:{take.__code__.co_firstlineno + 1} (lock.acquire)"
+    finally:
+        lock.release()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What ``time.monotonic`` says."""
+    now = [100.0]
+    monkeypatch.setattr(whereabouts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(whereabouts, "_pause_until", 0.0)
+    return now
+
+
+def look(clock: list[float], after_s: float, seen: Whereabouts) -> Progress | None:
+    clock[0] += after_s
+    return seen.look()
+
+
+def test_who_comes_on_says_nothing_and_who_stands_still_says_where(clock: list[float]) -> None:
+    step = [0]
+    seen = Whereabouts(lambda: step[0], lambda: 7)
+    assert look(clock, 1.9, seen) is None
+    still = look(clock, 0.2, seen)
+    assert still is not None and still.place.startswith(HERE)
+    assert (still.collectives, still.steps) == (7, 0) and still.still_s == pytest.approx(2.1)
+    step[0] += 1
+    assert look(clock, 0.5, seen) is None
+
+
+def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[float]) -> None:
+    step = [0]
+    seen = Whereabouts(lambda: step[0], lambda: 7)
+    for took_s in (100.0, 50.0, 4.0, 3.0):
+        step[0] += 1
+        look(clock, took_s, seen)
+    assert look(clock, 3.5, seen) is None, "it has taken longer before"
+    still = look(clock, 1.0, seen)
+    assert still is not None and (still.longest_s, still.steps) == (4.0, 4)
+
+
+def test_with_a_short_step_timeout_it_is_told_in_time(clock: list[float]) -> None:
+    seen = Whereabouts(lambda: 1, lambda: 7, 1.0)
+    assert look(clock, 0.6, seen) is not None
+
+
+def test_an_expected_pause_is_no_standstill(clock: list[float]) -> None:
+    seen = Whereabouts(lambda: 1, lambda: 1)
+    expect_pause(60)
+    assert look(clock, 59.0, seen) is None
+    assert look(clock, 1.5, seen) is None, "it begins behind the pause"
+    assert look(clock, 2.0, seen) is not None
+    for wrong in (-1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="expected seconds"):
+            expect_pause(wrong)
