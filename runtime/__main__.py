@@ -130,6 +130,12 @@ def _ps(arguments: Arguments) -> int:
     return ps.main(arguments)
 
 
+def _stack(arguments: Arguments) -> int:
+    from runtime.ops import stack
+
+    return stack.main(arguments)
+
+
 def _logs(arguments: Arguments) -> int:
     from runtime.ops import log_lines
 
@@ -258,6 +264,7 @@ SUBCOMMANDS = (
     Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _drill),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
+    Subcommand("stack", "show in which line of the script each worker of this machine is, and its threads", _stack),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
     Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
     Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _slurm),

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "failure_in", "is_of_the_script"]
+__all__ = ["Failure", "failure_in", "is_of_the_script", "place_in_dump"]
 
 _SHOWN_CHARACTERS = 300
 _OURS = str(Path(__file__).parent) + os.sep
@@ -62,6 +62,19 @@ def failure_in(text: str, folder: Path) -> Failure | None:
 def is_of_the_script(file: str) -> bool:
     """Whether this source file is neither Python's, nor an installed package's, nor ours."""
     return not (_ELSEWHERE.match(file) or file.startswith(_OURS))
+
+
+def place_in_dump(text: str, folder: Path) -> str:
+    """``train.py:46 in evaluate``: where the main thread is, by what Python's fault handler wrote of all of them.
+
+    It writes the threads from the youngest to the oldest, each from its innermost frame. Empty where no line of the
+    script is known.
+    """
+    main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
+    for frame in re.finditer(r'^  File "([^"]+)", line (\d+) in (.*)$', main, re.MULTILINE):
+        if place := _shown(frame[1], frame[2], folder):
+            return f"{place} in {frame[3][:_SHOWN_CHARACTERS]}"
+    return ""
 
 
 def _shown(file: str, line: str, folder: Path) -> str:

@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.events",
         "service.fork_orders",
         "service.new_journal",
+        "service.stacks",
         "service.status",
         "store",
         "net",

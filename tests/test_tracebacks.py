@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tracebacks import Failure, failure_in
+from runtime.tracebacks import Failure, failure_in, place_in_dump
 
 HERE = Path("/home/me/work")
 TORCH = "/home/me/work/.venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
@@ -100,3 +100,18 @@ def test_what_this_python_prints_is_read(tmp_path: Path, script: str, expected: 
     (tmp_path / "train.py").write_text(script)
     ended = subprocess.run([sys.executable, str(tmp_path / "train.py")], capture_output=True, text=True, timeout=60)
     assert str(failure_in(ended.stderr, tmp_path)).startswith(expected), ended.stderr
+
+
+def test_where_the_main_thread_is_by_what_the_fault_handler_wrote() -> None:
+    dump = (
+        "Thread 0x00007f87795bf6c0 (most recent call first):\n"
+        '  File "/job/other.py", line 3 in aside\n'
+        "\n"
+        "Current thread 0x00007f87b57d7b80 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+        '  File "/job/sub/train.py", line 46 in evaluate\n'
+        '  File "/job/train.py", line 82 in train\n'
+    )
+    assert place_in_dump(dump, Path("/job")) == "sub/train.py:46 in evaluate"
+    assert place_in_dump(dump, Path("/elsewhere")) == "/job/sub/train.py:46 in evaluate"
+    assert place_in_dump("", Path("/job")) == place_in_dump("nonsense", Path("/job")) == ""

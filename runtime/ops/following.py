@@ -195,6 +195,9 @@ class Following:
         if changed:  # who died comes before what became of it
             self._say_deaths(now)
         self._orders.lines += changed
+        before = self.view.standstill if self.view is not None else ""
+        if view.standstill != before and not self.is_closing:
+            self._orders.lines.append(view.standstill or "the job comes on")
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
             self._first_death = ""  # made good: it is the cause of nothing that comes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from runtime.errors import StuckError
 from tests.system.job import Job
+from tests.system.processes import REPOSITORY
 
 pytestmark = pytest.mark.system
 
@@ -45,5 +48,29 @@ def test_who_holds_the_others_up_is_named_ended_and_replaced(
     assert job.matches(
         HUNG, f'File ".*{line_of(comment).partition(":")[0]}", line {line_of(comment).partition(":")[2]}'
     )
+    job.start_worker(HUNG)
+    assert job.wait_finished() == undisturbed("--way", "none", script=SCRIPT, workers=2)
+
+
+@pytest.mark.thorough
+def test_with_tell_it_is_only_said_and_the_stacks_of_all_ranks_are_to_be_had(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell"})
+    job.start()
+    job.wait_for("scheduler", rf"worker {HUNG} is in hang_script.py:\d+.* and computes, worker 0 waits for it in all_")
+    told = subprocess.run(
+        [sys.executable, "-m", "runtime", "stack"],
+        cwd=job.folder,
+        env={**job.environment(), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert f"worker {HUNG} (rank {HUNG}, pid {job.worker(HUNG).identity.pid}) is in" in told.stdout
+    assert told.stdout.count("hang_script.py") >= 2 and "breakable_group.py" in told.stdout
+    job.kill(HUNG)
     job.start_worker(HUNG)
     assert job.wait_finished() == undisturbed("--way", "none", script=SCRIPT, workers=2)

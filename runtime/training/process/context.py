@@ -30,7 +30,7 @@ from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
-from runtime.service import host, voice
+from runtime.service import host, stacks, voice
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
@@ -217,6 +217,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     agent = Agent(settings, job_name, kind)
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
     ending.agent = agent
+    stacks.open_channel()
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))

@@ -1,0 +1,76 @@
+"""A process is asked where it is: asleep, holding the GIL, stopped, or none that expects the question."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.service.stacks import Silence, ask
+from runtime.store.process_identity import ProcessIdentity
+from runtime.tracebacks import place_in_dump
+
+OPENS = "from runtime.service import stacks\nassert stacks.open_channel()\n"
+SAYS = "import os\nos.write(1, b'ready')\n"
+SLEEPS = "import time\ntime.sleep(600)\n"
+HOLDS_THE_GIL = "import re\nre.match('(a+)+$', 'a' * 60 + 'b')\n"
+ROOT = Path(__file__).resolve().parents[2]
+
+Start = Callable[[str], ProcessIdentity]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a script, and returns when it has said that it is ready."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def run(source: str) -> ProcessIdentity:
+        script = tmp_path / "script.py"
+        script.write_text(source)
+        child = subprocess.Popen(
+            [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        children.append(child)
+        assert child.stdout is not None and child.stdout.read(5) == b"ready"
+        return ProcessIdentity.of_child(child.pid)
+
+    yield run
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+@pytest.mark.parametrize(("does", "line"), [(SLEEPS, 6), (HOLDS_THE_GIL, 6)], ids=["sleeps", "holds the GIL"])
+def test_it_tells_its_line_whatever_it_is_in(does: str, line: int, start: Start, tmp_path: Path) -> None:
+    identity = start(OPENS + SAYS + does)
+    for _ in range(2):  # and again: the first answer is gone
+        answer = ask(identity)
+        while not answer.silence and place_in_dump(answer.text, tmp_path) != f"script.py:{line} in <module>":
+            answer = ask(identity)  # it has only just said that it is ready
+        assert answer.silence is None and answer.text.count("most recent call first") == 1
+    assert identity.is_alive()
+
+
+def test_a_process_without_the_channel_is_not_sent_what_would_end_it(start: Start) -> None:
+    identity = start(SAYS + SLEEPS)
+    assert ask(identity).silence is Silence.NO_CHANNEL
+    assert identity.is_alive()
+
+
+def test_a_stopped_one_is_said_to_be_stopped(start: Start) -> None:
+    identity = start(OPENS + SAYS + SLEEPS)
+    os.kill(identity.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, identity.pid, os.WSTOPPED | os.WNOWAIT)
+    assert ask(identity).silence is Silence.STOPPED
+
+
+def test_another_process_under_the_same_pid_is_not_asked(start: Start) -> None:
+    identity = start(OPENS + SAYS + SLEEPS)
+    assert ask(ProcessIdentity(identity.pid, identity.started_at + 1)).silence is Silence.GONE
