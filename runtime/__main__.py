@@ -232,6 +232,18 @@ def _slurm(arguments: Arguments) -> int:
     return slurm.main(arguments)
 
 
+def _scale(arguments: Arguments) -> int:
+    from runtime.ops import resizing
+
+    return resizing.scale(arguments)
+
+
+def _autoscale(arguments: Arguments) -> int:
+    from runtime.ops import autoscaling
+
+    return autoscaling.main(arguments)
+
+
 def _probe(arguments: Arguments) -> int:
     from runtime.ops import probe
 
@@ -271,6 +283,8 @@ SUBCOMMANDS = (
     Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
     Subcommand("add", "start workers of this machine that join the job", _add),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("scale", "bring the job to so many workers", _scale),
+    Subcommand("autoscale", "size the job by its load and by what a worker gains", _autoscale),
     Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),

@@ -71,20 +71,87 @@ def remove(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("nodes", nargs="+", metavar="NODE", help="its NODE_ID")
     leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
-    log_dir, kept = kept_start.read_here()
-    settings = kept_start.settings_here()
+    log_dir, _ = kept_start.read_here()
     with StartLock(log_dir):
-        nodes = kept_start.nodes_of(log_dir, settings)
-        remains = look(settings)
-        if remains.view is None or not remains.scheduler_serves:
-            raise UsageError(f"no scheduler of this job answers: `{spelled('recover')}` brings it back")
-        check_removal(nodes, remains.view, leaving)
-        kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
+        _remove(log_dir, leaving)
+    return 0
+
+
+def _remove(log_dir: Path, leaving: Sequence[str]) -> None:
+    _, kept = kept_start.read_here()
+    settings = kept_start.settings_here()
+    nodes = kept_start.nodes_of(log_dir, settings)
+    check_removal(nodes, view_of(settings), leaving)
+    kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
     for node in leaving:
         identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
         is_told = identity is not None and send_signal(identity, signal.SIGTERM)
         _say(f"worker {node} ({identity}) leaves after its present step" if is_told else f"worker {node} is gone")
+
+
+def scale(arguments: Sequence[str]) -> int:
+    """Run ``scale``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits scale",
+        description="Bring the job to so many workers: start more on this machine, or have those of this machine that "
+        "came last leave after their present step.",
+    )
+    parser.add_argument("size", type=int, metavar="N", help="how many workers there are to be")
+    size = parser.parse_args(arguments).size
+    hear_signals()
+    log_dir, _ = kept_start.read_here()
+    with StartLock(log_dir), Signals():
+        bring_to(log_dir, size)
     return 0
+
+
+def bring_to(log_dir: Path, size: int) -> None:
+    """Start or release as many workers of this machine as the job lacks or has beyond ``size``; the lock is held.
+
+    Raises:
+        UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.
+    """
+    settings = kept_start.settings_here()
+    view = view_of(settings)
+    if not view.min_world_size <= size <= view.max_world_size:
+        raise UsageError(
+            f"{size} workers: this job has from {view.min_world_size} (MIN_WORKER_NUM) to {view.max_world_size} "
+            "(MAX_WORKER_NUM). Fix: give a number between them, or start the job anew with other bounds"
+        )
+    there = [one.node for one in view.workers if one.presence is Presence.ALIVE]
+    if size > len(there):
+        _add(log_dir, size - len(there))
+    elif size < len(there):
+        nodes = kept_start.nodes_of(log_dir, settings)
+        _remove(log_dir, last_to_come([node for node in there if node in nodes], len(there) - size))
+    else:
+        _say(f"the job has {size} workers")
+
+
+def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
+    """Of these workers of this machine the ``count`` whose slots are the highest: they came when the world grew.
+
+    Raises:
+        UsageError: there are not that many.
+    """
+    if count > len(nodes):
+        raise UsageError(
+            f"{count} workers would have to leave, and {len(nodes)} of them are of this machine. Fix: call this where "
+            "the others run, too"
+        )
+    return tuple(nodes[len(nodes) - count :])
+
+
+def view_of(settings: Settings) -> JobView:
+    """The job as its scheduler tells it now.
+
+    Raises:
+        UsageError: no scheduler of this job answers.
+    """
+    remains = look(settings)
+    if remains.view is None or not remains.scheduler_serves:
+        raise UsageError(f"no scheduler of this job answers: `{spelled('recover')}` brings it back")
+    return remains.view
 
 
 def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
-from runtime.ops.resizing import check_removal, nodes_to_add
+from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add
 from tests.ops.views import view, worker
 
 HERE = ("0", "1", "2")
@@ -71,3 +71,10 @@ def test_who_can_be_done_without(seen: JobView, leaving: list[str]) -> None:
 def test_who_cannot(seen: JobView, leaving: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_removal((*HERE, "3"), seen, leaving)
+
+
+def test_those_leave_that_came_last() -> None:
+    assert last_to_come(["0", "1", "4"], 2) == ("1", "4")
+    assert last_to_come(["0", "1"], 0) == ()
+    with pytest.raises(UsageError, match=r"3 workers would have to leave, and 2 of them are of this machine\. Fix: "):
+        last_to_come(["0", "1"], 3)

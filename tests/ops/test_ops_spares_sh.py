@@ -137,9 +137,10 @@ def test_a_world_that_grows_shrinks_and_is_brought_back(job: ShellJob) -> None:
     recover.wait_for("starting worker 0\n")
     job.wait_view(lambda view: trains(view, 3, {"0", "1", "2"}))
     assert changed(job, before) == {"worker_0"}
-    again = add(job)
-    assert again.end() == 0, again.text
-    job.wait_view(lambda view: trains(view, 4, {"0", "1", "2", "3"}))
+    for size, nodes in ((4, {"0", "1", "2", "3"}), (3, {"0", "1", "2"}), (4, {"0", "1", "2", "3"})):
+        scaled = job.tool("scale", str(size))
+        assert scaled.end() == 0, scaled.text
+        job.wait_view(lambda view, size=size, nodes=nodes: trains(view, size, nodes))  # type: ignore[misc]
     job.let_finish()
     assert recover.end() == 0, recover.text
     assert shell.end() == 0, shell.text

@@ -1,0 +1,130 @@
+"""Sizes by load and by gain: bounded, with a reason, and without turning to and fro."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from runtime.core.autoscale import Autoscaler, Decision, Limits, Reading
+from runtime.errors import UsageError
+
+EVERY_S = 10.0
+LINEAR = float
+NO_GAIN = lambda workers: min(workers, 3)  # noqa: E731
+
+
+def run(
+    limits: Limits,
+    loads: Sequence[float],
+    speed: Callable[[int], float] = LINEAR,
+    *,
+    size: int = 2,
+    room: int | None = None,
+    of: str = "queue",
+) -> list[Decision]:
+    """The decisions of a job that follows each of them at once; ``loads`` are for all workers together."""
+    scaler, decisions = Autoscaler(limits), []
+    for number, load in enumerate(loads):
+        value = load if of == "queue" else load / size
+        reading = Reading(number * EVERY_S, size, speed=speed(size), room=room, **{of: value})
+        decisions.append(scaler.decide(reading))
+        size = decisions[-1].size
+    return decisions
+
+
+def turns(decisions: Sequence[Decision]) -> int:
+    """How often the direction changes."""
+    sizes = [one.size for one in decisions]
+    steps = [math.copysign(1, now - before) for before, now in itertools.pairwise(sizes) if now != before]
+    return sum(now != before for before, now in itertools.pairwise(steps))
+
+
+LIMITS = Limits(1, 8, queue=10, settle_s=20, shrink_after_s=60)
+
+
+def test_a_queue_makes_it_grow_at_once_and_its_end_shrink_later() -> None:
+    decisions = run(LIMITS, [20] * 5 + [60] * 10 + [10] * 20)
+    sizes = [one.size for one in decisions]
+    assert sizes[:5] == [2] * 5
+    assert sizes[5] == 6
+    assert sizes[-1] == 1
+    assert sizes[15:20] == [6] * 5  # the smaller size has not been enough for long
+    assert decisions[5].reason == "the queue is 300% of its target"
+    assert "would have been enough for 60 s" in next(one.reason for one in decisions[15:] if one.size == 1)
+
+
+def test_within_the_tolerance_nothing_changes() -> None:
+    assert {one.size for one in run(LIMITS, [18.5, 21.5] * 30)} == {2}
+
+
+def test_the_bounds_hold_and_are_said() -> None:
+    decisions = run(LIMITS, [1000] * 10)
+    assert decisions[-1].size == 8
+    assert run(LIMITS, [0] * 30)[-1].size == 1
+    short = run(LIMITS, [60] * 10, room=3)
+    assert short[-1].size == 3 and "above what is allowed or there" in short[-1].reason
+
+
+def test_what_does_not_pay_is_taken_back_and_not_tried_again_at_this_load() -> None:
+    decisions = run(LIMITS, [60] * 40, NO_GAIN)
+    sizes = [one.size for one in decisions]
+    assert max(sizes) == 6
+    assert sizes[-1] == 2
+    assert turns(decisions) == 1
+    assert any("of what they cost beside 2" in one.reason for one in decisions)
+
+
+def test_another_load_is_tried_again() -> None:
+    decisions = run(LIMITS, [60] * 20 + [78] * 20, NO_GAIN)
+    sizes = [one.size for one in decisions]
+    assert sizes[19] == 2
+    assert max(sizes[20:]) == 8
+
+
+def test_without_a_target_the_room_is_used_while_it_pays() -> None:
+    limits = Limits(1, 8, settle_s=0)
+    scaler, size, sizes = Autoscaler(limits), 1, []
+    for number in range(30):
+        size = scaler.decide(Reading(number * EVERY_S, size, speed=NO_GAIN(size), room=6)).size
+        sizes.append(size)
+    assert max(sizes) == 4
+    assert sizes[-1] == 3
+
+
+@pytest.mark.parametrize("of", ["cpu", "queue"])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_turn_without_a_change_of_the_load(of: str, seed: int) -> None:
+    draw = random.Random(seed)
+    target = {
+        "queue": Limits(1, 8, queue=10, settle_s=20, shrink_after_s=60),
+        "cpu": Limits(1, 8, cpu=0.8, settle_s=20),
+    }
+    stays = [draw.uniform(0.1, 6.5) if of == "cpu" else draw.uniform(1, 90) for _ in range(6)]
+    loads = [stay * draw.uniform(0.97, 1.03) for stay in stays for _ in range(50)]
+    speed = draw.choice([LINEAR, NO_GAIN, math.sqrt])
+    decisions = run(target[of], loads, speed, of=of)
+    # A growth that does not pay turns back once for each load.
+    assert turns(decisions) <= 2 * len(stays)
+    for begin in range(0, len(loads), 50):
+        assert turns(decisions[begin : begin + 50]) <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"least": 0, "most": 3},
+        {"least": 4, "most": 3},
+        {"least": 1, "most": 3, "cpu": 1.5},
+        {"least": 1, "most": 3, "queue": math.inf},
+        {"least": 1, "most": 3, "tolerance": 1.0},
+        {"least": 1, "most": 3, "settle_s": -1.0},
+        {"least": 1, "most": 3, "least_gain": math.nan},
+    ],
+)
+def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"^autoscaling: .*\. Fix: "):
+        Limits(**wrong)  # type: ignore[arg-type]

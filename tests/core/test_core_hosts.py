@@ -1,0 +1,110 @@
+"""Hosts that come, go and fail: what a script's lines mean, who rests, and what is started and left."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from runtime.core.hosts import Host, Hosts, Plan, Resting, parse
+from runtime.errors import UsageError
+
+
+def hosts(**slots: int) -> tuple[Host, ...]:
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def test_lines_of_a_discovery_script() -> None:
+    text = "a:2\n\n  b  # the new one\n[fe80::1%eth0]:4\na:3\n# nothing\nc-1.example:0\n"
+    assert parse(text, 8) == (Host("a", 3), Host("b", 8), Host("fe80::1%eth0", 4), Host("c-1.example", 0))
+    assert parse("") == ()
+
+
+@pytest.mark.parametrize("line", ["a b", "a:", "a:x", "a:-1", "a:99999", ":3", "-a", "a;rm", "fe80::1:4", "x" * 300])
+def test_a_line_that_is_no_host_is_named(line: str) -> None:
+    with pytest.raises(UsageError, match=r"^line 2 of the discovered hosts .*Fix: "):
+        parse(f"good\n{line}\n")
+
+
+def test_old_hosts_keep_their_workers_and_new_ones_come_behind() -> None:
+    known = Hosts()
+    known.seen(hosts(a=2, b=1))
+    assert known.plan(3, {}, 0) == Plan(("a", "a", "b"))
+    known.seen(hosts(c=2, b=1, a=2))
+    running = {"0": "a", "1": "a", "2": "b"}
+    assert known.plan(3, running, 0) == Plan()
+    assert known.plan(5, running, 0) == Plan(("c", "c"))
+    assert known.plan(9, running, 0) == Plan(("c", "c"))
+
+
+def test_workers_of_a_host_that_has_gone_or_shrunk_leave() -> None:
+    known = Hosts()
+    known.seen(hosts(a=1, c=2))
+    running = {"0": "a", "1": "a", "2": "b", "3": "c"}
+    assert known.plan(4, running, 0) == Plan(("c",), ("1", "2"))
+    assert known.plan(1, running, 0) == Plan((), ("1", "2", "3"))
+
+
+def test_a_host_that_fails_rests_twice_as_long_each_time() -> None:
+    known = Hosts(Resting(10, 35))
+    known.seen(hosts(a=1, b=1))
+    assert known.failed("a", 0) == 10
+    assert known.failed("a", 5) == 10  # of the same failure
+    assert known.plan(2, {}, 5) == Plan(("b",))
+    assert known.next_change_s(5) == 10
+    assert known.plan(2, {}, 10) == Plan(("a", "b"))
+    assert [known.failed("a", now) for now in (10, 30, 65)] == [30, 65, 100]
+    known.worked("a", 134)
+    assert known.failed("a", 134) == 134 + 35
+    known.worked("a", 169 + 35)
+    assert known.failed("a", 204) == 214
+
+
+def test_workers_on_a_host_that_rests_stay() -> None:
+    known = Hosts()
+    known.seen(hosts(a=2))
+    known.failed("a", 0)
+    assert known.plan(2, {"0": "a"}, 1) == Plan()
+    assert known.plan(2, {"0": "a"}, 10) == Plan(("a",))
+
+
+def test_a_host_that_failed_unseen_and_a_thousand_failures() -> None:
+    known = Hosts(Resting(1, 600))
+    now = 0.0
+    for _ in range(2000):
+        now = known.failed("a", now)
+    assert math.isfinite(now)
+    assert known.usable(now) == ()  # nobody has named it
+    assert known.next_change_s(0) is None
+
+
+@pytest.mark.parametrize("times", [(0, 1), (-1, 1), (2, 1), (math.nan, 1)])
+def test_resting_times_that_are_none_are_refused(times: tuple[float, float]) -> None:
+    with pytest.raises(UsageError, match="Fix: "):
+        Resting(*times)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hosts_come_and_go_and_the_job_is_where_it_can_be(seed: int) -> None:
+    draw, known, running, now, number = random.Random(seed), Hosts(Resting(5, 40)), {}, 0.0, 0
+    for _ in range(40):
+        now += draw.uniform(0, 20)
+        there = {name: draw.randint(0, 3) for name in "abcdef" if draw.random() < 0.7}
+        known.seen(Host(name, slots) for name, slots in there.items())
+        if draw.random() < 0.3:
+            known.failed(draw.choice("abcdef"), now)
+        size = draw.randint(1, 8)
+        plan = known.plan(size, running, now)
+        assert set(plan.drain) <= set(running)
+        running = {node: host for node, host in running.items() if node not in plan.drain}
+        for host in plan.start:
+            running[str(number)] = host
+            number += 1
+        assert len(running) <= size
+        assert all(list(running.values()).count(name) <= there.get(name, 0) for name in running.values())
+        usable = {one.name for one in known.usable(now)}
+        assert set(plan.start) <= usable
+        room = sum(there[name] - list(running.values()).count(name) for name in usable)
+        assert len(running) == size or room == 0
+        assert known.plan(size, running, now) == Plan()
