@@ -33,6 +33,15 @@ class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 _Of = TypeVar("_Of")
+_PLAIN: tuple[Any, ...] = (str, bytes, int, float, list, tuple)
+
+
+def _plain(value: object) -> object:
+    """What a library's own kind of text or number is, such as torch's version: msgspec writes the plain kinds only."""
+    for kind in _PLAIN:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a message has no place for {type(value).__name__}")
 
 
 class Schema(Generic[_Of]):
@@ -44,7 +53,7 @@ class Schema(Generic[_Of]):
 
     def __init__(self, kinds: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(kinds)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
         self.kinds: tuple[type, ...] = getattr(kinds, "__args__", (kinds,))
 
     def pack(self, value: object) -> bytes:

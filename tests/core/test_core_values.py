@@ -241,6 +241,31 @@ def test_the_wire_is_what_it_was() -> None:
     assert plain_of(records.SCHEMA, records.TrainingFinished(Point(60, 3))) == [9, [60, 3]]
 
 
+class OddText(str):
+    """As torch's version is."""
+
+
+class OddBytes(bytes):
+    pass
+
+
+class OddNumber(int):
+    pass
+
+
+class OddFloat(float):
+    """As numpy's is."""
+
+
+def test_a_librarys_own_kinds_are_written_as_the_plain_ones() -> None:
+    odd = Refused(OddText("s"), Refusal.ALIVE, OddFloat(1.5), OddText("t"))
+    assert messages.SCHEMA.pack(odd) == messages.SCHEMA.pack(Refused("s", Refusal.ALIVE, 1.5, "t"))
+    odd_map = messages.AddressMap("job", OddNumber(3), 4, (OddBytes(b"x"),))
+    assert messages.SCHEMA.pack(odd_map) == messages.SCHEMA.pack(messages.AddressMap("job", 3, 4, (b"x",)))
+    with pytest.raises(TypeError, match="no place for object"):
+        messages.SCHEMA.pack(messages.Explain("job", 1, Point(1, 1), object()))  # type: ignore[arg-type]
+
+
 SCHEMAS: dict[str, Schema[Any]] = {
     "messages": messages.SCHEMA,
     "records": records.SCHEMA,
