@@ -1,0 +1,82 @@
+"""What the last release wrote is read by this one: journals, checkpoints, and a job that goes on from both."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.core.messages import RoundId
+from runtime.core.point import Cut, Point
+from runtime.core.records import SCHEMA as RECORDS
+from runtime.core.records import GenerationCommitted, Record
+from runtime.core.values import replace
+from runtime.ops.job_view import stored_view
+from runtime.service.history import history_of
+from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
+from tests.system.job import Job
+from tests.system.processes import environment_of_tests
+
+pytestmark = pytest.mark.system
+
+STORED = Path(__file__).parents[1] / "stored"
+KEPT = STORED / "last_release"
+"""Of ``small_job.py``, two workers: worker 1 was killed after step 3, and everything after step 6, or not."""
+
+
+def history(folder: Path) -> list[Record]:
+    contents = read_journal(folder)
+    assert contents is not None and contents.torn_tail is None
+    return history_of(folder, contents.payloads)
+
+
+def run(*words: str, **settings: str) -> str:
+    command = [sys.executable, "-m", "runtime", *words]
+    environment = environment_of_tests() | settings
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_journal_says_how_the_job_stood() -> None:
+    view = stored_view(KEPT / "recovery")
+    assert view is not None
+    assert (view.phase, view.generation, view.step, view.world_size) == ("no scheduler", 2, 4, 2)
+    generation = next(one for one in reversed(history(KEPT / "recovery")) if isinstance(one, GenerationCommitted))
+    assert (generation.round, generation.members) == (RoundId(1, 2), (("0", 1), ("1", 2)))
+    assert (generation.restore, generation.line) == (Point(3, 1), (Cut(1, 3),))
+
+
+def test_the_journal_of_a_job_that_was_done_says_so() -> None:
+    view = stored_view(KEPT / "finished")
+    assert view is not None
+    assert (view.phase, view.step) == ("finished", 12)
+
+
+def test_status_and_verify_read_what_it_wrote() -> None:
+    told = run("status", RECOVERY_PATH=str(KEPT / "recovery"))
+    assert "generation 2" in told and "small_job" in told
+    verified = run("ckpt", "verify", CHECKPOINT_PATH=str(KEPT / "ckpt_of_rank"))
+    assert "8 of 8 points whole" in verified
+
+
+@pytest.mark.thorough
+def test_its_job_goes_on_to_the_end(new_job: Callable[..., Job]) -> None:
+    job = new_job(workers=2, script=STORED / "small_job.py", settings={"JOB_NAME": "small_job"})
+    recovery, checkpoints = (job.folder / name for name in ("recovery", "ckpt_of_rank"))
+    shutil.copytree(KEPT / "ckpt_of_rank", checkpoints)
+    recovery.mkdir(mode=0o700)
+    with Journal.open(recovery)[0] as journal:  # another machine's numerics are another job's: here they are nobody's
+        of_anybody = [
+            replace(record, numerics=()) if isinstance(record, GenerationCommitted) else record
+            for record in history(KEPT / "recovery")
+        ]
+        journal.append([RECORDS.pack(record) for record in of_anybody])
+    assert (recovery / JOURNAL_FILE).exists()
+    job.start()
+    job.wait_finished()
+    job.wait_for(0, r"generation 3: rank 0 of 2 goes on from step 6, .*\(restore point: step 6 of generation 2")
