@@ -13,7 +13,6 @@ import gc
 import importlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.forking import Forking
 from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
-from runtime.training.process.plain_group import address_towards
+from runtime.training.process.scheduler_address import address_towards, addresses_of, wait_for_name
 from runtime.training.process.sigterm import Departure
 from runtime.training.process.torchrun_calls import TorchrunCalls
 
@@ -211,6 +210,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     probe = ProbeBeat(settings.probe_file)
     host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
     kind = device.choose(settings.device, 0).type
+    wait_for_name(settings)
     listener = None
     if settings.enable_recovery:
         listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
@@ -224,8 +224,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     _say_seated(agent, admitted)
     probe.ready()
     keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
-    found = socket.getaddrinfo(settings.sched_host.strip("[]"), settings.sched_port, type=socket.SOCK_STREAM)
-    addresses = frozenset((str(info[4][0]), settings.sched_port) for info in found)
+    port = settings.sched_port
+    addresses = frozenset((address, port) for address in addresses_of(settings.sched_host, port))
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.next_group, process.copy_listener = next_group, listener
     ending.recovers = settings.enable_recovery

@@ -18,7 +18,7 @@ from runtime.config import Settings
 from runtime.core.messages import GenerationStarted, Place
 from runtime.service.agent import Agent
 from runtime.training.group.group import Group
-from runtime.training.process.plain_group import address_towards
+from runtime.training.process.scheduler_address import address_towards
 
 __all__ = ["NextGroup", "likely_place"]
 

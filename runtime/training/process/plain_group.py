@@ -18,6 +18,7 @@ from runtime.core.agent_events import Entered
 from runtime.core.messages import GenerationStarted
 from runtime.errors import UsageError
 from runtime.service.agent import Agent
+from runtime.training.process.scheduler_address import address_towards
 
 _BACKLOG = 1024
 _hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
@@ -54,11 +55,3 @@ def _host_store(settings: Settings, world_size: int) -> str:
     )
     _hosted.append(store)
     return f"{host}:{port}"
-
-
-def address_towards(host: str, port: int) -> str:
-    """The local address from which this machine reaches ``host``: where its peers reach this one."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
