@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config import Settings
-from tests.ops.shell_job import free_port
+from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")
@@ -40,9 +40,12 @@ class Served:
             "LOG_DIR": str(settings.log_dir),
             "SCHED_PORT": str(settings.sched_port),
         }
+        self._begin(settings.log_dir.parent, environment)
+
+    def _begin(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime", "dashboard", "--port", "0"],
-            cwd=settings.log_dir.parent,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -57,6 +60,13 @@ class Served:
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(60)
+
+
+class ServedLive(Served):
+    """The same for a job that was started in its folder."""
+
+    def __init__(self, job: ShellJob) -> None:
+        self._begin(job.folder, {**job.bare_environment(), "PYTHONPATH": str(ROOT)})
 
 
 @pytest.fixture
@@ -150,3 +160,32 @@ def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
     )
     assert right <= 360
     assert browser.complaints == []
+
+
+def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
+    tmp_path: Path, browse: Callable[..., Browser]
+) -> None:
+    from playwright.sync_api import expect
+
+    job = ShellJob(tmp_path)
+    shell = job.run(*UNTIL_TOLD)
+    served = None
+    try:
+        job.wait_training()
+        served = ServedLive(job)
+        page = browse(served.url, locale="en-US").page
+        expect(page.locator("#link")).to_have_text("live", timeout=WAIT_MS)
+        expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
+        job.kill("worker_1")
+        expect(page.locator("#events .lost").first).to_contain_text("worker 1", timeout=WAIT_MS)
+        expect(page.locator("#recoveries tbody tr").first).to_contain_text("worker 1", timeout=WAIT_MS)
+        expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
+        job.let_finish()
+        assert shell.end() == 0, shell.text
+        expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
+        expect(page.locator("#phase")).to_have_text("finished", timeout=WAIT_MS)
+    finally:
+        if served is not None:
+            served.close()
+        left = job.close()
+    assert left == []
