@@ -121,6 +121,7 @@ class Settings:
     compile_cache_path: Path | None
     log_dir: Path
     probe_file: Path | None
+    dashboard_port: int | None
     job_name: str
     device: str | None
     cluster_secret: str | None = field(repr=False)

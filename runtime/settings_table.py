@@ -419,6 +419,12 @@ VARIABLES: tuple[Variable, ...] = (
         example="/run/probe", scope=Scope.PROCESS,
     ),
     Variable(
+        "DASHBOARD_PORT", "dashboard_port", _PORT, None, _JOB,
+        "Port, on loopback, of the page that `samebits run` starts beside the job (docs/seeing.md).",
+        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/seeing.zh-CN.md）。",
+        example="8265", shown_default=("no page", "没有页面"),
+    ),
+    Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
         "Name a new worker is recognised by.",
         "作业名，用于核对新加入的 worker。",

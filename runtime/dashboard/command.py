@@ -16,10 +16,10 @@ from runtime.dashboard.guard import Guard, token_of
 from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
 from runtime.ops import kept_start
+from runtime.ops.page import NEEDED
 from runtime.ops.scheduler_link import SchedulerLink
 
 PORT = 8265
-_NEEDED = ("starlette", "uvicorn")
 MOST_CONNECTIONS = 128
 
 
@@ -34,8 +34,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
     )
+    parser.add_argument(
+        "--linger",
+        type=float,
+        default=None,
+        metavar="S",
+        help="end by itself S seconds after scheduler and last reader",
+    )
     options = parser.parse_args(arguments)
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
             f"the dashboard needs {' and '.join(missing)}, which this Python does not have. "
@@ -51,27 +58,28 @@ def main(arguments: Sequence[str]) -> int:
                 "job's>, or listen on 127.0.0.1 and reach it with `ssh -L`"
             ]
         )
-    return _serve(settings, options.host, options.port, token)
+    return _serve(settings, options.host, options.port, token, options.linger)
 
 
-def _serve(settings: Settings, host: str, port: int, token: str | None) -> int:
+def _serve(settings: Settings, host: str, port: int, token: str | None, linger_s: float | None) -> int:
     import uvicorn
 
     from runtime.dashboard.report import html_of_folder
-    from runtime.dashboard.server import app_of
+    from runtime.dashboard.server import Pages, app_of
     from runtime.dashboard.watching import Watch
 
     listener = _listen(host, port)
     names = frozenset({host.lower(), socket.gethostname().lower(), settings.sched_host.lower()})
     link = SchedulerLink(settings)
     try:
-        app = app_of(Watch(settings, link), Guard(names, token), lambda: html_of_folder(settings))
+        guard, pages = Guard(names, token), Pages(Watch(settings, link), linger_s)
+        app = app_of(pages, guard, lambda: html_of_folder(settings))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}/"
         print(f"samebits: the dashboard is at {address}{f'?token={token}' if token else ''}", flush=True)
         config = uvicorn.Config(
             app,
-            log_level="error",
+            log_level="critical",
             access_log=False,
             server_header=False,
             limit_concurrency=MOST_CONNECTIONS,
@@ -81,7 +89,13 @@ def _serve(settings: Settings, host: str, port: int, token: str | None) -> int:
             http="h11",
             ws="none",
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+
+        def leave() -> None:
+            server.should_exit = True
+
+        pages.leave = leave
+        server.run(sockets=[listener])
     finally:
         link.close()
         listener.close()

@@ -35,21 +35,30 @@ FILES = {"": "index.html", **{name: name for name in _NAMES}}
 
 
 class Pages:
-    """The open pages, and what each has yet to read."""
+    """The open pages, and what each has yet to read.
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    Args:
+        watch: the job.
+        linger_s: with neither a scheduler nor an open page for so long, ``leave`` is called; None: never.
+    """
+
+    def __init__(self, watch: Watch, linger_s: float | None = None) -> None:
+        self.watch = self._watch = watch
+        self._linger_s = linger_s
+        self.leave: Callable[[], object] = lambda: None
         self._queues: set[asyncio.Queue[bytes | None]] = set()
-        self._state = b""
-        self._wanted = asyncio.Event()
 
     async def run(self) -> None:
         """Look at the job for ever."""
         loop = asyncio.get_running_loop()
-        told_at = 0.0
+        told_at, wanted_at = 0.0, loop.time()
         while True:
             changed = await asyncio.to_thread(self._watch.look)
             now = loop.time()
+            if self._queues or self._watch.is_linked:
+                wanted_at = now
+            elif self._linger_s is not None and now - wanted_at > self._linger_s:
+                self.leave()
             if changed.is_anew:
                 self._tell("anew", [])
             if changed.events and self._queues:
@@ -102,9 +111,9 @@ class Pages:
         return len(self._queues) >= MOST_PAGES
 
 
-def app_of(watch: Watch, guard: Guard, report: Callable[[], str]) -> Starlette:
+def app_of(pages: Pages, guard: Guard, report: Callable[[], str]) -> Starlette:
     """The application. ``report`` makes the post-mortem page of ``report``."""
-    pages = Pages(watch)
+    watch = pages.watch
 
     async def file(request: Request) -> Response:
         name = FILES.get(request.path_params.get("name", ""))

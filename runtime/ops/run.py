@@ -19,6 +19,7 @@ from runtime.ops import kept_start, prepare, recover, run_options, starting
 from runtime.ops.follow import Follower, Signals
 from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
+from runtime.ops.page import start_beside
 from runtime.ops.prepare import Ready
 from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
@@ -43,8 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         with Signals(request.signals) as signals:
             _start(ready)
             lock.release()
-            if ready.said:
-                prepare.say(ready.said)
+            for said in (ready.said, start_beside(settings, ready.start.folder)):
+                if said:
+                    prepare.say(said)
             if not request.as_json:
                 print(
                     f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "

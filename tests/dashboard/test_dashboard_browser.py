@@ -179,9 +179,11 @@ def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
         job.kill("worker_1")
         expect(page.locator("#events .lost").first).to_contain_text("worker 1", timeout=WAIT_MS)
         expect(page.locator("#recoveries tbody tr").first).to_contain_text("worker 1", timeout=WAIT_MS)
+        back = job.recover()
+        expect(page.locator("#recoveries td.num").first).to_have_text(re.compile(r"\d+"), timeout=WAIT_MS)
         expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
         job.let_finish()
-        assert shell.end() == 0, shell.text
+        assert (shell.end(), back.end()) == (0, 0), shell.text
         expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
         expect(page.locator("#phase")).to_have_text("finished", timeout=WAIT_MS)
     finally:

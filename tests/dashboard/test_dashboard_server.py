@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from runtime.config import Settings
 from runtime.core.events import Kind
 from runtime.dashboard.guard import Guard
 from runtime.dashboard.report import gathered, html_of_folder
-from runtime.dashboard.server import FILES, MAX_URL, STATIC, app_of
+from runtime.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from runtime.dashboard.watching import LOG_BYTES, Watch
 from tests.dashboard.conftest import told
 
@@ -29,7 +30,7 @@ def settings(make_folder: Callable[..., Settings]) -> Settings:
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
-    app = app_of(Watch(settings, None), Guard(frozenset(), None), lambda: html_of_folder(settings))
+    app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), None), lambda: html_of_folder(settings))
     with TestClient(app, base_url=HOST) as opened:
         yield opened
 
@@ -105,7 +106,7 @@ def test_nothing_can_be_sent(client: TestClient) -> None:
 
 
 def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> None:
-    app = app_of(Watch(settings, None), Guard(frozenset(), "t0ken"), lambda: "")
+    app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), "t0ken"), lambda: "")
     with TestClient(app, base_url=HOST) as client:
         for path in ("/", "/page.js", "/metrics", "/api/everything", "/api/stream", "/report"):
             assert client.get(path).status_code == 401
@@ -114,6 +115,14 @@ def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings
         assert (first.status_code, first.headers["location"]) == (303, "/")
         assert "HttpOnly" in first.headers["set-cookie"] and "SameSite=strict" in first.headers["set-cookie"]
         assert client.get("/api/everything").status_code == 200
+
+
+def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> None:
+    left = threading.Event()
+    pages = Pages(Watch(settings, None), linger_s=0.0)
+    pages.leave = left.set
+    with TestClient(app_of(pages, Guard(frozenset(), None), lambda: ""), base_url=HOST):
+        assert left.wait(60)
 
 
 def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:

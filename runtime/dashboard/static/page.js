@@ -35,7 +35,7 @@
   const two = (n) => String(n).padStart(2, "0");
   const clock = (at) => { const d = new Date(at * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
   const stamp = (at) => { const d = new Date(at * 1000); return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${clock(at)}.${String(d.getMilliseconds()).padStart(3, "0")}`; };
-  const long = (s) => s < 1 ? `${Math.round(s * 1000)} ms` : s < 60 ? `${s.toFixed(1)} s` : s < 3600 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
+  const long = (s) => s < 1 ? `${Math.round(s * 1000)} ms` : s < 60 ? `${Number.isInteger(s) ? s : s.toFixed(1)} s` : s < 3600 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
   const now = () => embedded ? state?.now ?? 0 : Date.now() / 1000 + skew;
 
   // ---- painting; what did not change is not touched
@@ -52,7 +52,7 @@
     }
     put("goodput", state.goodput === null ? "–" : `${(state.goodput * 100).toFixed(1)} %`);
     put("recovered", String(state.recovery_count));
-    put("committed", state.committed_step === null ? "–" : `${state.committed_step}${embedded || over ? "" : ` (${long(Math.max(0, now() - state.committed_at))} ${word("ago")})`}`);
+    put("committed", state.committed_step === null ? "–" : `${state.committed_step}${embedded || over ? "" : ` · ${long(Math.max(1, Math.round(now() - state.committed_at)))}`}`);
     const rates = speeds(), last = rates[1].length && job && !over && job.phase === "training" ? rates[1][rates[1].length - 1] : null;
     put("speed", last === null ? "–" : last.toFixed(last < 10 ? 2 : 1));
     put("loss", losses.length ? String(losses[losses.length - 1][1]) : "–");

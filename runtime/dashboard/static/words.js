@@ -2,11 +2,11 @@
 const WORDS = {
   en: {
     skip: "Skip to content", summary: "Summary", report: "Report", theme: "Theme", phase: "Phase", step: "Step", speed: "Steps per second",
-    loss: "Loss", lossby: "Loss by step", workers: "Workers", goodput: "Goodput", recovered: "Recoveries", committed: "Committed point",
+    loss: "Loss", lossby: "Loss by step", workers: "Workers", goodput: "Goodput", recovered: "Recoveries", committed: "Committed · age",
     time: "Where the time went", ranks: "Ranks", when: "When", cause: "Cause", phases: "Phases", redone: "Steps redone", waited: "Waited for",
     events: "Events", filter: "Filter", kind: "Kind", all: "all", close: "Close", log: "Log", linked: "live", away: "no scheduler answers",
     over: "from the record", gone: "this page's server is gone", lost: "lost", first: "First cause", ended: "The job ended", none: "none yet",
-    nolog: "(no log here)", spares: "spare", joining: "joining", ago: "ago", running: "not over", nojob: "no job yet", more: "more",
+    nolog: "(no log here)", spares: "spare", joining: "joining", running: "not over", nojob: "no job yet", more: "more",
     versions: "Settings and versions", logs: "Ends of the logs",
     b: { productive: "productive", start_up: "start-up", forming: "forming", waiting_for_seats: "waiting for seats", restoring: "restoring", redone: "redone steps", idle: "idle" },
     p: { decide: "decide", wait_for_seats: "wait for seats", meet: "meet", restore: "group and state" },
@@ -15,11 +15,11 @@ const WORDS = {
   },
   zh: {
     skip: "跳到内容", summary: "摘要", report: "报告", theme: "主题", phase: "阶段", step: "步", speed: "每秒步数",
-    loss: "损失", lossby: "各步的损失", workers: "worker", goodput: "有效时间率", recovered: "恢复", committed: "已提交的点",
+    loss: "损失", lossby: "各步的损失", workers: "worker", goodput: "有效时间率", recovered: "恢复", committed: "已提交 · 已过",
     time: "时间花在哪里", ranks: "各 rank", when: "时刻", cause: "原因", phases: "阶段", redone: "重做的步", waited: "等待的是",
     events: "事件", filter: "筛选", kind: "种类", all: "全部", close: "关闭", log: "日志", linked: "实时", away: "scheduler 无应答",
     over: "来自记录", gone: "本页的服务已停止", lost: "丢失", first: "最初原因", ended: "作业已结束", none: "尚无",
-    nolog: "（此处没有日志）", spares: "备用", joining: "正在加入", ago: "之前", running: "未结束", nojob: "尚无作业", more: "更多",
+    nolog: "（此处没有日志）", spares: "备用", joining: "正在加入", running: "未结束", nojob: "尚无作业", more: "更多",
     versions: "设置与版本", logs: "日志末尾",
     b: { productive: "有效", start_up: "启动", forming: "组网", waiting_for_seats: "等待席位", restoring: "恢复状态", redone: "重做的步", idle: "空闲" },
     p: { decide: "决定", wait_for_seats: "等待席位", meet: "会合", restore: "通信组与状态" },
