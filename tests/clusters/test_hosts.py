@@ -16,6 +16,7 @@ INTERVAL = 10
 TRAINED = ("--steps", "60", "--interval", str(INTERVAL))
 WORKERS = 3
 MIDDLE = 25  # no multiple of the interval
+GATE = 30  # here the job waits until it was disturbed, however late that comes
 QUICK = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
 FREE_OF_TRAINING_BYTES = 20_000
 """What an interface sends that nobody trains over: neighbour discovery and the like."""
@@ -25,11 +26,13 @@ def test_a_lost_host_is_replaced_and_no_bit_changes(
     new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
     """The host goes as in a power cut: nothing closes its connections, and its memory and disk are gone."""
-    job = new_hosts_job(*TRAINED, settings=QUICK)
+    job = new_hosts_job(*TRAINED, "--gates", str(GATE), settings=QUICK)
     job.start()
+    job.open_gates(0)
     job.wait_for_step(MIDDLE)
     lost = job.place[1]
     job.lose(lost)
+    job.open_gates(GATE)
     job.replace(lost, "b2")
     job.start_worker(1)
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
 ENDLESS = ("--steps", "1000000000")
 UNTIL_TOLD = ("--until", "enough")
-WAIT_S = 60.0 * PATIENCE
+WAIT_S = 120.0 * PATIENCE  # scripts whose workers import torch begin slowly on a busy machine
 POLL_S = 0.01
 SHOWN_LINES = 12
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.job import WAIT_S, Job
+from tests.system.job import FINISH_S, WAIT_S, Job
 from tests.system.processes import Starter
 
 SAMPLES_PROBE = Path(__file__).with_name("samples_probe.py")
@@ -93,7 +93,7 @@ class ElasticJob(Job):
         for node in nodes:
             self.wait_for(node, rf"generation {number}: rank \d+ of \d+ ")
 
-    def finish(self, timeout_s: float = 120.0) -> str:
+    def finish(self, timeout_s: float = FINISH_S) -> str:
         """The one sha256 of all who came to the end, once every process has left with 0."""
         statuses = {node: self.worker(node).wait(timeout_s) for node in self.nodes}
         statuses[-1] = self.scheduler.wait(timeout_s)

@@ -47,6 +47,8 @@ Value = TypeVar("Value")
 POLL_S = 0.01
 SHOWN_LINES = 12
 WAIT_S = 60.0 * PATIENCE
+FINISH_S = 150.0 * PATIENCE
+"""A whole job's end is waited for longer: on a busy machine that is the sum of many waits."""
 
 _STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)(?: queued (\S+))?")
 _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
@@ -329,7 +331,7 @@ class Job(JobFolder):
             raise AssertionError(f"worker {rank}: {error}\n{self.tails()}") from None
         assert status == -signal.SIGKILL, f"worker {rank} ended with {status}\n{self.tails()}"
 
-    def wait_ended(self, timeout_s: float = WAIT_S) -> dict[str | int, int]:
+    def wait_ended(self, timeout_s: float = FINISH_S) -> dict[str | int, int]:
         """The exit status of every process, once all have ended."""
         deadline = time.monotonic() + timeout_s
         statuses: dict[str | int, int] = {}
@@ -341,7 +343,7 @@ class Job(JobFolder):
             raise AssertionError(f"{error}\n{self.tails()}") from None
         return statuses
 
-    def wait_finished(self, timeout_s: float = WAIT_S) -> str:
+    def wait_finished(self, timeout_s: float = FINISH_S) -> str:
         """The job's sha256, once every process has left with status 0 and no survivor was replaced."""
         statuses = self.wait_ended(timeout_s)
         failed = {name: status for name, status in statuses.items() if status}

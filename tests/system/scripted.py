@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runtime.store.process_identity import ProcessIdentity, read_pid_file
-from tests.system.job import PROBE, WAIT_S, JobFolder
+from tests.system.job import FINISH_S, PROBE, WAIT_S, JobFolder
 from tests.system.processes import REPOSITORY, environment_of_tests, lines_of, signal_process
 
 RUN = REPOSITORY / "scripts" / "run.sh"
 RECOVER = REPOSITORY / "scripts" / "recover.sh"
 SCHEDULER = "scheduler"
-FINISH_S = 120.0
 
 
 class Called:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.elastic_job import SAMPLES_PROBE, ElasticJob
-from tests.system.job import JobFolder
+from tests.system.job import FINISH_S, JobFolder
 from tests.system.processes import WarmStarter
 from tests.system.samples_probe import RATE, SAMPLES
 
@@ -21,7 +21,7 @@ SHRINKS = {"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0", "REGISTER_COOLDOWN": "0.5
 class GatedJob(ElasticJob):
     """Before its last epoch it waits for what is done to it, however late that comes, until it is to finish."""
 
-    def finish(self, timeout_s: float = 120.0) -> str:
+    def finish(self, timeout_s: float = FINISH_S) -> str:
         self.open_gates(LAST_EPOCH)
         return super().finish(timeout_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.errors import JobStoppedError, SchedulerUnreachableError, ScriptFailedError
-from tests.system.job import WAIT_S, Job, JobFolder
+from tests.system.job import FINISH_S, WAIT_S, Job, JobFolder
 from tests.system.processes import free_port
 from tests.system.scripted import SCHEDULER, ScriptJob
 
@@ -50,7 +50,7 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
 ) -> None:
     job = script_job("--steps", "60", "--fail-at", "30", "--pause-ms", "30", *late, workers=3)
     run = job.run()
-    assert run.wait(WAIT_S) == ScriptFailedError.exit_code
+    assert run.wait() == ScriptFailedError.exit_code
     assert not job.processes()
     assert FAILED in job.wait_said(run, "the job was ended by its script")
     assert FAILED in job.wait_for(SCHEDULER, "the job ends: ").string
@@ -109,7 +109,7 @@ def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callabl
     assert run.is_running()
 
     press_and_see_all_end(job, run.press_ctrl_c)
-    assert run.wait(WAIT_S) == JobStoppedError.exit_code
+    assert run.wait() == JobStoppedError.exit_code
     assert "recover.sh" in run.text()
 
     refused = job.run()
@@ -119,7 +119,7 @@ def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callabl
     assert not job.processes()
     fresh = job.run("--fresh", "--detach")
     assert fresh.wait() == 0
-    job.wait_for(SCHEDULER, "job finished", timeout_s=60.0)
+    job.wait_for(SCHEDULER, "job finished", timeout_s=FINISH_S)
     job.wait_until(lambda: None if job.processes() else True, "end of all processes")
     assert len(list(job.folder.glob("recovery*/journal"))) == 2, "the unfinished job's journal is gone"
     job.sha256()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.system.job import WAIT_S
 from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
@@ -20,7 +19,7 @@ def test_a_dead_worker_ends_every_process_and_is_named_by_each(script_job: Calla
     job.wait_for_step(5)
     killed = job.process(1)
     job.kill(1)
-    assert run.wait(WAIT_S) != 0
+    assert run.wait() != 0
     assert not job.processes()
     for name in (SCHEDULER, 0):
         job.wait_for(
@@ -36,6 +35,6 @@ def test_a_dead_scheduler_ends_every_process_too(script_job: Callable[..., Scrip
     run = job.run()
     job.wait_for_step(5)
     job.kill(SCHEDULER)
-    assert run.wait(WAIT_S) != 0
+    assert run.wait() != 0
     assert not job.processes()
     assert "the scheduler" in job.wait_said(run, "was killed by signal 9 (SIGKILL)")

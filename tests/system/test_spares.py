@@ -10,7 +10,7 @@ import pytest
 
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.elastic_job import ElasticJob
-from tests.system.job import JobFolder, is_writer
+from tests.system.job import FINISH_S, JobFolder, is_writer
 from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS
 from tests.system.processes import WarmStarter
 
@@ -27,7 +27,7 @@ class GatedJob(ElasticJob):
         super().start()
         self.open_gates(0)
 
-    def finish(self, timeout_s: float = 120.0) -> str:
+    def finish(self, timeout_s: float = FINISH_S) -> str:
         self.open_gates(GATE)
         return super().finish(timeout_s)
 
