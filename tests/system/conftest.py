@@ -30,6 +30,9 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
     if failed:
         for job in jobs:
             print(f"{job.tails()}\n{job.last_look()}")
+    else:
+        for job in jobs:
+            job.wait_for_writers()  # they end by themselves when their worker has, on a busy machine a while later
     left = [one for job in jobs for one in job.end()]
     if not failed:
         assert not left, f"left behind: {left}"
