@@ -9,7 +9,6 @@ nothing for the job.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import select
@@ -23,17 +22,14 @@ from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.restarts import Loss, sort_of
 from runtime.errors import JournalDamagedError, SameBitsError
-from runtime.ops import kept_start
-from runtime.ops.deaths import correction, missing
+from runtime.ops import farewell, kept_start
 from runtime.ops.following import Following, Result
-from runtime.ops.history_show import summary_of_folder
-from runtime.ops.job_view import EndKind, JobView, stored_view
+from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import (
     SCHEDULER,
     Death,
     is_own_child,
     last_line,
-    name_of,
     node_of,
     process_names,
     read_pid_files,
@@ -44,74 +40,31 @@ from runtime.ops.local_processes import (
 )
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.memory_kills import MemoryKills
-from runtime.ops.progress import LossTail, Screen, progress_line, world_text
+from runtime.ops.progress import JsonScreen, Screen
+from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
+from runtime.ops.showing import LOOK_S, Showing
 from runtime.ops.silence import PATIENCE_S, Silence
+from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
 from runtime.ops.verdict import Verdict, verdict_of
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
-LOG_LOOK_S = 5.0  # what a log alone tells, while nothing else happens
-_ENDED = {
-    EndKind.FAILED: "failed",
-    EndKind.STOPPED: "was stopped",
-    EndKind.SCRIPT_FAILED: "was ended by its script",
-    EndKind.UNTRAINED: "was not trained",
-    EndKind.UNEQUAL: "was ended, for its ranks differ",
-}
-_BY_SIGNAL = {signal.SIGINT: "Ctrl-C"}
-_ALWAYS = (signal.SIGINT, signal.SIGTERM)
+LEFT = Verdict(None, "left running", 0)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="samebits follow",
         description="Follow the job that was started in this folder to its end: exits with 0 only when it finished. "
-        "Ctrl-C ends the whole job; kill -9 of this command does not.",
-    ).parse_args(arguments)
+        "Ctrl-C ends the whole job, on a terminal after a question; kill -9 of this command does not.",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
+    options = parser.parse_args(arguments)
     with Signals() as signals:
-        return Follower(kept_start.settings_here(), signals).run().verdict.exit_code
-
-
-class Signals:
-    """SIGINT, SIGTERM and ``more`` as something to poll on; the earlier handlers are back at the end."""
-
-    def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
-        self.caught: list[int] = []
-        self._numbers = (*_ALWAYS, *more)
-
-    def __enter__(self) -> Signals:
-        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = {number: signal.signal(number, self._catch) for number in self._numbers}
-        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._readable)
-        os.close(self._writable)
-
-    def _catch(self, number: int, _: object) -> None:
-        self.caught.append(number)
-        # One that came between handler and descriptor was not written by the interpreter. Blocking it for that moment
-        # would not do: another thread may take it.
-        with contextlib.suppress(BlockingIOError):  # full: it is readable as it is
-            os.write(self._writable, b"\0")
-
-    def fileno(self) -> int:
-        """Readable after a signal."""
-        return self._readable
-
-    def take(self) -> list[str]:
-        """Who asked to stop since the last call."""
-        with contextlib.suppress(BlockingIOError):  # nothing came
-            os.read(self._readable, 4096)
-        taken, self.caught = self.caught, []
-        return [_BY_SIGNAL.get(one, one.name) for number in taken if (one := signal.Signals(number))]
+        return Follower(kept_start.settings_here(), signals, as_json=options.json).run().verdict.exit_code
 
 
 class Follower:
@@ -125,6 +78,8 @@ class Follower:
         restarts: bool = False,
         logs: LogEnds | None = None,
         supervisor: Supervisor | None = None,
+        tee: Sequence[str] = (),
+        as_json: bool = False,
     ) -> None:
         self._settings = settings
         self._signals = signals
@@ -133,10 +88,12 @@ class Follower:
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
-        self._screen = Screen(sys.stdout)
-        self._tail = LossTail(settings.log_dir / f"{name_of('0')}.log")
+        self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
+        kept = kept_start.read(settings.log_dir)
+        self._script = kept.script if kept is not None else settings.job_name or "train.py"
+        self._showing = Showing(settings, self._screen, Path(self._script).name, tee)
+        self._has_left = False
         self._link = SchedulerLink(settings)
-        self._advised: set[str] = set()
         self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
@@ -147,6 +104,7 @@ class Follower:
         self._stop_by: str | None = None
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
+        self._asking = Asking(self._poll, self._screen.say)
         self._following = Following(
             recovery=settings.enable_recovery,
             node_timeout_s=settings.node_timeout_s,
@@ -173,32 +131,45 @@ class Follower:
             following.stop_asked(stop_by, time.monotonic())
         self._supervise()
         self._carry_out()
-        while following.result is None:
+        while following.result is None and not self._has_left:
             ready = {descriptor for descriptor, _ in self._poll.poll(self._timeout_ms())}
             self._take_news()
             self._look_for_processes()
             self._take_deaths(ready)
             self._memory_kills.look(time.monotonic())
             for by in self._signals.take():
-                following.stop_asked(by, time.monotonic())
+                self._take_signal(by)
+            self._has_left = self._asking.answer(ready, time.monotonic()) is Answer.LEAVE
             self._supervise()
             self._carry_out()
+        self._asking.end()
         self._link.close()
         if self._supervisor is not None:
             self._supervisor.let_go()
-        self._say_result(following.result)
+        if following.result is None:
+            self._screen.close()
+            self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
+            return Result(LEFT)
+        farewell.say(following.result, following, self._settings, self._screen)
         return following.result
 
-    def _timeout_ms(self) -> int | None:
-        view = self._following.view
-        trains = view is not None and view.phase == "training" and not self._following.is_closing
-        log_at = time.monotonic() + LOG_LOOK_S if trains else None
+    def _timeout_ms(self) -> int:
+        now = time.monotonic()
         supervisor = self._supervisor
         start_at = supervisor.wake_at(but=self._not_yet()) if supervisor is not None else None
         look_at = self._look_at if supervisor is not None else None
-        ats = (self._following.wake_at(), self._silence.wake_at(), log_at, start_at, look_at)
-        at = min((at for at in ats if at is not None), default=None)
-        return None if at is None else max(0, math.ceil((at - time.monotonic()) * 1000))
+        asked_at = self._asking.wake_at()
+        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, start_at, look_at, now + LOOK_S)
+        return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
+
+    # ---- what its user wants
+
+    def _take_signal(self, by: str) -> None:
+        now = time.monotonic()
+        if by == CTRL_C and not self._following.is_closing and self._asking.asks(now):
+            return
+        self._asking.end()
+        self._following.stop_asked(by, now)
 
     # ---- what has happened
 
@@ -411,71 +382,10 @@ class Follower:
         for identity, number in orders.signals:
             send_signal(identity, number)
         if not following.is_closing:
-            view = following.view
-            linked, running = following.is_linked, following.running()
-            text = progress_line(view, self._loss(), is_linked=linked, running=running)
-            key = (view.phase, world_text(view, view.alive)) if view is not None and linked else (linked, running)
-            self._screen.progress(text, key, now)
-
-    def _loss(self) -> str:
-        """From the log of whoever is rank 0, which may be another node after a loss; with what it advises."""
-        workers = self._following.view.workers if self._following.view is not None else ()
-        node = next((worker.node for worker in workers if not worker.is_joining), None)
-        log = self._settings.log_dir / f"{name_of(node)}.log" if node is not None else self._tail.log
-        if log != self._tail.log:
-            self._tail = LossTail(log, self._tail.loss)
-        loss = self._tail.read()
-        for text in self._tail.advice:
-            if text not in self._advised:
-                self._screen.say(text)
-        self._advised |= set(self._tail.advice)
-        self._tail.advice = []
-        return loss
-
-    def _say_result(self, result: Result) -> None:
-        self._screen.close()
-        verdict, view = result.verdict, self._following.view
-        step = view.step if view is not None else 0
-        if verdict.kind is None:
-            self._screen.say(f"job finished at step {step}" if step else "job finished")
-            for text in summary_of_folder(self._settings.recovery_path) if self._settings.enable_recovery else ():
-                self._screen.say(text)
-            return
-        if result.call_again:
-            return
-        errors = Screen(sys.stderr)
-        if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
-            at = f" (the last step heard of: {step})" if step else ""
+            is_linked, running = following.is_linked, following.running()
+            self._showing.show(following.view, is_linked=is_linked, running=running, now=now)
         else:
-            at = f" at step {step}" if step else ""
-        errors.say(f"the job {_ENDED.get(verdict.kind, 'was interrupted')}{at}: {verdict.cause}")
-        first = self._following.first_death(verdict.cause)
-        if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
-            errors.say(f"the first to go: {first}")
-        fix = self._fix(verdict)
-        if fix:
-            errors.say(f"Fix: {fix}")
-
-    def _fix(self, verdict: Verdict) -> str:
-        """What to type next; empty where the cause says it, or there is nothing to go on from."""
-        view = self._following.view
-        has_begun = view is not None and view.generation > 0
-        kept = kept_start.read(self._settings.log_dir)
-        again = spelled("run", kept.script if kept is not None else "train.py")
-        recover = f"{spelled('recover')} goes on from there"
-        match verdict.kind:
-            case EndKind.UNTRAINED:
-                return f"{missing(verdict.cause)}, then {again}"
-            case EndKind.SCRIPT_FAILED if has_begun and self._settings.enable_recovery:
-                return f"{correction(verdict.cause)}, then {recover}"
-            case EndKind.SCRIPT_FAILED:
-                return f"{correction(verdict.cause)}, then {again}"
-            case EndKind.UNEQUAL:
-                script = kept.script if kept is not None else "train.py"
-                return f"correct the script, then {spelled('run', '--fresh', script)}"
-            case EndKind.FAILED:
-                return ""
-        return recover if self._settings.enable_recovery else ""
+            self._showing.show_lines()
 
 
 def _clock_time(at: float) -> str:

@@ -6,15 +6,17 @@ an event is a line that stays, progress is a line that goes.
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import TextIO
 
+from runtime.ops.job_line import Standing, line_of
 from runtime.ops.job_view import JobView
 
+JSON_LINE_S = 1.0
 PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
 _READ_BYTES = 65536
 
@@ -64,21 +66,6 @@ class LossTail:
         return self.loss
 
 
-def progress_line(view: JobView | None, loss: str, *, is_linked: bool, running: int) -> str:
-    """``training · step 340 · loss 0.1234 · 4/4 workers, 1 spare``; ``running`` workers count where nobody tells."""
-    if view is None:
-        return f"waiting for the scheduler · {running} workers started"
-    is_missed = not is_linked and not view.training_finished and running > 0
-    parts = ["scheduler away" if is_missed else view.phase, f"step {view.step}"]
-    if loss:
-        parts.append(f"loss {loss}")
-    alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
-    parts.append(world_text(view, alive))
-    if is_linked and view.seat_free_in_s is not None:
-        parts.append(f"seat free in {math.ceil(view.seat_free_in_s)} s")
-    return " · ".join(parts)
-
-
 def world_text(view: JobView, alive: int) -> str:
     """``4/4 workers, 1 spare``; after a shrink ``3/3 workers (4 wanted)``, with ``1 joining`` before it grows."""
     text = f"{alive}/{view.world_size} workers"
@@ -106,14 +93,25 @@ class Screen:
         """One event: a line that stays."""
         self._write(f"{self._erased()}samebits: {text}\n{self._drawn}")
 
-    def progress(self, text: str, key: object, now: float) -> None:
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a line can be drawn over."""
+        return self._is_terminal
+
+    def raw(self, text: str) -> None:
+        """A line of somebody else's, such as a worker's log."""
+        self._write(f"{self._erased()}{text}\n{self._drawn}")
+
+    def progress(self, standing: Standing, key: object, now: float) -> None:
         """How it stands. Without a terminal it is said when ``key`` changes, else every few seconds."""
         if self._is_terminal:
-            shown = text[: max(20, shutil.get_terminal_size().columns - 1)]
+            shown = line_of(standing, shutil.get_terminal_size().columns)
             if shown != self._drawn:
                 erased, self._drawn = self._erased(), shown
                 self._write(f"{erased}{shown}")
-        elif text != self._said and (repr(key) != self._key or now - self._said_at >= PLAIN_STEP_LINE_S):
+            return
+        text = line_of(standing)
+        if text != self._said and (repr(key) != self._key or now - self._said_at >= PLAIN_STEP_LINE_S):
             self._said, self._key, self._said_at = text, repr(key), now
             self._write(f"{text}\n")
 
@@ -136,3 +134,30 @@ class Screen:
             self._is_open = False
             # What the stream still holds would fail once more when Python flushes it at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+class JsonScreen(Screen):
+    """The same for programs: a JSON object a line, ``event`` for what stays, ``progress`` for how it stands."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._is_terminal = False
+        self._progress_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """One event."""
+        self._write(json.dumps({"event": text}) + "\n")
+
+    def raw(self, text: str) -> None:
+        """A line of somebody else's."""
+        self._write(json.dumps({"log": text}) + "\n")
+
+    def progress(self, standing: Standing, key: object, now: float) -> None:
+        """How it stands: once a second, and when ``key`` changes."""
+        if repr(key) != self._key or now - self._progress_at >= JSON_LINE_S:
+            self._key, self._progress_at = repr(key), now
+            self._write(json.dumps({"progress": standing.as_json()}) + "\n")
+
+    def end(self, kind: str, status: int, step: int, cause: str) -> None:
+        """How the job ended, and the exit status that says so."""
+        self._write(json.dumps({"end": kind, "status": status, "step": step, "cause": cause}) + "\n")

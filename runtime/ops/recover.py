@@ -21,7 +21,7 @@ from runtime.config import Settings
 from runtime.errors import StoreError, UsageError
 from runtime.ops import from_checkpoints, kept_start
 from runtime.ops.changed_script import change, version_of
-from runtime.ops.follow import Follower, Signals
+from runtime.ops.follow import Follower
 from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
@@ -31,6 +31,7 @@ from runtime.ops.programs import program_of
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
+from runtime.ops.stop_signals import Signals
 from runtime.ops.supervising import can_replace, start_in_place, supervisor_for
 from runtime.store.lock import read_holder
 from runtime.store.owner import read_owner

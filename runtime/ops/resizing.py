@@ -19,12 +19,12 @@ from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
-from runtime.ops.follow import Signals
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
 from runtime.ops.programs import program_of
 from runtime.ops.recover import look
 from runtime.ops.spawning import StartLock, hear_signals, launch, reserved
+from runtime.ops.stop_signals import Signals
 
 
 def add(arguments: Sequence[str]) -> int:

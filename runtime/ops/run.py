@@ -16,13 +16,14 @@ from runtime import config
 from runtime.config import Settings
 from runtime.errors import SameBitsError
 from runtime.ops import kept_start, prepare, recover, run_options, starting
-from runtime.ops.follow import Follower, Signals
+from runtime.ops.follow import Follower
 from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.page import start_beside
 from runtime.ops.prepare import Ready
 from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
+from runtime.ops.stop_signals import Signals
 from runtime.ops.supervising import supervisor_for
 from runtime.store.process_identity import ProcessIdentity
 
@@ -55,7 +56,15 @@ def main(arguments: Sequence[str]) -> int:
                 )
             if request.detach and not signals.caught:
                 return 0
-            result = Follower(settings, signals, logs=logs, supervisor=supervisor_for(settings)).run()
+            follower = Follower(
+                settings,
+                signals,
+                logs=logs,
+                supervisor=supervisor_for(settings),
+                tee=_shown(ready, request),
+                as_json=request.as_json,
+            )
+            result = follower.run()
     return recover.go_on(settings.log_dir, ready.start) if result.call_again else result.verdict.exit_code
 
 
@@ -63,6 +72,12 @@ def _names(ready: Ready) -> list[str]:
     """What is started here, in this order: the scheduler last."""
     nodes = ready.start.nodes if ready.start.nodes is not None else kept_start.first_nodes(ready.settings)
     return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
+
+
+def _shown(ready: Ready, request: Request) -> list[str]:
+    """Whose log lines are shown, in the order of their local ranks."""
+    workers = [name for name in _names(ready) if name != SCHEDULER]
+    return [name for local_rank, name in enumerate(workers) if request.tee.has(local_rank)]
 
 
 def _program(ready: Ready) -> Program:

@@ -12,10 +12,11 @@ from runtime.commands import spelled
 from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.clean import memory_line
-from runtime.ops.follow import Follower, Signals
+from runtime.ops.follow import Follower
 from runtime.ops.job_view import EndKind, stored_view
 from runtime.ops.local_processes import process_names, read_pid_files
 from runtime.ops.scheduler_link import is_listening
+from runtime.ops.stop_signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:

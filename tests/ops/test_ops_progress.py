@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.ops.progress import LossTail, Screen, progress_line
+from runtime.ops.job_line import Standing
+from runtime.ops.progress import JsonScreen, LossTail, Screen, world_text
 from tests.ops.views import view
+
+
+def at(step: int) -> Standing:
+    return Standing("", "4/4", step=step)
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_the_line_says_phase_step_loss_and_workers() -> None:
-    assert progress_line(view(), "0.5", is_linked=True, running=3) == "training · step 7 · loss 0.5 · 3/3 workers"
-    assert progress_line(view(), "", is_linked=True, running=3) == "training · step 7 · 3/3 workers"
-    assert progress_line(view(), "", is_linked=False, running=2) == "scheduler away · step 7 · 2/3 workers"
-    assert progress_line(view(), "", is_linked=False, running=0) == "training · step 7 · 0/3 workers", "none misses it"
-    waiting = replace(view(), seat_free_in_s=24.2)
-    assert progress_line(waiting, "", is_linked=True, running=3).endswith("3/3 workers · seat free in 25 s")
-    assert progress_line(None, "", is_linked=False, running=4) == "waiting for the scheduler · 4 workers started"
 
 
 @pytest.mark.parametrize(
@@ -42,32 +38,46 @@ def test_the_line_says_phase_step_loss_and_workers() -> None:
 )
 def test_the_world_in_words(changes: dict[str, int], text: str) -> None:
     seen = replace(view(), **changes)  # type: ignore[arg-type]
-    assert progress_line(seen, "", is_linked=True, running=3) == f"training · step 7 · {text}"
+    assert world_text(seen, seen.alive) == text
 
 
 def test_on_a_terminal_progress_is_drawn_over_and_events_stay() -> None:
     stream = Terminal()
     screen = Screen(stream)
-    screen.progress("step 1", "training", 0.0)
-    screen.progress("step 1", "training", 0.1)
-    screen.progress("step 2", "training", 0.2)
+    screen.progress(at(1), "training", 0.0)
+    screen.progress(at(1), "training", 0.1)
+    screen.progress(at(2), "training", 0.2)
     screen.say("worker 2 is gone")
     screen.close()
     erase = "\r\x1b[K"
-    assert stream.getvalue() == f"step 1{erase}step 2{erase}samebits: worker 2 is gone\nstep 2\n"
+    assert stream.getvalue() == f"step 1 · 4/4{erase}step 2 · 4/4{erase}samebits: worker 2 is gone\nstep 2 · 4/4\n"
 
 
 def test_elsewhere_a_line_is_said_on_change_and_steps_every_few_seconds() -> None:
     stream = io.StringIO()
     screen = Screen(stream)
-    for now, (text, key) in enumerate(
-        [("step 1", 4), ("step 2", 4), ("lost", 3), ("step 3", 3), ("step 4", 3), ("step 5", 3), ("step 6", 3)]
-    ):
-        screen.progress(text, key, now * 1.1)
-    screen.progress("step 7", 3, 7.8)
+    for now, (step, key) in enumerate([(1, 4), (2, 4), (3, 3), (4, 3), (5, 3), (6, 3), (7, 3)]):
+        screen.progress(at(step), key, now * 1.1)
+    screen.progress(at(8), 3, 7.8)
     screen.say("over")
     screen.close()
-    assert stream.getvalue() == "step 1\nlost\nstep 7\nsamebits: over\n"
+    assert stream.getvalue() == "step 1 · 4/4\nstep 3 · 4/4\nstep 8 · 4/4\nsamebits: over\n"
+
+
+def test_for_programs_everything_is_an_object_a_line() -> None:
+    stream = Terminal()
+    screen = JsonScreen(stream)
+    for now in (0.0, 0.5, 1.1):
+        screen.progress(at(3), "training", now)
+    screen.progress(at(3), "forming", 1.2)
+    screen.say("worker 2 is gone")
+    screen.raw("[worker_0]: text")
+    screen.close()
+    screen.end("stopped", 78, 3, "Ctrl-C")
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [next(iter(one)) for one in told] == ["progress"] * 3 + ["event", "log", "end"]
+    assert told[0]["progress"]["step"] == 3
+    assert told[-1] == {"end": "stopped", "status": 78, "step": 3, "cause": "Ctrl-C"}
 
 
 def test_a_reader_who_has_gone_away_is_no_reason_to_stop() -> None:

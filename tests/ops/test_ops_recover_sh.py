@@ -178,7 +178,7 @@ def test_the_job_outlives_its_followers(job: ShellJob, number: signal.Signals) -
     assert len(job.running()) == 4
     first = job.recover()
     first.wait_for(ALL_THERE)
-    first.wait_for("training · step")
+    first.wait_for(r"· step [1-9]")
     first.send(number)
     assert first.process.wait(WAIT_S) == -number
     second = job.recover()

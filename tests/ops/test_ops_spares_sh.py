@@ -193,7 +193,7 @@ def test_a_world_that_is_not_full_begins_after_its_grace(job: ShellJob) -> None:
         START_GRACE="0.5",
     )
     job.wait_view(lambda view: trains(view, 2, {"0", "1"}))
-    shell.wait_for(r"training · step \d+ .*2/2 workers \(3 wanted\)")
+    shell.wait_for(r"· step [\d,]+ .*2/2 workers \(3 wanted\)")
     held.unlink()
     job.wait_view(lambda view: trains(view, 3, {"0", "1", "2"}))
     shell.wait_for("worker 2 joined: 3 workers")

@@ -16,12 +16,12 @@ import pytest
 
 from runtime.errors import StoreError
 from runtime.ops import spawning
-from runtime.ops.follow import Signals
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import Death, process_names, read_pid_files, reap
 from runtime.ops.recover import program_of, start_again
 from runtime.ops.recovering import Lost, Recovery
 from runtime.ops.spawning import Program, StartLock, launch, reserved
+from runtime.ops.stop_signals import Signals
 from runtime.store.process_identity import ProcessIdentity, write_pid_file
 
 WAIT_S = 30.0

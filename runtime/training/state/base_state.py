@@ -27,6 +27,7 @@ from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named
 from runtime.training.state.generators import Generators
 from runtime.training.state.handlers import StateHandler, is_stateful
+from runtime.training.state.reporting import Reporter
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
 
@@ -69,6 +70,7 @@ class State(ABC):
         self._is_kept = False
         self._is_beginning = False
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._reporter = Reporter()
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
     # ---- the user's
@@ -88,6 +90,23 @@ class State(ABC):
             if not self._is_kept:  # a subclass's own save
                 self._keep()
         self.check_host_updates()
+
+    def report(self, *, total_steps: int | None = None, **values: Any) -> None:
+        """Tell whoever follows the job how training stands: ``state.report(loss=loss, total_steps=3000)``.
+
+        Call it as often as you like, on every rank: rank 0's newest values are shown, and a tensor is read twice a
+        second at most.
+
+        Args:
+            total_steps: how many commits the job will have made in the end; remembered, so once is enough.
+            values: numbers, or tensors of one element, by the name they are shown under; the loss first.
+
+        Raises:
+            UsageError: outside ``elastic.run``, or a value that no line could show.
+        """
+        self._running("report")
+        process = context.current("state.report()")
+        self._reporter.take(process, self._rank, self.completed_steps, total_steps, values)
 
     def flush(self) -> None:
         """Return once every checkpoint saved so far is on disk, or could not be written, which was said.
@@ -167,6 +186,9 @@ class State(ABC):
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """From now on commits go there, and random numbers are drawn as this rank."""
+        if session is None:
+            with contextlib.suppress(UsageError):  # it was said when such a value was reported first
+                self._reporter.flush()
         self._session, self._rank = session, rank
 
     def enter_group(self) -> None:  # noqa: B027 - nothing to do is the usual case

@@ -1,0 +1,82 @@
+"""A follower's last words: how the job ended, what went first, and what to type next.
+
+Only the sentences live here; how it ended is ``verdict``'s. The one idea: what finished is said where everything else
+was, what did not is said on standard error, with a fix that can be pasted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from runtime.commands import spelled
+from runtime.config import Settings
+from runtime.ops import kept_start
+from runtime.ops.deaths import correction, missing
+from runtime.ops.following import Following, Result
+from runtime.ops.history_show import summary_of_folder
+from runtime.ops.job_view import EndKind
+from runtime.ops.progress import JsonScreen, Screen
+from runtime.ops.verdict import Verdict
+
+_ENDED = {
+    EndKind.FAILED: "failed",
+    EndKind.STOPPED: "was stopped",
+    EndKind.SCRIPT_FAILED: "was ended by its script",
+    EndKind.UNTRAINED: "was not trained",
+    EndKind.UNEQUAL: "was ended, for its ranks differ",
+}
+
+
+def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
+    """Say how the job ended."""
+    screen.close()
+    _say(result, following, settings, screen)
+    if isinstance(screen, JsonScreen) and not result.call_again:
+        verdict, step = result.verdict, following.view.step if following.view is not None else 0
+        kind = "finished" if verdict.kind is None else verdict.kind.value
+        screen.end(kind, verdict.exit_code, step, verdict.cause)
+
+
+def _say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
+    verdict, view = result.verdict, following.view
+    step = view.step if view is not None else 0
+    if verdict.kind is None:
+        screen.say(f"job finished at step {step}" if step else "job finished")
+        for text in summary_of_folder(settings.recovery_path) if settings.enable_recovery else ():
+            screen.say(text)
+        return
+    if result.call_again:
+        return
+    errors = Screen(sys.stderr)
+    if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
+        at = f" (the last step heard of: {step})" if step else ""
+    else:
+        at = f" at step {step}" if step else ""
+    errors.say(f"the job {_ENDED.get(verdict.kind, 'was interrupted')}{at}: {verdict.cause}")
+    first = following.first_death(verdict.cause)
+    if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
+        errors.say(f"the first to go: {first}")
+    fix = _fix(verdict, following, settings)
+    if fix:
+        errors.say(f"Fix: {fix}")
+
+
+def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
+    """What to type next; empty where the cause says it, or there is nothing to go on from."""
+    view = following.view
+    has_begun = view is not None and view.generation > 0
+    kept = kept_start.read(settings.log_dir)
+    script = kept.script if kept is not None else "train.py"
+    again, recover = spelled("run", script), f"{spelled('recover')} goes on from there"
+    match verdict.kind:
+        case EndKind.UNTRAINED:
+            return f"{missing(verdict.cause)}, then {again}"
+        case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:
+            return f"{correction(verdict.cause)}, then {recover}"
+        case EndKind.SCRIPT_FAILED:
+            return f"{correction(verdict.cause)}, then {again}"
+        case EndKind.UNEQUAL:
+            return f"correct the script, then {spelled('run', '--fresh', script)}"
+        case EndKind.FAILED:
+            return ""
+    return recover if settings.enable_recovery else ""

@@ -1,0 +1,148 @@
+"""Ctrl-C on a terminal asks before it ends a job: the question, its answers, and reading one key.
+
+What an answer means is decided by the clock that the caller holds; the terminal is set for single keys only while the
+question stands. The one idea: a slip of the hand must not end a job of days, and a second Ctrl-C must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Container
+from enum import Enum
+from typing import Any
+
+ASK_S = 3.0
+TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d leaves it running and goes; anything else: it goes on"
+
+
+class Answer(Enum):
+    """What became of the question."""
+
+    ASKED = "asked"
+    END = "end"
+    LEAVE = "leave"
+    GO_ON = "go on"
+
+
+class Question:
+    """Whether the job is to end; ``now`` is in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    def interrupted(self, now: float) -> Answer:
+        """Ctrl-C: the first one asks, the second one means it."""
+        if self._until is not None and now < self._until:
+            self._until = None
+            return Answer.END
+        self._until = now + ASK_S
+        return Answer.ASKED
+
+    def pressed(self, keys: bytes) -> Answer | None:
+        """Keys; None where nothing was asked, or none was pressed."""
+        if self._until is None or not keys:
+            return None
+        self._until = None
+        return Answer.LEAVE if keys[:1] in (b"d", b"D") else Answer.GO_ON
+
+    def passed(self, now: float) -> Answer | None:
+        """The time is over, and nobody meant it."""
+        if self._until is None or now < self._until:
+            return None
+        self._until = None
+        return Answer.GO_ON
+
+    def wake_at(self) -> float | None:
+        """When ``passed`` has something to say."""
+        return self._until
+
+
+class Keys:
+    """Single keys of this process's terminal, while they are wanted."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    @staticmethod
+    def can_ask() -> bool:
+        """Whether a person sits there: both ends are a terminal's, and this process is in its foreground."""
+        try:
+            is_person = sys.stdin.isatty() and sys.stdout.isatty()
+            return is_person and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def fileno(self) -> int:
+        """Readable when a key was pressed."""
+        return sys.stdin.fileno()
+
+    def begin(self) -> None:
+        """From now on a key comes at once, and is not shown."""
+        if self._before is None:
+            with contextlib.suppress(OSError, termios.error):
+                self._before = termios.tcgetattr(self.fileno())
+                tty.setcbreak(self.fileno(), termios.TCSADRAIN)
+                termios.tcflush(self.fileno(), termios.TCIFLUSH)
+
+    def end(self) -> None:
+        """The terminal is as it was."""
+        if self._before is not None:
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(self.fileno(), termios.TCSADRAIN, self._before)
+            self._before = None
+
+    def read(self) -> bytes:
+        """What was pressed, up to a few keys."""
+        try:
+            return os.read(self.fileno(), 16)
+        except OSError:
+            return b""
+
+
+class Asking:
+    """The question on this process's terminal, among whatever else a follower waits for.
+
+    Args:
+        poll: what it waits with.
+        say: shows a line.
+    """
+
+    def __init__(self, poll: select.poll, say: Callable[[str], object]) -> None:
+        self._poll, self._say = poll, say
+        self._question, self._keys = Question(), Keys()
+
+    def asks(self, now: float) -> bool:
+        """Ctrl-C was pressed: whether that only asks; else it is meant."""
+        if not self._keys.can_ask() or self._question.interrupted(now) is not Answer.ASKED:
+            return False
+        self._say(TEXT)
+        self._keys.begin()
+        self._poll.register(self._keys.fileno(), select.POLLIN)
+        return True
+
+    def answer(self, ready: Container[int], now: float) -> Answer | None:
+        """What became of it, once: ``ready`` are the descriptors that can be read."""
+        if self._question.wake_at() is None:
+            return None
+        keys = self._keys.read() if self._keys.fileno() in ready else b""
+        answer = self._question.pressed(keys) or self._question.passed(now)
+        if answer is not None:
+            self.end()
+        if answer is Answer.GO_ON:
+            self._say("the job goes on")
+        return answer
+
+    def end(self) -> None:
+        """Nothing is asked any more."""
+        with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
+            self._poll.unregister(self._keys.fileno())
+        self._keys.end()
+
+    def wake_at(self) -> float | None:
+        """When ``answer`` has something to say even if no key was pressed."""
+        return self._question.wake_at()

@@ -1,0 +1,78 @@
+"""What ``state.report(loss=…)`` tells whoever follows the job: the newest values, written out now and then.
+
+When they are written lives here; the file is ``store.progress_report``'s. The one idea: reporting costs a step nothing:
+values are kept as they were given, and only the twice a second that somebody may look are they turned into numbers,
+which on an accelerator waits for the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from runtime.errors import StoreError, UsageError
+from runtime.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report
+from runtime.training.process.context import Worker
+
+INTERVAL_S = 0.5
+
+
+class Reporter:
+    """The reports of one process; those of rank 0 are written, if there is a folder that a follower reads.
+
+    Args:
+        clock: seconds that only rise.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_at = float("-inf")
+        self._total_steps: int | None = None
+        self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
+
+    def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
+        """Keep these, and write them where it is time to.
+
+        Raises:
+            UsageError: a name or a number that no line could show.
+        """
+        wrong = [name for name in values if not is_name(name)]
+        if wrong or len(values) > MOST_VALUES:
+            what = f"the name {wrong[0]!r}" if wrong else f"{len(values)} values"
+            raise UsageError(
+                f"state.report: {what}; expected at most {MOST_VALUES} values with printable names of at most "
+                f"{LONGEST_NAME} characters. Fix: report what a line can show"
+            )
+        if total_steps is not None:
+            if not isinstance(total_steps, int) or total_steps < 1:
+                raise UsageError(f"state.report(total_steps={total_steps!r}): expected a whole number from 1 on")
+            self._total_steps = total_steps
+        if rank != 0:
+            return
+        kept = {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in values.items()}
+        self._unwritten = (process, step, kept)
+        if self._clock() >= self._due_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was reported last, if it was not yet."""
+        if self._unwritten is None:
+            return
+        (process, step, values), self._unwritten = self._unwritten, None
+        self._due_at = self._clock() + INTERVAL_S
+        log_dir = process.settings.log_dir
+        try:
+            numbers = {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"state.report: a value is no number ({error}). Fix: give numbers or tensors of one"
+            ) from None
+        if not log_dir.is_dir():
+            return  # started by hand: nobody follows by files
+        try:
+            write_report(log_dir, process.agent.node, ProgressReport(step, self._total_steps, numbers))
+        except StoreError:
+            return  # a full disk is the checkpoints' to complain of

@@ -1,0 +1,78 @@
+"""``state.report``: what is written, by whom, how often, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import UsageError
+from runtime.store.progress_report import ProgressReport, read_report
+from runtime.training.state.reporting import INTERVAL_S, Reporter
+
+
+class Desk:
+    """A reporter with a clock that one can hold."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.now = 0.0
+        self.log_dir = log_dir
+        self.reporter = Reporter(lambda: self.now)
+        self.process: Any = SimpleNamespace(settings=SimpleNamespace(log_dir=log_dir), agent=SimpleNamespace(node="0"))
+
+    def reports(self, step: int, *, rank: int = 0, total_steps: Any = None, **values: Any) -> ProgressReport | None:
+        self.reporter.take(self.process, rank, step, total_steps, values)
+        return read_report(self.log_dir, "0")
+
+
+def test_the_newest_values_are_written_twice_a_second_and_the_last_at_the_end(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert desk.reports(1, loss=2.0, total_steps=100) == ProgressReport(1, 100, {"loss": 2.0})
+    for step in range(2, 50):
+        desk.now += INTERVAL_S / 100
+        written = desk.reports(step, loss=1.0)
+    assert written == ProgressReport(1, 100, {"loss": 2.0})
+    desk.now = INTERVAL_S
+    assert desk.reports(50, loss=0.5, lr=0.1) == ProgressReport(50, 100, {"loss": 0.5, "lr": 0.1})
+    desk.reports(51, loss=0.25)
+    desk.reporter.flush()
+    assert read_report(tmp_path, "0") == ProgressReport(51, 100, {"loss": 0.25})
+
+
+def test_a_tensor_is_read_only_when_it_is_written_and_keeps_no_graph(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    weight = torch.ones(1, requires_grad=True)
+    loss = (weight * 3).sum()
+    assert desk.reports(1, loss=loss) == ProgressReport(1, None, {"loss": 3.0})
+    desk.reports(2, loss=loss)
+    assert desk.reporter._unwritten is not None
+    assert not desk.reporter._unwritten[2]["loss"].requires_grad
+
+
+def test_only_rank_0_writes_and_only_where_somebody_looks(tmp_path: Path) -> None:
+    assert Desk(tmp_path).reports(1, rank=1, loss=1.0) is None
+    assert Desk(tmp_path / "missing").reports(1, loss=1.0) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "values", "text"),
+    [
+        (None, {"loss": "low"}, "a value is no number"),
+        (None, {"loss": torch.ones(2)}, "a value is no number"),
+        (None, {"x" * 25: 1}, "the name 'xxx"),
+        (None, {"a\x1b[2J": 1}, "the name"),
+        (None, {f"v{n}": n for n in range(13)}, "13 values; expected at most 12"),
+        (0, {}, "total_steps=0"),
+        (2.5, {}, "total_steps=2.5"),
+    ],
+)
+def test_what_no_line_could_show_is_refused(
+    total_steps: Any, values: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        Desk(tmp_path).reports(1, total_steps=total_steps, **values)
+    assert text in str(refused.value)
