@@ -19,11 +19,11 @@ from pathlib import Path
 from runtime.core.autoscale import Autoscaler, Decision, Limits, Reading
 from runtime.errors import SameBitsError, UsageError
 from runtime.ops import kept_start
-from runtime.ops.follow import Signals
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files
 from runtime.ops.resizing import bring_to, view_of
 from runtime.ops.spawning import StartLock, hear_signals
+from runtime.ops.stop_signals import Signals
 from runtime.store import private
 
 MAX_QUEUE_BYTES = 64
