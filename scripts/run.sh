@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
             exit 0
             ;;
         --) shift && break ;;
-        -*) echo "run.sh: unknown option '$1': expected one that run.sh --help names, or a script" >&2 && exit 64 ;;
+        -*) echo "run.sh: unknown option '$1'. Fix: take one that run.sh --help names; a script's own stand after the script, and the number of workers is WORKER_NUM" >&2 && exit 64 ;;
         *) break ;;
     esac
     shift
@@ -34,7 +34,7 @@ script=${1:-examples/digits/train.py}
 if [ $# -gt 0 ]; then shift; fi
 if [ ! -f "$script" ]; then
     if [ ! -f "$root/$script" ]; then
-        echo "run.sh: there is no script '$script' in $PWD or $root: name one, as in run.sh train.py --epochs 3" >&2
+        echo "run.sh: there is no script '$script' in $PWD or $root. Fix: name one, as in run.sh train.py --epochs 3" >&2
         exit 64
     fi
     script=$root/$script

@@ -33,7 +33,7 @@ def local_addresses(host: str, bind: str | None = None) -> list[str]:
         found = socket.getaddrinfo(bind or host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise ListenError(
-            f"{asked} cannot be resolved ({error.strerror}): set it to an address of this machine"
+            f"{asked} cannot be resolved ({error.strerror}). Fix: set it to an address of this machine"
         ) from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     local = [address for address in addresses if _is_local(address)]

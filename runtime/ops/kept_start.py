@@ -254,8 +254,8 @@ def find_here() -> tuple[Path, KeptStart, bool]:
     kept = read(log_dir)
     if kept is None:
         raise UsageError(
-            f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Change to the folder it was "
-            f"started in, or export LOG_DIR=<its log folder>, or start one with `{spelled('run')}`"
+            f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Fix: change to the folder it "
+            f"was started in, or export LOG_DIR=<its log folder>, or start one with `{spelled('run')}`"
         )
     return log_dir, kept, is_at_home(log_dir, kept, is_pointed_at=is_pointed_at)
 

@@ -56,8 +56,8 @@ def find(settings: Settings) -> status.Content:
     if content is None:
         raise UsageError(
             f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
-            f"in RECOVERY_PATH={settings.recovery_path}: change to the folder the job was started in, or start one "
-            f"with `{spelled('run')}`"
+            f"in RECOVERY_PATH={settings.recovery_path}. Fix: change to the folder the job was started in, or "
+            f"start one with `{spelled('run')}`"
         )
     return content
 

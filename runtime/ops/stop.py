@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if not any(identity.is_alive() for identity in identities) and not is_listening(settings):
         raise UsageError(
             f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler on "
-            f"{settings.sched_host}, SCHED_PORT={settings.sched_port}"
+            f"{settings.sched_host}, SCHED_PORT={settings.sched_port}. Fix: change to the folder the job was started in"
         )
     with Signals() as signals:
         verdict = Follower(settings, signals).run(stop_by="samebits stop").verdict

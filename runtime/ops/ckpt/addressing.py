@@ -69,7 +69,7 @@ class Folder:
             return f"; look into {' or '.join(below)} with --folder"
         if self.is_given:
             return ": --folder names a job's checkpoint folder, below which each rank has a folder with its number"
-        return ": change to the folder the job was started in, or name its checkpoint folder with --folder"
+        return ". Fix: change to the folder the job was started in, or name its checkpoint folder with --folder"
 
     def _what_there_is(self, slot: int, there: list[FoundPoint]) -> str:
         if there:
