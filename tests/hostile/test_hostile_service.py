@@ -191,7 +191,9 @@ def test_a_flood_of_connections_ends_at_the_bound(
         bound = attacked.server.max_connections
         assert bound == 2 * WORKERS + 64 + 20
         with half_open(attacked.port, bound + 60) as connections:
-            attacked.wait(lambda: attacked.count(Offence.TOO_MANY) >= 60)
+            # One that was long in coming may find that an earlier one's handshake has taken too long meanwhile.
+            attacked.wait(lambda: attacked.count(Offence.TOO_MANY) + attacked.count(Offence.HANDSHAKE) >= 60)
+            assert attacked.count(Offence.TOO_MANY) > 0
             attacked.wait(lambda: attacked.server.connections <= bound)
             ended = [connection for connection in connections[:60] if hangs_up(connection, 10)]
             assert len(ended) == 60
@@ -204,7 +206,7 @@ def test_a_flood_of_connections_ends_at_the_bound(
 
 def test_half_open_connections_end_by_themselves_and_leave_nothing(attacked: Attacked) -> None:
     with half_open(attacked.port, 200) as connections:
-        attacked.wait(lambda: attacked.server.connections >= 200)
+        attacked.wait(lambda: attacked.server.connections + attacked.count(Offence.HANDSHAKE) >= 200)
         assert all(hangs_up(connection, 30) for connection in connections)  # HANDSHAKE_IVL, here 3 s
     attacked.wait(lambda: attacked.count(Offence.HANDSHAKE) == 200)
     attacked.wait(lambda: attacked.server.connections == WORKERS)
@@ -240,7 +242,7 @@ def test_who_asks_for_snapshots_without_end_gets_one_a_pass(attacked: Attacked) 
         assert honest.poll(10_000)
         assert isinstance(messages.SCHEMA.unpack(honest.recv()), Status)
         answers = 0
-        while curious.poll(1000):
+        while curious.poll(1000 if answers else 10_000):
             curious.recv()
             answers += 1
         assert 1 <= answers <= 20_000 / 32
