@@ -8,10 +8,11 @@ then told to everybody, and the scheduler leaves when they have left, or a littl
 from __future__ import annotations
 
 from runtime.core.admission import Admission
+from runtime.core.causes import Causes
 from runtime.core.ledger import Ledger
 from runtime.core.messages import EndJob, EndKind
 from runtime.core.ready import Ended, Level
-from runtime.core.records import JobFinished, JobInterrupted
+from runtime.core.records import CauseFound, JobFinished, JobInterrupted
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.world import World
 
@@ -36,7 +37,7 @@ class Ending:
         self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
         self.ended: Ended | None = None
         self._left_with = ""
-        self._causes: dict[int, str] = {}  # generation → its first loss; only what has not been made good since
+        self._causes = Causes(ledger.state.causes)
 
     def hear_somebody(self) -> None:
         """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
@@ -46,11 +47,16 @@ class Ending:
     @property
     def first_cause(self) -> str:
         """The first loss since the job trained last, for whoever asks why; empty where it trains."""
-        return next(iter(self._causes.values()), "")
+        return self._causes.first
 
     def blame(self, cause: str) -> None:
-        """Somebody is lost."""
-        self._causes.setdefault(self._ledger.state.generation_number, cause)
+        """What keeps the job from going on, where it is no member's loss."""
+        self._causes.blame(self._ledger.state.generation_number, cause)
+
+    def lost(self, cause: CauseFound, *, spoke: bool) -> None:
+        """A member of the last generation is lost; ``spoke``: it has said of what error."""
+        if self._causes.take(cause, spoke=spoke):
+            self._ledger.write(cause)
 
     def left(self, text: str) -> None:
         """A worker gave its seat up on purpose, saying this; the first one counts."""
@@ -58,8 +64,7 @@ class Ending:
 
     def trains(self, generation: int) -> None:
         """A member trains in this generation: what ended those before it is made good."""
-        for earlier in [one for one in self._causes if one < generation]:
-            del self._causes[earlier]
+        self._causes.made_good(generation)
 
     def answer(self, session: str) -> bool:
         """Whether the job has ended; then the session is told how."""

@@ -59,6 +59,18 @@ class SeatLost(Value, frozen=True, tag=5):
     reason: str
 
 
+class CauseFound(Value, frozen=True, tag=18):
+    """The loss of this member is what has ended its generation; where several were lost at once, each is one."""
+
+    generation: Int
+    rank: Int
+    node: str
+    process: Process
+    step: Int  # that it had completed, as far as it had said
+    at: float
+    text: str
+
+
 class SeatLeft(Value, frozen=True, tag=6):
     """The node left on purpose: it has no cool-down."""
 
@@ -169,6 +181,7 @@ Record = (
     | SeatGranted
     | SeatResumed
     | SeatLost
+    | CauseFound
     | SeatLeft
     | SeatQuiet
     | SeatRetired

@@ -37,7 +37,7 @@ from runtime.core.point import Point
 from runtime.core.progress import Watch
 from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
-from runtime.core.records import JobCreated, TermStarted, TrainingFinished
+from runtime.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.repeats import Repeats
 from runtime.core.state import JobState, Seat
@@ -456,7 +456,7 @@ class SchedulerCore:
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
         else:
             self._ledger.presences[seat.node].is_gone = True
-            self._lose(seat, message.text)
+            self._lose(seat, message.text, spoke=True)
         self._ending.if_everybody_left()
 
     def _peer_gone(self, witness: Seat, session: str) -> None:
@@ -543,12 +543,18 @@ class SchedulerCore:
             return None  # whether this job begins at all is not known before that
         return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
 
-    def _lose(self, seat: Seat, reason: str) -> None:
+    def _lose(self, seat: Seat, reason: str, *, spoke: bool = False) -> None:
         self._leases.end(seat, reason)
         if seat.slot is None:
             return  # a spare: no event for the job
-        cause = f"worker {seat.node} ({seat.process}): {seat.reason}"
-        self._ending.blame(cause)
+        committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)
+        if committed is None or rank is None:
+            self._ending.blame(f"worker {seat.node} ({seat.process}): {seat.reason}")
+        else:
+            presence, now = self._ledger.presences[seat.node], self._ledger.now
+            number, step = committed.generation, presence.step
+            cause = CauseFound(number, rank, seat.node, seat.process, step, now, seat.reason)
+            self._ending.lost(cause, spoke=spoke or bool(presence.last_words))
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
     def _gone(self, seat: Seat, why: str) -> None:

@@ -15,6 +15,7 @@ from runtime.core.lines import number_of, root_of
 from runtime.core.messages import EndKind, Pairs, Process
 from runtime.core.point import Cut, Point
 from runtime.core.records import (
+    CauseFound,
     GenerationCommitted,
     JobCreated,
     JobFinished,
@@ -38,6 +39,7 @@ from runtime.core.records import (
 
 KEPT_CUTS = 256
 KEPT_INTERRUPTIONS = 2
+KEPT_CAUSES = 4
 _NO_SLOT = -1  # only inside a snapshot: a node that was granted a seat and retired since
 
 
@@ -92,6 +94,7 @@ class JobState:
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
+    causes: tuple[CauseFound, ...] = ()  # of the last generation's end
     replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
 
     @classmethod
@@ -145,6 +148,9 @@ class JobState:
                 seat.lost, seat.reason = True, record.reason
                 seat.quiet_since = BootTime(self.boot_id, record.since)
                 self.spares.pop(seat.node, None)
+            case CauseFound():
+                known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
+                self.causes = (*known, record)[:KEPT_CAUSES]
             case SeatLeft():
                 self.seats[record.node].left = True
                 self.spares.pop(record.node, None)
@@ -165,7 +171,7 @@ class JobState:
             case GenerationCommitted():
                 for node in self.superseded(record):
                     del self.seats[node]
-                self.generation = record
+                self.generation, self.causes = record, ()
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
                     self.committed_point = None  # all copies were damaged, and older points were gone back to
             case PointCommitted():
@@ -246,6 +252,7 @@ class JobState:
             yield PointCommitted(self.committed_point)
         if self.final:
             yield TrainingFinished(self.final)
+        yield from self.causes
         yield from self.interruptions
         if self.finished:
             yield JobFinished()

@@ -46,6 +46,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.records import (
+    CauseFound,
     GenerationCommitted,
     JobCreated,
     JobFinished,
@@ -164,6 +165,8 @@ def record_line(record: Record) -> str:
             return f"{type(record).__name__} by worker {record.node}, incarnation {record.incarnation}"
         case SeatLost():
             return f"SeatLost by worker {record.node}, incarnation {record.incarnation}, since {seconds(record.since)}"
+        case CauseFound():
+            return f"CauseFound: rank {record.rank} of generation {record.generation}, worker {record.node}"
         case SeatQuiet():
             return f"SeatQuiet of worker {record.node} since {seconds(record.since)}"
         case SeatRetired():

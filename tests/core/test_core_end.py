@@ -338,7 +338,7 @@ def test_a_job_without_workers_is_interrupted() -> None:
     house.tick(9.9)
     assert house.ended is None
     house.tick(0.1)
-    first = "worker 1 (pid 1001 on host-a): ValueError: no such sample"
+    first = "rank 1 (node 1, host host-a, pid 1001) failed first: ValueError: no such sample; rank 0 followed"
     assert house.records(JobInterrupted) == [
         JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}", generation=1)
     ]
@@ -359,7 +359,8 @@ def test_a_job_that_its_own_script_has_ended_says_so() -> None:
     house.tick(9.9)
     assert house.ended is None, "somebody may start its workers again"
     house.tick(0.1)
-    first = "worker 1 (pid 1001 on host-a): failed at train.py:41: ValueError: loss is nan"
+    failed = "failed at train.py:41: ValueError: loss is nan"
+    first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {failed}; rank 0 followed"
     assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 
 

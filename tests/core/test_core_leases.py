@@ -21,7 +21,7 @@ def test_silence_ends_a_lease() -> None:
     assert house.core.wake_at() == pytest.approx(begin + 5)
     house.beat("0")
     house.tick(0.001)
-    assert house.ready.records == [SeatLost("1", 1, since=begin, reason="silent for 5 s (NODE_TIMEOUT)")]
+    assert house.records(SeatLost) == [SeatLost("1", 1, since=begin, reason="silent for 5 s (NODE_TIMEOUT)")]
     assert house.notes[-2:] == [
         "worker 1 (pid 1001 on host-a) is lost: silent for 5 s (NODE_TIMEOUT)",
         "round 1.2 opened: worker 1 (pid 1001 on host-a) is lost: silent for 5 s (NODE_TIMEOUT)",
@@ -52,7 +52,7 @@ def test_a_close_ends_a_lease_after_its_grace() -> None:
     house.tick(0.499)
     assert not house.seat("1").lost
     house.tick(0.001)
-    assert house.ready.records == [
+    assert house.records(SeatLost) == [
         SeatLost("1", 1, since=closed, reason="its connection closed and stayed closed for 0.5 s")
     ]
 
@@ -204,9 +204,14 @@ def test_last_words_are_the_reason() -> None:
     house.receive("s1", LastWords(house.credential("1"), "CUDA out of memory", 41))
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "CUDA out of memory"
-    assert house.core.first_cause == "worker 1 (pid 1001 on host-a): CUDA out of memory"
+    assert (
+        house.core.first_cause == "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: CUDA out of memory"
+    )
     house.close("s0", gone=True)
-    assert house.core.first_cause.endswith("CUDA out of memory"), "the first cause is kept"
+    assert house.core.first_cause.startswith(
+        "2 failed at once: rank 1 (node 1, host host-a, pid 1001), at step 41: CUDA"
+    )
+    assert "; rank 0 (node 0, host host-a, pid 1000): its connection closed" in house.core.first_cause
 
 
 def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
@@ -218,7 +223,9 @@ def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
     assert house.core.state.generation_number == 2
     house.close("new", gone=True)
     house.beat("0")
-    assert house.core.first_cause == "worker 1 (pid 1002 on host-a): its connection closed and its process is gone"
+    assert house.core.first_cause == (
+        "rank 1 (node 1, host host-a, pid 1002) failed first: its connection closed and its process is gone"
+    )
     house.register("1", session="newest")
     house.train()
     assert house.core.first_cause == ""

@@ -27,6 +27,7 @@ from runtime.core.messages import (
 from runtime.core.point import Point
 from runtime.core.rebuild import UNHEARD_TERMS
 from runtime.core.records import (
+    CauseFound,
     GenerationCommitted,
     JobFinished,
     JobRebuilt,
@@ -176,7 +177,7 @@ def test_a_spare_takes_a_lost_slot_at_once() -> None:
     house = spared()
     house.close("s1", gone=True)
     kinds = [type(record) for record in house.ready.records]
-    assert kinds == [SeatLost, SeatRetired, SlotGiven]
+    assert kinds == [SeatLost, CauseFound, SeatRetired, SlotGiven]
     assert house.records(SlotGiven) == [SlotGiven("10", 1)]
     assert house.seat("10").slot == 1 and house.seat("10").incarnation == 1 and house.seat("1").is_retired
     assert house.invited() == {"s0": RoundId(1, 2), "s10": RoundId(1, 2)}

@@ -1,0 +1,93 @@
+"""What ended a generation: which of its members were lost first, when, at which step and of what.
+
+Here lives what is believed about causes, and their sentence. Never here: what is done about a loss. The one idea: the
+first loss is the cause and what comes later follows from it, so the first is written to the journal before anybody is
+told, and every later message names it; processes that die without a word within ``AT_ONCE_S`` of it are causes, too,
+for nobody can tell which of them was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.core.records import CauseFound
+
+AT_ONCE_S = 0.5
+MOST_CAUSES = 4
+NAMED_FOLLOWERS = 8
+
+
+class Causes:
+    """Of generations whose end was not made good yet.
+
+    Args:
+        known: what the journal says of the last generation.
+    """
+
+    def __init__(self, known: Sequence[CauseFound] = ()) -> None:
+        self._of: dict[int, list[CauseFound] | str] = {known[0].generation: list(known)} if known else {}
+        self._followers: dict[int, list[int]] = {}  # generation → the ranks that were lost later, in that order
+
+    @property
+    def first(self) -> str:
+        """The first loss since the job trained last, in a sentence; empty where it trains."""
+        for generation, found in self._of.items():
+            return found if isinstance(found, str) else sentence(found, self._followers.get(generation, ()))
+        return ""
+
+    def take(self, cause: CauseFound, *, spoke: bool) -> bool:
+        """A member of a generation is lost; whether that is to be remembered as a cause.
+
+        Args:
+            cause: its loss.
+            spoke: it has said what error it dies of: behind an earlier loss that is most likely the consequence.
+        """
+        found = self._of.setdefault(cause.generation, [])
+        if isinstance(found, str):
+            return False
+        is_at_once = not spoke and bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES
+        if not found or is_at_once:
+            found.append(cause)
+            return True
+        self._followers.setdefault(cause.generation, []).append(cause.rank)
+        return False
+
+    def blame(self, generation: int, text: str) -> None:
+        """Something else has ended the generation, or keeps one from forming."""
+        self._of.setdefault(generation, text)
+
+    def made_good(self, generation: int) -> None:
+        """A member trains in this generation: what ended those before it is over."""
+        for earlier in [one for one in self._of if one < generation]:
+            del self._of[earlier]
+            self._followers.pop(earlier, None)
+
+
+def sentence(causes: Sequence[CauseFound], followers: Sequence[int] = ()) -> str:
+    """``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
+    first, *others = causes
+    text = f"{_who(first)} failed first{_when(first)}: {first.text}"
+    if others:
+        parts = [f"{_who(one)}{_when(one)}: {one.text}" for one in causes]
+        text = f"{len(parts)} failed at once: {'; '.join(parts)}"
+    if followers:
+        text += f"; {_ranks(sorted(followers))} followed"
+    return text
+
+
+def _who(cause: CauseFound) -> str:
+    host = cause.process.host.partition("#")[0]
+    return f"rank {cause.rank} (node {cause.node}, host {host}, pid {cause.process.pid})"
+
+
+def _when(cause: CauseFound) -> str:
+    return f", at step {cause.step}" if cause.step else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 0–2``, ``ranks 0, 2 and 5 more``."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    shown, more = ranks[:NAMED_FOLLOWERS], len(ranks) - NAMED_FOLLOWERS
+    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, shown))}"
+    return f"{text} and {more} more" if more > 0 else text

@@ -1,0 +1,99 @@
+"""The first cause of a generation's end: named, durable, two where two died at once, and forgotten when made good."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.causes import Causes, sentence
+from runtime.core.messages import Process
+from runtime.core.records import CauseFound
+from runtime.core.state import JobState
+from tests.core.house import House, training_house
+
+DIED = "its connection closed and its process is gone"
+
+
+def cause(rank: int, at: float = 10.0, *, step: int = 412, text: str = DIED, generation: int = 1) -> CauseFound:
+    return CauseFound(generation, rank, str(rank), Process(f"h{rank}#boot", 4700 + rank, 1, "cpu"), step, at, text)
+
+
+def test_the_sentence() -> None:
+    first = cause(3, text="failed at train.py:88: RuntimeError: no")
+    text = "rank 3 (node 3, host h3, pid 4703) failed first, at step 412: failed at train.py:88: RuntimeError: no"
+    assert sentence([first]) == text
+    assert sentence([first], [2, 0, 1]) == f"{text}; ranks 0–2 followed"
+    assert sentence([first], [5]) == f"{text}; rank 5 followed"
+    assert sentence([first], [0, 2]) == f"{text}; ranks 0, 2 followed"
+    assert sentence([first], list(range(0, 40, 2))).endswith("; ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more followed")
+    assert "at step" not in sentence([cause(0, step=0)])
+
+
+def test_two_that_die_without_a_word_at_once_are_two() -> None:
+    causes = Causes()
+    assert causes.take(cause(1, 10.0), spoke=False) and causes.take(cause(2, 10.3), spoke=False)
+    assert causes.first == (
+        f"2 failed at once: rank 1 (node 1, host h1, pid 4701), at step 412: {DIED}; "
+        f"rank 2 (node 2, host h2, pid 4702), at step 412: {DIED}"
+    )
+
+
+@pytest.mark.parametrize(("at", "spoke"), [(10.6, False), (10.1, True)])
+def test_one_that_dies_later_or_of_an_error_has_followed(at: float, spoke: bool) -> None:
+    causes = Causes()
+    causes.take(cause(1, 10.0), spoke=True)
+    assert not causes.take(cause(0, at), spoke=spoke)
+    assert causes.first.startswith("rank 1 ") and causes.first.endswith("; rank 0 followed")
+
+
+def test_many_at_once_are_bounded() -> None:
+    causes = Causes()
+    assert [causes.take(cause(rank), spoke=False) for rank in range(6)] == [True] * 4 + [False] * 2
+    assert causes.first.startswith("4 failed at once: ") and causes.first.endswith("; ranks 4–5 followed")
+
+
+def lost_house() -> House:
+    house = training_house(3)
+    house.beat("1", step=41)
+    house.close("s1", gone=True)
+    return house
+
+
+def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler() -> None:
+    house = lost_house()
+    said = f"rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED}"
+    assert house.core.first_cause == said
+    house.crash(1.0)
+    assert house.core.first_cause == said
+    house.crash(1.0)
+    assert house.core.first_cause == said, "and a second one"
+
+
+def test_every_later_message_names_it_after_a_restart() -> None:
+    house = lost_house()
+    house.crash(1.0)
+    for node in ("0", "2"):
+        house.beat(node)
+    for session in ("s0", "s2"):
+        house.close(session, gone=True)
+    for _ in range(40):
+        house.tick(1.0)
+    assert house.ended is not None
+    assert f"first cause: rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED}" in house.ended.text
+
+
+def test_a_restarted_scheduler_does_not_name_what_was_made_good() -> None:
+    house = training_house(2, cool_down_s=0.0)
+    house.close("s1", gone=True)
+    house.register("1", session="new")
+    house.train()
+    assert house.core.first_cause == ""
+    house.crash(1.0)
+    assert house.core.first_cause == ""
+
+
+def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
+    house = lost_house()
+    state = JobState.replay(house.core.state.snapshot())
+    assert state.causes == house.core.state.causes and len(state.causes) == 1
+    old = JobState.replay(record for record in house.journal if not isinstance(record, CauseFound))
+    assert old.causes == ()
