@@ -190,6 +190,24 @@ def _env(arguments: Arguments) -> int:
     return environment.main(arguments)
 
 
+def _plain(arguments: Arguments) -> int:
+    import argparse
+
+    from runtime.service import plain
+
+    parser = argparse.ArgumentParser(
+        prog="samebits plain",
+        description="Hold a worker's seat, as the environment says, and run a script there that is not ported; "
+        "`samebits run --plain` starts one of these for each worker.",
+        usage="%(prog)s -- PROGRAM [arguments ...]",
+    )
+    if "--" not in arguments[:1]:
+        parser.parse_args(arguments)
+    if len(arguments) < 2:
+        parser.error("which script? As in `-- python train.py`")
+    return plain.main(arguments[1:])
+
+
 def _exit_codes(arguments: Arguments) -> int:
     from runtime.ops import exit_codes
 
@@ -289,6 +307,7 @@ SUBCOMMANDS = (
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
     Subcommand("steps", "show the step logs, and where two of them differ", _steps),
     Subcommand("env", "print the table of environment variables", _env),
+    Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
     Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
 )

@@ -42,6 +42,7 @@ __all__ = [
     "fixed_settings",
     "folder_or_url",
     "is_loopback",
+    "is_plain",
     "is_shell_name",
     "kept_environment",
     "leave_failures_to_us",
@@ -116,6 +117,7 @@ class Settings:
     max_restarts: int
     monitor_interval_s: float
     shutdown_timeout_s: float
+    plain: bool
     spare_num: int
     checkpoint_path: Path | str
     compile_cache_path: Path | None
@@ -382,6 +384,11 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, text in environ.items()
         if is_shell_name(name) and any(fnmatchcase(name, kept) for kept in KEPT_NAMES)
     }
+
+
+def is_plain(environment: Mapping[str, str]) -> bool:
+    """Whether a job with this environment runs a script that is not ported (PLAIN)."""
+    return (environment.get("PLAIN") or environment.get(f"{PREFIX}PLAIN") or "").strip() == "1"
 
 
 def is_shell_name(name: str) -> bool:

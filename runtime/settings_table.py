@@ -222,6 +222,7 @@ _INSECURE = Capability("listening without authentication")
 _ELASTIC = Capability("a world that shrinks and grows")
 _SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
+_PLAIN = Capability("plain mode")
 _SUPERVISION = Capability("supervision")
 _COMPILING = Capability("compiled code that is kept")
 _WATCH = Capability("the watch over progress")
@@ -389,6 +390,11 @@ VARIABLES: tuple[Variable, ...] = (
         "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
         "Seconds that whoever is to end may take, from the request to SIGKILL.",
         "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
+    ),
+    Variable(
+        "PLAIN", "plain", _SWITCH, "0", _PLAIN,
+        "`1`: the script is not ported; a process holds the seat and runs it as torchrun does, anew after a loss.",
+        "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,

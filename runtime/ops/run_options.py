@@ -110,6 +110,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         given.say("WORKER_NUM", str(nodes_most * per_node))
         if nodes_least < nodes_most:
             given.say("MIN_WORKER_NUM", str(nodes_least * per_node))
+    if options.plain:
+        given.say("PLAIN", "1")
     given.default("ENABLE_RECOVERY", "1")
     given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
     given.default("JOB_NAME", PurePath(options.script).name)
@@ -230,6 +232,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_true",
         default=_is_on(pet("NO_PYTHON")),
         help="run SCRIPT itself, which is any program that starts the training",
+    )
+    what.add_argument(
+        "--plain",
+        action="store_true",
+        help="the script is not ported: run it as torchrun would, and anew on every seat after a loss (PLAIN)",
     )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(

@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
+from runtime import config
 from runtime.ops.local_processes import SCHEDULER, end, node_of
 from runtime.store import durable, private
 from runtime.store.process_identity import ProcessIdentity
@@ -64,7 +65,10 @@ class Program:
         """The command of the process with this name."""
         if name == SCHEDULER:
             return [self.interpreter, "-P", "-m", "runtime", "scheduler"]
-        return self.way.words(self.interpreter, self.script, self.args)
+        words = self.way.words(self.interpreter, self.script, self.args)
+        if config.is_plain(self.environment):  # a small process of ours holds the seat, and runs it
+            return [self.interpreter, "-P", "-m", "runtime", "plain", "--", *words]
+        return words
 
     def environment_of(self, name: str) -> dict[str, str]:
         """Its environment."""

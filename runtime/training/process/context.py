@@ -35,6 +35,7 @@ from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
 from runtime.service.probe_beat import ProbeBeat
 from runtime.service.scheduler import SchedulerService, exit_code_of
+from runtime.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from runtime.store.lock import DirectoryLock
 from runtime.tracebacks import failure_in
 from runtime.training.group import breaker, ddp, device, gloo, group
@@ -46,7 +47,6 @@ from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.forking import Forking
 from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
-from runtime.training.process.scheduler_address import address_towards, addresses_of, wait_for_name
 from runtime.training.process.sigterm import Departure
 from runtime.training.process.torchrun_calls import TorchrunCalls
 

@@ -17,8 +17,8 @@ import torch
 from runtime.config import Settings
 from runtime.core.messages import GenerationStarted, Place
 from runtime.service.agent import Agent
+from runtime.service.scheduler_address import address_towards
 from runtime.training.group.group import Group
-from runtime.training.process.scheduler_address import address_towards
 
 __all__ = ["NextGroup", "likely_place"]
 

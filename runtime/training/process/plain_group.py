@@ -18,7 +18,7 @@ from runtime.core.agent_events import Entered
 from runtime.core.messages import GenerationStarted
 from runtime.errors import UsageError
 from runtime.service.agent import Agent
-from runtime.training.process.scheduler_address import address_towards
+from runtime.service.scheduler_address import address_towards
 
 _BACKLOG = 1024
 _hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process

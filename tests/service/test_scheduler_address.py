@@ -9,8 +9,8 @@ import pytest
 
 from runtime.config import Settings, read
 from runtime.errors import SchedulerUnreachableError
-from runtime.training.process import scheduler_address
-from runtime.training.process.scheduler_address import address_towards, addresses_of, wait_for_name
+from runtime.service import scheduler_address
+from runtime.service.scheduler_address import address_towards, addresses_of, wait_for_name
 
 PORT = 8118
 
