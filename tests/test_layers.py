@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The core's point is a name of a step; what becomes of one is decided there. Its sums of events decide nothing.
     "ops": (
         "core.point",
+        "core.autoscale",
         "core.events",
         "core.goodput",
         "core.lines",
