@@ -193,3 +193,38 @@ def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
     finals = {text.splitlines()[-1] for text in printed[1:]}
     assert len(finals) == 1
     assert "final step=30 " in finals.pop()
+
+
+@pytest.mark.system
+@pytest.mark.thorough
+def test_samebits_run_of_the_installed_wheel_needs_no_repository_and_names_the_command(
+    installed: Path, repository: Path, tmp_path: Path
+) -> None:
+    """No checkout in sight and no bash script: the user's own Python, the wheel and a train.py."""
+    shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
+    environ = {"PATH": f"{installed / 'bin'}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [installed / "bin" / "samebits", "run", "-n", "2", "digits/train.py", "--steps", "20"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "job finished at step 20" in done.stdout
+    finals = {(tmp_path / "device" / f"worker_{rank}.log").read_text().splitlines()[-1] for rank in range(2)}
+    assert len(finals) == 1 and "final step=20 " in finals.pop()
+    told = subprocess.run(
+        [installed / "bin" / "samebits", "--help"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "A job is started with samebits run." in told.stdout
+    assert str(repository) not in done.stdout + told.stdout
