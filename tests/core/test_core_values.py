@@ -33,6 +33,16 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=20),
+    messages.Progress: st.builds(  # its numbers have bounds that the plain hints do not tell
+        messages.Progress,
+        phase=st.sampled_from(messages.Phase),
+        collectives=st.integers(0, 2**63 - 1),
+        steps=st.integers(0, 2**63 - 1),
+        still_s=st.floats(0, 1e9),
+        longest_s=st.floats(0, 1e9),
+        rests=st.booleans(),
+        place=st.text(max_size=20),
+    ),
 }
 
 
