@@ -41,7 +41,7 @@ class Claim(enum.Enum):
     FORGED = "its proof was not made with this job's token"
     SPENT = "its line has had this number, or one above it"
     EARLY = "whom it replaces still holds its seat"
-    OF_A_LOST_ONE = "whom it replaces is lost, or left, and had a slot or waited for one"
+    OF_A_LOST_ONE = "whom it replaces is lost, or left, and a slot waits for somebody"
     OF_NOBODY = "whom it replaces holds nothing: it is as good as its line's first node"
 
 
@@ -67,8 +67,9 @@ class Replacements:
             return Claim.OF_NOBODY
         if not (newest.lost or newest.left or newest.is_retired):
             return Claim.EARLY
-        waited = newest.is_spare and number_of(newest.node) > 0
-        return Claim.OF_A_LOST_ONE if newest.slot is not None or waited else Claim.OF_NOBODY
+        has_waited = newest.is_spare and number_of(newest.node) > 0
+        needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # its own may be another line's by now
+        return Claim.OF_A_LOST_ONE if newest.slot is not None or has_waited or needs_one else Claim.OF_NOBODY
 
     def is_proven(self, message: Register) -> bool:
         """Whether the job's own launcher has started this session's process."""

@@ -130,15 +130,18 @@ class World:
         is_filling = ledger.state.generation is None
         if is_filling and not ledger.vacated:
             return given
-        spares = self._here()
-        for slot in sorted(ledger.vacated if is_filling else ledger.absent):
-            if not spares:
-                break
+        spares, slots = self._here(), sorted(ledger.vacated if is_filling else ledger.absent)
+        lines = {root_of(ledger.state.by_slot[slot]) for slot in slots if slot in ledger.state.by_slot}
+        for slot in slots:
             lost = ledger.state.seat_of_slot(slot)
             may_still_come = is_filling and (lost is None or not lost.lost)
             if may_still_come or self.is_new(slot):
                 continue
-            spare = self._readiest(spares, lost)
+            of_this = None if lost is None else root_of(lost.node)
+            fit = [one for one in spares if (line := root_of(one.node)) == of_this or line not in lines]
+            if not fit:
+                continue  # those there are have come for the next ones
+            spare = self._readiest(fit, lost)
             spares.remove(spare)
             of_whom = ""
             if lost is not None:

@@ -58,7 +58,10 @@ def send_order(link: socket.socket, order: Order, log: int) -> None:
 
 def receive_order(link: socket.socket) -> tuple[Order, int] | None:
     """Wait for the next order and its log, which the caller closes; None where nobody is at the other end any more."""
-    packed, descriptors, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
+    try:
+        packed, descriptors, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
+    except ConnectionResetError:  # closed with something unread
+        return None
     if not packed:
         return None
     folder, interpreter, script, args, environment = msgpack.unpackb(packed, unicode_errors="surrogateescape")

@@ -201,6 +201,30 @@ def test_two_at_once_take_each_their_own_line() -> None:
     assert house.core.state.by_slot == {0: "0", 1: "1.1", 2: "2.1"}
 
 
+def test_whoever_waits_takes_its_own_lines_slot_and_not_the_first() -> None:
+    house = launched(3)
+    comes(house, "2.1")  # its launcher knows before the scheduler does
+    for node in ("1", "2"):
+        house.close(f"s{node}", gone=True)
+    comes(house, "2.1")
+    assert house.core.state.by_slot == {0: "0", 1: "1", 2: "2.1"}
+    comes(house, "1.1")
+    assert house.core.state.by_slot == {0: "0", 1: "1.1", 2: "2.1"}
+
+
+def test_whose_slot_is_another_lines_by_now_takes_one_that_is_lost() -> None:
+    house = launched(2, spare_num=1)
+    house.register("9")
+    house.beat("9", Activity.WAITING, generation=0)
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    assert house.core.state.by_slot == {0: "9", 1: "1"}
+    comes(house, "0.1")
+    assert house.core.state.by_slot == {0: "9", 1: "0.1"}
+    comes(house, "1.1")
+    assert house.seat("1.1").is_spare
+
+
 def test_a_process_that_never_had_a_seat_is_replaced_into_the_slot_its_line_names() -> None:
     house = House(policy(3, token=TOKEN))
     house.register("0")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.core.lines import may_be_replaced, successor_of
 from runtime.core.messages import (
     Activity,
     Credential,
@@ -26,6 +27,7 @@ from runtime.core.messages import (
     RoundId,
 )
 from runtime.core.point import Point
+from runtime.core.replacements import proof_of
 from tests.simulation.mix import Mix, Naming
 from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on
 
@@ -280,6 +282,32 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
             )
 
 
+def _forge_replacement(world: World, rng: random.Random) -> bool:
+    """Somebody says that a launcher started it: with a proof made up, of another session, or overheard and old."""
+    core = world.host.core
+    if core is None or not core.state.seats or not world.policy.token:
+        return False
+    gone = [one for one in world.started if not one.is_alive and one.agent._policy.proof]
+    forgotten = [one for one in gone if one.node not in core.state.seats]
+    if forgotten and rng.random() < 0.5:
+        overheard = rng.choice(forgotten)
+        node, session, proof = overheard.node, overheard.session, overheard.agent._policy.proof
+    else:
+        node, session = successor_of(rng.choice([one for one in core.state.seats if may_be_replaced(one)] or ["0"])), ""
+        session = f"{node}#forged {len(world.forged)}"
+        proofs = [
+            rng.randbytes(32),
+            proof_of(bytes(32), core.state.job, node, session),
+            *(one.agent._policy.proof for one in gone),
+        ]
+        proof = rng.choice(proofs)
+    world.forged.add(session)
+    there, policy = process_on("host-9", 9), world.policy
+    message = Register(PROTOCOL, "", policy.job_name, node, session, 0, there, policy.settings, proof=proof)
+    world.host.forge(session, message)
+    return True
+
+
 def _start_second_scheduler(world: World, rng: random.Random) -> bool:
     """Another scheduler on the same path: the lock keeps it out, also where the first one only stands still."""
     path, process = world.host.path, -rng.randrange(1, 1 << 30)
@@ -343,6 +371,7 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "duplicate started": _start_duplicate,
     "stranger started": _start_stranger,
     "message forged": _forge,
+    "replacement forged": _forge_replacement,
     "exception raised": _raise_in_worker,
     "worker terminated": _terminate_worker,
     "stop asked for": _ask_to_stop,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.core.lines import may_be_replaced, root_of, successor_of
 from runtime.core.messages import EndKind
 from tests.simulation.mix import Naming
 
@@ -19,7 +20,7 @@ RESTARTS_AFTER_S = (0.1, 0.1, 0.1, 3.0, 3.0, 31.0)
 
 
 class Operator:
-    """Starts processes."""
+    """Starts processes; where the mix says so, as a launcher that replaces whoever dies."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -27,6 +28,7 @@ class Operator:
         self._fresh_names = 0
         self._added = 0  # nodes beyond those that the job was begun with
         self._scheduler_comes = False
+        self._last_of: dict[str, str] = {}  # first node of a line → its last replacement
         rng = world.rng
         world.after(rng.uniform(0.0, 3.0), self._start_scheduler)
         for node in self.nodes():
@@ -41,7 +43,7 @@ class Operator:
             return [f"node-{number}" for number in range(self._wanted())]
         mix = self._world.mix
         slots = [*range(mix.world_size + self._added), *range(mix.max_world_size, mix.most_nodes)]
-        return [str(slot) for slot in slots]
+        return [self._last_of.get(str(slot), str(slot)) for slot in slots]
 
     def _wanted(self) -> int:
         return self._world.mix.world_size + self._world.mix.spare_num + self._added
@@ -64,6 +66,8 @@ class Operator:
     def start_worker_later(self, node: str, *, duplicate: bool = False) -> None:
         """A node's process has died, or with ``duplicate`` the user only believes so."""
         delay = self._world.rng.choice(RESTARTS_AFTER_S) * self._world.rng.uniform(0.5, 1.1)
+        if self._world.mix.replaces and may_be_replaced(node) and not duplicate and self._world.witness.job:
+            node = self._last_of[root_of(node)] = successor_of(self._last_of.get(root_of(node), node))
         self._world.after(delay, self._start_worker, node, duplicate)
 
     def calm_down(self) -> None:

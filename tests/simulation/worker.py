@@ -42,6 +42,7 @@ from runtime.core.agent_events import (
     Spoke,
     Trains,
 )
+from runtime.core.lines import number_of
 from runtime.core.messages import (
     FINAL,
     PROTOCOL,
@@ -55,6 +56,7 @@ from runtime.core.messages import (
     RoundId,
 )
 from runtime.core.point import Point
+from runtime.core.replacements import proof_of
 from runtime.core.values import replace
 from tests.simulation.group import blob_of
 from tests.simulation.network import Connection
@@ -146,10 +148,17 @@ class Worker:
             (("WORKER_NUM", "1000"),) if oddity is Oddity.OTHER_SETTINGS else world.policy.settings,
             first_beat_s=rng.uniform(0.001, 1.0),
             topo_timeout_s=world.policy.topo_timeout_s,
+            proof=self._proof(),
         )
         self.agent = world.agent_type(policy, self._now)
         world.after(rng.uniform(0.01, 1.0), self._connect)
         self._agent_step(Passed(0))
+
+    def _proof(self) -> bytes:
+        """As the process of a launcher's replacement makes it; before there is a job it can make none."""
+        token, job = self.world.policy.token, self.world.witness.job
+        is_one = token and job and number_of(self.node) > 0
+        return proof_of(token, job, self.node, self.session) if is_one else b""
 
     def __str__(self) -> str:
         return self.session

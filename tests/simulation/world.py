@@ -18,6 +18,7 @@ from runtime.core.ledger import Policy
 from runtime.core.messages import EndKind
 from runtime.core.ready import Ready
 from runtime.core.records import JobRebuilt, Record
+from runtime.core.replacements import TOKEN_BYTES
 from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 400_000
 MOST_AT_ONE_MOMENT = 5_000
+REPLACES = 0.4
+"""In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
+TOKEN = b"t" * TOKEN_BYTES
 ODD_RANKS = 0.15
 """In so many runs a rank's state becomes another than the others'."""
 
@@ -86,6 +90,7 @@ class World(Places):
         self.rng = random.Random(seed)
         drawn = replace(Mix.draw(self.rng), rebuilds=self.random_of("rebuilds").random() < 0.5)
         drawn = replace(drawn, has_odd_rank=self.random_of("odd rank").random() < ODD_RANKS)
+        drawn = replace(drawn, replaces=self.random_of("replaces").random() < REPLACES)
         self.mix = replace(drawn, **(changes or {}))
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type
@@ -103,11 +108,13 @@ class World(Places):
             spare_num=self.mix.spare_num,
             start_grace_s=self.mix.start_grace_s,
             shrink_grace_s=self.mix.shrink_grace_s,
+            token=TOKEN if self.mix.replaces else b"",
         )
         self.now = 0.0
         self.is_calm = False
         self.events = 0
         self.wipes = 0
+        self.forged: set[str] = set()  # sessions that no process has, which said that a launcher started them
         self.trace = Trace()
         self.note: Callable[..., None] = self._note if traced else _note_nothing
         self.happened: Counter[str] = Counter()

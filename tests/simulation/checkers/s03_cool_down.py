@@ -1,4 +1,7 @@
-"""S3: nobody is seated before the cool-down is over, and a refusal says exactly how long and makes no wait longer."""
+"""S3: nobody is seated before the cool-down is over, and a refusal says exactly how long and makes no wait longer.
+
+Nor is anybody as a replacement, for which there is no cool-down, but who was started as one.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ class CoolDown(Checker):
     def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
         """A process takes its node's seat again, or, the seat being taken away for it, another node's."""
         witness = self.world.witness
+        if record.session in self.world.forged:
+            self.violated(f"{record}: no launcher has started that session")
         before = [old for old, granted in witness.granted if granted is record and old is not None]
         before += [old for old in witness.retired if isinstance(record, SeatGranted) and old.slot == record.slot]
         for old in before:

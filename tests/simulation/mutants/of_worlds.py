@@ -10,10 +10,12 @@ from runtime.core.agent import AgentCore
 from runtime.core.messages import Place, Register, RoundOpened
 from runtime.core.ready import Ready
 from runtime.core.records import GenerationCommitted, SeatRetired, SlotGiven
+from runtime.core.replacements import Claim, Replacements
 from runtime.core.restore import Joined
 from runtime.core.scheduler import Event, SchedulerCore
 from runtime.core.state import Seat
 from runtime.core.values import replace
+from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 
 
@@ -161,7 +163,41 @@ SPARES = {"spare_num": 2, "world_size": 3, **LOSSES}
 GROWTH = {**ELASTIC, "chaos_s": 40.0, "target_step": 60, "save_every": 10, "commit_every": 3, "step_s": 1.0}
 GROWTH |= {"breaks_sockets": False, "quiet_start_s": 8.0, "rates_hz": {"node added": 0.2, "worker killed": 0.05}}
 
+REPLACED = {"replaces": True, "naming": Naming.SLOTS, "world_size": 3, "min_world_size": 3, "max_world_size": 3}
+REPLACED |= {"spare_num": 0, "chaos_s": 60.0, "quiet_start_s": 8.0, "step_s": 0.3, "target_step": 150}
+REPLACED |= {"cool_down_s": 30.0, "rates_hz": {"worker killed": 0.2, "replacement forged": 0.5}}
+
+
+def _believes_every_proof(replacements: Replacements, message: Register) -> bool:
+    return bool(message.proof)
+
+
+def _takes_spent_numbers(replacements: Replacements, message: Register) -> Claim:
+    """A number that was replaced is as good as a new one."""
+    with mock.patch.dict(replacements._ledger.state.replacements):
+        newest = replacements.newest(message.node)
+        replacements._ledger.state.replacements.clear()
+        with mock.patch.object(replacements, "newest", lambda node: newest):
+            return _CLAIM(replacements, message)
+
+
+_CLAIM = Replacements.claim
+
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "a proof is not compared",
+        frozenset({"S3"}),
+        30,
+        patches={"runtime.core.replacements.Replacements.is_proven": _believes_every_proof},
+        changes=REPLACED,
+    ),
+    Mutant(
+        "a spent number is taken again",
+        frozenset({"S3", "S5"}),
+        60,
+        patches={"runtime.core.replacements.Replacements.claim": _takes_spent_numbers},
+        changes=REPLACED,
+    ),
     Mutant(
         "one node is given two slots",
         frozenset({"S1", "S2", "S4", "S7", "S14", "crash"}),
