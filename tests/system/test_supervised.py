@@ -73,6 +73,7 @@ def test_whatever_is_killed_the_bits_are_the_same(
     kills: int, supervised: ShellJob, undisturbed: Callable[..., str]
 ) -> None:
     job, chance = supervised, random.Random(27)
+    gate_of(job.folder, 0).touch()
     shell = job.run(*TRAINED, "--gates", str(GATE), worker=PROBE)
     happened: Counter[str] = Counter()
     for number in range(kills):
