@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from runtime.core.point import Point
+from runtime.core.values import replace
 from runtime.errors import CheckpointError, StoreError
 from runtime.service import voice
 from runtime.service.buddy import Brief, CopyListener
