@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from runtime.errors import UsageError
+from runtime.training import torch_private
 from runtime.training.group.breaker import Breaker, join_at_exit, run_aside, run_breakable
 from runtime.training.group.calling_place import calling_place
 
@@ -39,10 +40,7 @@ _NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
 _MANY = 8  # works in flight; beyond, those that have ended are let go
 _MAIN_THREAD = threading.main_thread().ident
 
-# What torch's stubs do not have: the number of the backward pass that calls, and what is to happen before it ends.
 _NO_BACKWARD = -1
-_current_backward: Callable[[], int] = torch._C._current_graph_task_id
-_before_backward_ends: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def _await_this_thread_at_exit() -> None:
@@ -292,14 +290,14 @@ class ReducerGroup(dist.ProcessGroup):
 
     def allreduce(self, *args: Any) -> dist.Work:
         """Inside a backward pass as described, else (``Join``) as the group itself does it."""
-        backward = _current_backward()
+        backward = torch_private.current_backward()
         if backward == _NO_BACKWARD:
             return self._group.collective("allreduce", *args)
         self._breaker.check()
         if backward != self._backward:
             self._backward, self._works = backward, []
             # The reducer asks for its own turn with its last bucket, so it comes after this.
-            _before_backward_ends(functools.partial(self._wait_for_all, self._works))
+            torch_private.before_backward_ends(functools.partial(self._wait_for_all, self._works))
         self._breaker.before_launch()
         try:
             work = self._allreduce(*args)

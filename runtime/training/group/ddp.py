@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from runtime.commands import spelled
 from runtime.errors import LayoutError, UsageError
+from runtime.training import torch_private
 from runtime.training.group.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.group.group import Group, discard
 
@@ -76,23 +77,16 @@ def capture(ddp: DistributedDataParallel) -> Layout:
     known = _captured.get(ddp)
     if known is not None and known[0] is ddp.reducer and known[1].rebuilt:
         return known[1]
-    if ddp.reducer._rebuild_buckets():
-        ddp._has_rebuilt_buckets = True
-    elif _is_learning(ddp):
+    if not torch_private.lay_out_if_due(ddp) and torch_private.is_learning(ddp):
         raise UsageError(
             "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore "
             "point can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
         )
-    if known is not None and known[0] is ddp.reducer and not ddp._has_rebuilt_buckets:
+    if known is not None and known[0] is ddp.reducer and not torch_private.is_laid_out(ddp):
         return known[1]
     layout = _read(ddp)
     _captured[ddp] = (ddp.reducer, layout)
     return layout
-
-
-def _is_learning(ddp: DistributedDataParallel) -> bool:
-    """Whether a static graph is between its first iteration and its second, which will lay out its buckets."""
-    return ddp.static_graph and not ddp._has_rebuilt_buckets and ddp._static_graph_delay_allreduce_enqueued
 
 
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
@@ -102,9 +96,9 @@ _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.W
 def _read(ddp: DistributedDataParallel) -> Layout:
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     with _WithoutMemory():
-        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        buckets = torch_private.buckets_of(ddp)
     ordered = tuple(tuple(names[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
-    return Layout(ordered, ddp._has_rebuilt_buckets)
+    return Layout(ordered, torch_private.is_laid_out(ddp))
 
 
 class _WithoutMemory(TorchDispatchMode):
@@ -144,10 +138,10 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         LayoutError: this model cannot have that layout; the message names the difference.
         UsageError: the wrapper uses something that cannot be carried over to another group.
     """
-    parameters, sparse = ddp._build_params_for_reducer()
+    parameters, sparse = torch_private.parameters_of(ddp)
     _require_supported(ddp, has_sparse=any(sparse))
     pg = _group_for(ddp, group)
-    ddp.reducer._remove_autograd_hooks()
+    torch_private.unhook_reducer(ddp)
     # The reducer owns gradient buffers and, perhaps as the last one, the old group.
     old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
     if layout is not None and layout.rebuilt:
@@ -172,8 +166,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
 
 def _build_fresh(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
     ddp.process_group = _GroupOfOne()
-    _build_reducer(ddp, parameters, sparse)
-    ddp._has_rebuilt_buckets = False
+    torch_private.new_reducer(ddp, parameters, sparse)
 
 
 def _build_final(
@@ -190,25 +183,12 @@ def _build_final(
     _require_same_parameters(ddp, wanted, {name for name, one in by_name.items() if id(one) in position})
     order = [position[id(by_name[name])] for name in wanted]
     ddp.process_group = _GroupOfOne()
-    _build_reducer(ddp, [parameters[index] for index in order], [sparse[index] for index in order])
-    ddp.reducer._push_all_rebuilt_params()
-    rebuilt = ddp.reducer._rebuild_buckets()
-    if not rebuilt:
+    torch_private.new_reducer(ddp, [parameters[index] for index in order], [sparse[index] for index in order])
+    if not torch_private.lay_out_as_given(ddp):
         raise LayoutError(
             f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper never "
             "rebuilds its buckets (find_unused_parameters=True); build it with the same arguments on every rank"
         )
-    ddp._has_rebuilt_buckets = True
-
-
-def _build_reducer(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
-    names = ddp._build_debug_param_to_name_mapping(parameters)
-    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
-    if ddp.static_graph:
-        ddp._static_graph_delay_allreduce_enqueued = False
-        ddp.reducer._set_static_graph()
-        assert ddp.logger is not None
-        ddp.logger._set_static_graph()
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
@@ -217,7 +197,7 @@ def _connect_reducer(ddp: DistributedDataParallel) -> None:
     # Of a static graph the first iteration reduces and waits in one call; it takes the way all other callers take.
     if isinstance(group, BreakableGroup) and not ddp.static_graph:
         group = _reducer_groups[ddp] = ReducerGroup(group)
-    ddp.reducer._update_process_group(group)
+    torch_private.give_reducer_group(ddp, group)
 
 
 _reducer_groups: weakref.WeakKeyDictionary[Module, ReducerGroup] = weakref.WeakKeyDictionary()
@@ -246,7 +226,7 @@ class _Done(dist.Work):
 def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
     current = ddp.process_group
     default = dist.group.WORLD
-    if current is not default and current in dist.distributed_c10d._world.pg_map:
+    if current is not default and torch_private.is_registered(current):
         return current
     if getattr(current, "group_desc", "") not in ("default_pg", ""):
         raise UsageError(
@@ -258,8 +238,9 @@ def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
 
 def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> None:
     parameters = list(ddp.module.parameters())
+    has_no_buckets = torch_private.uses_python_reducer(ddp)
     reasons = {
-        "delay_all_reduce_named_params: it reduces past the reducer": bool(ddp._delay_all_reduce_params),
+        "delay_all_reduce_named_params: it reduces past the reducer": torch_private.reduces_past_reducer(ddp),
         "a communication hook (register_comm_hook): its state is not part of a restore point": bool(
             getattr(ddp, "_comm_hooks", ())
         ),
@@ -271,7 +252,7 @@ def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> Non
             hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
         ),
         "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": has_sparse,
-        "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": ddp._use_python_reducer,
+        "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": has_no_buckets,
     }
     for reason, present in reasons.items():
         if present:
@@ -371,7 +352,7 @@ class _Riders:
             return
         for ddp, _ in self._present():
             if ddp.will_sync_module_buffers():
-                ddp._sync_buffers()
+                torch_private.make_buffers_rank_0s(ddp)
                 ddp.require_forward_param_sync = False  # until a forward pass has changed them again
 
     def generation_ended(self) -> None:
@@ -380,7 +361,7 @@ class _Riders:
     def settle_all(self) -> dict[str, Any] | None:
         if self._settled is not None:
             return self._settled
-        if any(_is_learning(ddp) for ddp, _ in self._present()):
+        if any(torch_private.is_learning(ddp) for ddp, _ in self._present()):
             return None
         captured = self.capture_all()
         plain = {key: layout.to_plain() for key, layout in sorted(captured.items())}

@@ -22,15 +22,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
-from torch.distributed import ProcessGroupGloo, distributed_c10d
+from torch.distributed import ProcessGroupGloo
 
 from runtime.errors import UsageError
 from runtime.service import voice
+from runtime.training import torch_private
 
-__all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut", "wrap"]
+__all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
 
 READER_NICE = 10
 """Nicer than the process. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH the one that was never slower than 0, beside whatever
@@ -106,15 +105,11 @@ def connect(
     Raises:
         RuntimeError: gloo's, when a connection did not come in time.
     """
-    backend: Any = ProcessGroupGloo  # its options are missing from torch's stubs
-    options = backend._Options()
-    options._timeout = connect_timeout
     # Lazy connections would be made inside some later collective, where nothing can be said about them.
     with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread that made itself nice cannot take it back
-        options._devices = [aside.submit(_device_with_nice_reader, address).result()]
-    mesh = ProcessGroupGloo(store, rank, world_size, options)
-    mesh._set_default_timeout(timeout)
-    key = f"0/{rank}"  # as gloo's rendezvous::Context names it; where it does not, waiting for it would be for ever
+        device = aside.submit(_device_with_nice_reader, address).result()
+    mesh = torch_private.gloo_mesh(store, rank, world_size, device, connect_timeout, timeout)
+    key = torch_private.key_of_gloo_rank(rank)  # where gloo names it otherwise, waiting for it would be for ever
     own = address_in(bytes(store.get(key))) if store.check([key]) else None
     if own is not None and sys.platform == "linux":
         close_to_newcomers(own)
@@ -165,18 +160,7 @@ def _device_with_nice_reader(address: str) -> Any:
     if sys.platform == "linux":  # elsewhere it would be the whole process, not this thread and those it starts
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + READER_NICE)
-    backend: Any = ProcessGroupGloo  # its options are missing from torch's stubs
-    return backend.create_device(hostname=address, lazy_init=False)
-
-
-def wrap(mesh: ProcessGroupGloo, group: dist.ProcessGroup, name: str, description: str) -> None:
-    """Make ``mesh`` the backend of ``group`` for every device type gloo serves, and give it torch's two names."""
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(kind)
-    for device_type in dist.Backend.backend_capability[dist.Backend.GLOO]:
-        group._register_backend(torch.device(device_type), kind, mesh)
-    group._set_group_name(distributed_c10d.GroupName(name))
-    group._set_group_desc(description)
+    return torch_private.gloo_device(address)
 
 
 def check_address(address: str) -> None:

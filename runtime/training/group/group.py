@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d
 
 from runtime import config
 from runtime.errors import CommunicationError, UsageError
+from runtime.training import torch_private
 from runtime.training.group import device as devices
 from runtime.training.group import gloo
 from runtime.training.group.breakable_group import BreakableGroup
@@ -176,7 +177,7 @@ class Group:
                 raise CommunicationError(f"the process group of {self.name} did not connect: {error}") from error
             raise
         if not dist.is_initialized():
-            _install(self._pg, store, self.world_size)
+            torch_private.install_default_group(self._pg, store, self.world_size)
 
     def break_(self, reason: str = "a member was lost") -> None:
         """End every wait in this group, its subgroups and its formation; from any thread, any number of times.
@@ -199,7 +200,7 @@ class Group:
         """
         self._admit_samplers()
         if self._pg is not None:
-            _uninstall(self._pg)
+            torch_private.uninstall_default_group(self._pg)
 
     def drop(self) -> None:
         """Take the group out of torch, so that the next one can be formed at once; freeing it happens elsewhere.
@@ -209,9 +210,9 @@ class Group:
         self.break_("it was dropped")
         self._admit_samplers()
         # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
-        groups = [] if self._pg is None else [*_uninstall(self._pg), self._pg]
+        groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
         works = _unfinished(groups)
-        backends = [_backend(group, self.device) for group in groups]
+        backends = [torch_private.backend_of(group, self.device) for group in groups]
         links = [self._link]
         self._pg = self._link = None
         discard([groups, backends, links], works)
@@ -222,7 +223,7 @@ class Group:
         For what must not be done while one runs, and is better done late than never.
         """
         deadline = time.monotonic() + within_s
-        groups = [] if self._pg is None else [*_subgroups(self._pg), self._pg]
+        groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
         while not self.broken and (running := set(_unfinished(groups))) - self._awaited_in_vain:
             if time.monotonic() >= deadline:
                 self._awaited_in_vain = running
@@ -242,13 +243,13 @@ class Group:
         to end, until ``deadline`` on the monotonic clock, and never free what does not.
         """
         self.break_("the process ends")
-        groups = [] if self._pg is None else [*_subgroups(self._pg), self._pg]
+        groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
         for work in _unfinished(groups):
             with contextlib.suppress(RuntimeError):  # broken, as it should be, or too late
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         if _unfinished(groups):
             for group in groups:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(_backend(group, self.device)))
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(torch_private.backend_of(group, self.device)))
 
 
 _live: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -327,7 +328,7 @@ class _GlooLink:
         finally:
             del mesh  # its error's traceback must not lead back to it
         for one in (inner, group):
-            gloo.wrap(connected, one, name, description)
+            torch_private.dress_group(one, connected, name, description)
         return group
 
     def cut(self) -> None:
@@ -450,56 +451,3 @@ def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
     for bag in bags:
         while bag:
             bag.pop(0)
-
-
-def _backend(group: dist.ProcessGroup, device: torch.device) -> object:
-    """A group's backend, to be freed last and by itself: its own Python object releases the GIL meanwhile."""
-    try:
-        return group._get_backend(device)
-    except RuntimeError:
-        return None  # a subgroup of another kind
-
-
-def _install(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
-    """What ``init_process_group`` does once its group is built."""
-    world = distributed_c10d._world
-    name = distributed_c10d._process_group_name([], use_hashed_name=False)
-    backend = dist.Backend(dist.Backend.GLOO)
-    distributed_c10d._register_pg_in_world(
-        pg,
-        backend_name=backend,
-        store=store,
-        group_name=name,
-        backend_config=str(distributed_c10d.BackendConfig(backend)),
-        rank_mapping={rank: rank for rank in range(world_size)},
-        add_to_default_tag=True,
-    )
-    distributed_c10d._update_default_pg(pg)
-    world.pg_coalesce_state.clear()
-
-
-def _subgroups(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    world = distributed_c10d._world
-    return [group for group in world.pg_map if group is not pg] if world.default_pg is pg else []
-
-
-def _uninstall(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """What ``destroy_process_group`` does after shutting down; returns the subgroups that went with ``pg``."""
-    world = distributed_c10d._world
-    if world.default_pg is not pg:
-        return []  # the script has destroyed it itself
-    subgroups = _subgroups(pg)
-    distributed_c10d._update_default_pg(None)
-    for registry in (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-        world.tags_to_pg,
-        world.pg_coalesce_state,
-    ):
-        registry.clear()
-    distributed_c10d._unregister_all_process_groups()
-    world.group_count = 0
-    return subgroups

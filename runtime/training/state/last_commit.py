@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from runtime.core.point import Point
+from runtime.training import torch_private
 from runtime.training.state.handlers import StateHandler, copied_tree
 
 __all__ = ["LastCommit"]
@@ -98,4 +99,4 @@ class LastCommit:
 
     def _sum_of_versions(self) -> int:
         """Grows with every change in place, also one that is made by hand (though not through ``.data``)."""
-        return sum(tensor._version for tensor in self._stepped)
+        return sum(torch_private.version_of(tensor) for tensor in self._stepped)

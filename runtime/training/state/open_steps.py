@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from runtime.training import torch_private
+
 __all__ = ["Marks", "OpenSteps", "same_marks"]
 
 Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
@@ -77,7 +79,7 @@ class OpenSteps:
                 for parameter in group["params"]:
                     gradient = parameter.grad
                     if gradient is not None:
-                        marks[id(parameter)] = (reference(gradient), gradient._version)
+                        marks[id(parameter)] = (reference(gradient), torch_private.version_of(gradient))
         return marks
 
     def drop_gradients(self) -> None:
@@ -124,7 +126,7 @@ def _gradients(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[in
 
 def _has_changed(key: int, gradient: torch.Tensor, marks: Marks) -> bool:
     mark = marks.get(key)
-    return mark is None or _alive(mark) is not gradient or mark[1] != gradient._version
+    return mark is None or _alive(mark) is not gradient or mark[1] != torch_private.version_of(gradient)
 
 
 def _alive(mark: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:

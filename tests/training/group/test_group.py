@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from runtime.errors import CommunicationError, GenerationEndedError, UsageError
+from runtime.training import torch_private
 from runtime.training.group import gloo
 from runtime.training.group.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.group.breaker import Breaker, run_breakable
@@ -327,7 +328,7 @@ def _without_its_peer(breaker: Breaker) -> tuple[BreakableGroup, list[ProcessGro
     inner = dist.ProcessGroup(store, 0, 2)
     pair = BreakableGroup(inner, breaker, timedelta(seconds=WAIT_S), lambda *_: None)
     for one in (inner, pair):
-        gloo.wrap(meshes[0] if meshes[0].rank() == 0 else meshes[1], one, "1", "undefined")
+        torch_private.dress_group(one, meshes[0] if meshes[0].rank() == 0 else meshes[1], "1", "undefined")
     return pair, meshes
 
 

@@ -1,0 +1,267 @@
+"""What SameBits relies on inside torch: each private interface of groups, gloo, DDP and autograd behind one function.
+
+Each function says what it relies on; ``tests/training/test_torch_private.py`` probes it on the torch that is installed.
+Never here: what is done with them, or anything of torch's that is documented. FSDP2's insides are touched in
+``sharding/riding.py`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroupGloo, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+_c10d: Any = distributed_c10d
+_autograd: Any = torch.autograd.Variable
+_gloo: Any = ProcessGroupGloo  # its options are missing from torch's stubs
+
+
+# ---- gloo
+
+
+def gloo_device(address: str) -> object:
+    """A transport that listens at an address and connects at once, not inside the first collective.
+
+    Relies on ``ProcessGroupGloo.create_device(hostname=, lazy_init=)``.
+    """
+    device: object = _gloo.create_device(hostname=address, lazy_init=False)
+    return device
+
+
+def gloo_mesh(
+    store: Store, rank: int, world_size: int, device: object, connect_timeout: timedelta, timeout: timedelta
+) -> ProcessGroupGloo:
+    """Connections between all ranks, with one timeout for making them and another for each collective.
+
+    Relies on ``ProcessGroupGloo._Options`` with ``_timeout`` and ``_devices``, and on ``_set_default_timeout``.
+    """
+    options = _gloo._Options()
+    options._timeout = connect_timeout
+    options._devices = [device]
+    mesh = ProcessGroupGloo(store, rank, world_size, options)
+    mesh._set_default_timeout(timeout)
+    return mesh
+
+
+def key_of_gloo_rank(rank: int) -> str:
+    """Under which a rank's listening address lies in the store.
+
+    Relies on gloo's ``rendezvous::Context`` beneath torch's prefix of the first context.
+    """
+    return f"0/{rank}"
+
+
+# ---- process groups
+
+
+def dress_group(group: dist.ProcessGroup, mesh: ProcessGroupGloo, name: str, description: str) -> None:
+    """Make ``mesh`` the backend of ``group`` for every device type that gloo serves, and give it torch's two names.
+
+    Relies on ``_set_default_backend``, ``_register_backend``, ``_set_group_name``, ``_set_group_desc`` of a group.
+    """
+    kind = dist.ProcessGroup.BackendType.GLOO
+    kind_of_name: Any = getattr(_c10d, "GroupName", str)  # a type of its own in some versions
+    group._set_default_backend(kind)
+    for device_type in dist.Backend.backend_capability[dist.Backend.GLOO]:
+        group._register_backend(torch.device(device_type), kind, mesh)
+    group._set_group_name(kind_of_name(name))
+    group._set_group_desc(description)
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> object:
+    """A group's backend for a device; None where it has none. Relies on ``ProcessGroup._get_backend``."""
+    try:
+        return group._get_backend(device)
+    except RuntimeError:
+        return None
+
+
+def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
+    """What ``init_process_group`` does once its group is built.
+
+    Relies on ``distributed_c10d._world``'s dictionaries, ``_process_group_name``, ``_update_default_pg``, and on
+    ``_register_pg_in_world``, or before torch 2.13 on ``_register_process_group`` and what that function sets.
+    """
+    world = _c10d._world
+    name = _c10d._process_group_name([], use_hashed_name=False)
+    backend = dist.Backend(dist.Backend.GLOO)
+    config = str(_c10d.BackendConfig(backend))
+    ranks = {rank: rank for rank in range(world_size)}
+    if hasattr(_c10d, "_register_pg_in_world"):
+        _c10d._register_pg_in_world(
+            pg,
+            backend_name=backend,
+            store=store,
+            group_name=name,
+            backend_config=config,
+            rank_mapping=ranks,
+            add_to_default_tag=True,
+        )
+    else:
+        _register_by_hand(pg, backend, store, name, config, ranks)
+    _c10d._update_default_pg(pg)
+    world.pg_coalesce_state.clear()
+
+
+def _register_by_hand(
+    pg: dist.ProcessGroup, backend: str, store: Store, name: str, config: str, ranks: Mapping[int, int]
+) -> None:
+    """As torch 2.13's ``_register_pg_in_world``, for the versions that have it inside a longer function."""
+    world, tag = _c10d._world, f"ptd:{name}"
+    world.pg_map[pg], world.pg_names[pg], world.pg_backend_config[pg] = (backend, store), name, config
+    _c10d._register_process_group(name, pg)
+    world.pg_group_ranks[pg] = dict(ranks)
+    world.tags_to_pg.setdefault("", []).append(pg)
+    world.tags_to_pg.setdefault(tag, []).append(pg)
+    world.pg_to_tag[pg] = tag
+
+
+def is_registered(pg: object) -> bool:
+    """Whether torch knows this group. Relies on ``_world.pg_map``."""
+    return pg in _c10d._world.pg_map
+
+
+def subgroups_of(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """The groups that were made beside the default one; none where ``pg`` is not the default.
+
+    Relies on ``_world.pg_map`` and ``_world.default_pg``.
+    """
+    world = _c10d._world
+    return [group for group in world.pg_map if group is not pg] if world.default_pg is pg else []
+
+
+def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """What ``destroy_process_group`` does after shutting down; returns the subgroups that went with ``pg``.
+
+    Relies on ``_world``'s dictionaries, ``_update_default_pg`` and ``_unregister_all_process_groups``.
+    """
+    world = _c10d._world
+    if world.default_pg is not pg:
+        return []  # the script has destroyed it itself
+    subgroups = subgroups_of(pg)
+    _c10d._update_default_pg(None)
+    for registry in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        registry.clear()
+    _c10d._unregister_all_process_groups()
+    world.group_count = 0
+    return subgroups
+
+
+# ---- autograd
+
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that calls; -1 outside. Relies on ``torch._C._current_graph_task_id``."""
+
+before_backward_ends: Callable[[Callable[[], None]], None] = _autograd._execution_engine.queue_callback
+"""Have something called before the present backward pass ends. Relies on the engine's ``queue_callback``."""
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place. Relies on ``Tensor._version``."""
+    return tensor._version
+
+
+# ---- DistributedDataParallel and its reducer
+
+
+def lay_out_if_due(ddp: DistributedDataParallel) -> bool:
+    """Have the buckets laid out in the order of the first iteration, where that is due: one broadcast of rank 0's.
+
+    Relies on ``Reducer._rebuild_buckets`` saying whether it did, and on ``DDP._has_rebuilt_buckets``.
+    """
+    if not ddp.reducer._rebuild_buckets():
+        return False
+    ddp._has_rebuilt_buckets = True
+    return True
+
+
+def is_laid_out(ddp: DistributedDataParallel) -> bool:
+    """Whether the layout of the buckets is final. Relies on ``DDP._has_rebuilt_buckets``."""
+    return bool(ddp._has_rebuilt_buckets)
+
+
+def is_learning(ddp: DistributedDataParallel) -> bool:
+    """Whether a static graph is between its first iteration and its second, which will lay out its buckets.
+
+    Relies on ``DDP._static_graph_delay_allreduce_enqueued``.
+    """
+    return bool(ddp.static_graph and not is_laid_out(ddp) and ddp._static_graph_delay_allreduce_enqueued)
+
+
+def buckets_of(ddp: DistributedDataParallel) -> Sequence[Any]:
+    """The buckets, each with its ``parameters()`` in order. Relies on ``Reducer._get_zeros_like_grad_buckets``."""
+    buckets: Sequence[Any] = ddp.reducer._get_zeros_like_grad_buckets()
+    return buckets
+
+
+def parameters_of(ddp: DistributedDataParallel) -> tuple[Sequence[torch.Tensor], Sequence[bool]]:
+    """What a reducer is given: the parameters, and of each whether its gradient is sparse.
+
+    Relies on ``DDP._build_params_for_reducer``.
+    """
+    parameters, sparse = ddp._build_params_for_reducer()
+    return parameters, sparse
+
+
+def unhook_reducer(ddp: DistributedDataParallel) -> None:
+    """The present reducer hears of no more gradients. Relies on ``Reducer._remove_autograd_hooks``."""
+    ddp.reducer._remove_autograd_hooks()
+
+
+def new_reducer(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
+    """A reducer as in a new wrapper, on these parameters in this order.
+
+    Relies on ``DDP._build_debug_param_to_name_mapping``, ``DDP._ddp_init_helper``, and ``_set_static_graph`` of reducer
+    and logger.
+    """
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
+    if ddp.static_graph:
+        ddp._static_graph_delay_allreduce_enqueued = False
+        ddp.reducer._set_static_graph()
+        assert ddp.logger is not None
+        ddp.logger._set_static_graph()
+
+
+def lay_out_as_given(ddp: DistributedDataParallel) -> bool:
+    """Have a new reducer lay out its buckets as if gradients had come in the order of its parameters.
+
+    Relies on ``Reducer._push_all_rebuilt_params``, which DDP's ``join`` uses for ranks that have run out of data.
+    """
+    ddp.reducer._push_all_rebuilt_params()
+    return lay_out_if_due(ddp)
+
+
+def give_reducer_group(ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    """The reducer reduces over this group from now on. Relies on ``Reducer._update_process_group``."""
+    ddp.reducer._update_process_group(group)
+
+
+def make_buffers_rank_0s(ddp: DistributedDataParallel) -> None:
+    """Broadcast the buffers as a forward pass would. Relies on ``DDP._sync_buffers``."""
+    ddp._sync_buffers()
+
+
+def reduces_past_reducer(ddp: DistributedDataParallel) -> bool:
+    """Whether some gradients never go through the reducer. Relies on ``DDP._delay_all_reduce_params``."""
+    return bool(ddp._delay_all_reduce_params)
+
+
+def uses_python_reducer(ddp: DistributedDataParallel) -> bool:
+    """Whether there are no buckets at all. Relies on ``DDP._use_python_reducer``."""
+    return bool(ddp._use_python_reducer)
