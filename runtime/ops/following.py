@@ -385,6 +385,8 @@ class Following:
             self._is_judged_here = True
             self._orders.stop_by = verdict.cause
             self._close(verdict, now, self._leave_s)
+        elif self._scheduler_gone and self._has_trained_here(ends):
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, whose journal says so
         elif self._scheduler_gone:
             gone = "every process of the job is gone"
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
@@ -392,6 +394,10 @@ class Following:
             cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
             self._is_judged_here, self._orders.stop_by = True, cause
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
+
+    def _has_trained_here(self, ends: list[End]) -> bool:
+        """Whether training was finished when the scheduler was last heard of, and all here have ended well since."""
+        return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
         """When a job that nobody has joined is given up: its scheduler would wait for strangers."""

@@ -127,6 +127,19 @@ def test_a_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
     assert (scene.lines, scene.signals) == ([], [])
 
 
+@pytest.mark.parametrize(("last", "outcome"), [(0, (None, 0)), (None, (EndKind.INTERRUPTED, 77))])
+def test_a_follower_on_another_host_than_the_scheduler_knows_a_finished_job(
+    last: int | None, outcome: tuple[EndKind | None, int]
+) -> None:
+    """It has no journal, and the scheduler may have gone before it said more than that training was finished."""
+    scene = Scene()
+    scene.heard(view(training_finished=True))
+    scene.scheduler_dies(Death())
+    for node, status in enumerate((0, 0, last)):
+        scene.dies(node, Death(status=status) if status is not None else KILLED)
+    assert scene.outcome() == outcome
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_the_fix_and_the_job_is_followed_on() -> None:
     scene = Scene()
     scene.dies(2)

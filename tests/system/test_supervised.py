@@ -68,7 +68,8 @@ def kill_something(job: ShellJob, shell: Shell, chance: random.Random, what: str
     return shell
 
 
-@pytest.mark.parametrize("kills", [pytest.param(2, id="two"), pytest.param(24, id="many", marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # the decisions and a job of tiny workers: tests/ops/test_ops_supervised_sh.py
+@pytest.mark.parametrize("kills", [pytest.param(2, id="two"), pytest.param(24, id="many")])
 def test_whatever_is_killed_the_bits_are_the_same(
     kills: int, supervised: ShellJob, undisturbed: Callable[..., str]
 ) -> None:
