@@ -161,7 +161,8 @@ class Admission:
     def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
         """A spare of the job that was rebuilt: the members, who knew nothing of it, could not report it."""
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
-        return is_spare and self._has_room_for_spare()
+        was_replaced = self._replacements.is_spent(message.node)  # its record is gone, and was not unknown
+        return is_spare and not was_replaced and self._has_room_for_spare()
 
     # ---- rule 1b
 

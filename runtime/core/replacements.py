@@ -56,7 +56,7 @@ class Replacements:
         number, newest = number_of(message.node), self.newest(message.node)
         if number == 0:
             return Claim.NONE
-        is_spent = number <= self._ledger.state.replacements.get(root_of(message.node), 0)
+        is_spent = self.is_spent(message.node)
         if not self._says_so(message):  # the record of a number that was replaced is gone by now: it stays spent
             return Claim.SPENT if is_spent else Claim.NONE
         if not self.is_proven(message):
@@ -70,6 +70,10 @@ class Replacements:
         has_waited = newest.is_spare and number_of(newest.node) > 0
         needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # its own may be another line's by now
         return Claim.OF_A_LOST_ONE if newest.slot is not None or has_waited or needs_one else Claim.OF_NOBODY
+
+    def is_spent(self, node: str) -> bool:
+        """Whether this node is a replacement whose line has had its number, or one above it."""
+        return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
 
     def is_proven(self, message: Register) -> bool:
         """Whether the job's own launcher has started this session's process."""

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     scaler, meter, said = Autoscaler(limits), Meter(options.queue_file), Decision(0, "")
     _say(f"{limits.least} to {limits.most} workers, looked at every {options.every:g} s; Ctrl-C ends this, not the job")
     with Signals() as signals:
-        while not select.select([signals], [], [], options.every)[0]:
+        poll = select.poll()
+        poll.register(signals, select.POLLIN)
+        while not poll.poll(options.every * 1000):
             view = view_of(settings)
             if view.training_finished or view.job_finished:
                 _say("the job has finished")

@@ -123,4 +123,6 @@ def _as_subreaper() -> Iterator[None]:
 
 
 def _is_readable(link: socket.socket, timeout_s: float) -> bool:
-    return bool(select.select([link], [], [], timeout_s)[0])
+    poll = select.poll()  # select(2) knows no descriptor above 1023
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

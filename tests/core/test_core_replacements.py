@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.lines import number_of, replaces, root_of, successor_of
-from runtime.core.messages import Activity, Refusal
+from runtime.core.messages import Activity, Fenced, Refusal
 from runtime.core.records import (
     GenerationCommitted,
     ReplacementShown,
@@ -146,6 +146,22 @@ def test_an_overheard_registration_opens_nothing_once_its_number_is_spent() -> N
     assert house.refusal("s1.2").retry_after_s == 0
     comes(house, "1.5")
     assert house.seat("1.5").slot == 1
+
+
+def test_a_replaced_spare_that_was_not_heard_is_no_spare_that_a_new_journal_does_not_know() -> None:
+    """It believes in its seat, and its record is gone: it is fenced, not taken in without the cool-down."""
+    house = launched(spare_num=1)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    house.train()
+    house.close("s1.1", gone=True)
+    comes(house, "1.2")
+    house.train()
+    assert "1.1" not in house.core.state.seats
+    proof = proof_of(TOKEN, "job-1", "1.1", "s1.1")
+    house.register("1.1", "s1.1", incarnation=1, proof=proof, job="job-1")
+    assert not house.records(SpareAdmitted)
+    assert not house.answer("s1.1", Fenced).may_return
 
 
 def test_the_replaced_are_forgotten_with_the_generation_that_needs_them_no_more() -> None:

@@ -9,8 +9,10 @@ page must be what the rank would have had at the survivor's commit.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -46,10 +48,13 @@ class Counted(Generators):
 class Rank:
     """One rank on its way through a program."""
 
+    made: ClassVar[list[Rank]] = []
+
     def __init__(self, memory: Path, slot: int) -> None:
         self.kept = KeptGenerators(JOB, memory=memory)
         self.generators = Counted()
         self.slot, self.commits = slot, 0
+        self.made.append(self)
         self.commit()
 
     def commit(self) -> None:
@@ -74,6 +79,15 @@ class Survivor:
     commits: int
     step: LiveStep | None
     draws: int
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """Every rank that a test has made keeps two descriptors until then."""
+    yield
+    for rank in Rank.made:
+        rank.kept.let_go()
+    Rank.made.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +155,8 @@ def test_the_states_that_are_taken_are_right_in_every_order(first: str, tmp_path
                     assert is_used or not is_plain or draws_late(program), (program, done, launched, stage, page)
             if done < len(program) and len(kills) == 1:
                 dead.does(program[done])
+        while Rank.made:
+            Rank.made.pop().kept.let_go()
     assert used > 500
 
 
