@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.core.lines import may_be_replaced, successor_of
+from runtime.core.lines import may_be_replaced, number_of, root_of, successor_of
 from runtime.core.messages import (
     Activity,
     Credential,
@@ -288,7 +288,13 @@ def _forge_replacement(world: World, rng: random.Random) -> bool:
     if core is None or not core.state.seats or not world.policy.token:
         return False
     gone = [one for one in world.started if not one.is_alive and one.agent._policy.proof]
-    forgotten = [one for one in gone if one.node not in core.state.seats]
+    # A proof that was said and never came is still good: whoever hears all that is said is kept out by CLUSTER_SECRET.
+    spent = core.state.replacements
+    forgotten = [
+        one
+        for one in gone
+        if one.node not in core.state.seats and number_of(one.node) <= spent.get(root_of(one.node), 0)
+    ]
     if forgotten and rng.random() < 0.5:
         overheard = rng.choice(forgotten)
         node, session, proof = overheard.node, overheard.session, overheard.agent._policy.proof

@@ -41,7 +41,6 @@ USUALLY_EVERY_S = {
     "stop asked for": 45.0,
     "disk lost": 20.0,
     "node added": 15.0,
-    "replacement forged": 8.0,
 }
 
 
