@@ -22,7 +22,7 @@ def test_a_broken_build_is_caught_where_the_whole_one_passes(mutant: Mutant) -> 
     print(f"{mutant.name}: seed {seed}, {violation}")
     assert violation.name in mutant.caught_by
     try:
-        World(seed, changes=mutant.mix).run()
+        World(seed, changes=mutant.changes).run()
     except Violation as also:
         pytest.fail(f"{mutant.name}: seed {seed} fails without the mutant too ({also}); with it: {violation}")
 

@@ -27,11 +27,6 @@ class Mutant:
     patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → what stands there instead
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the drawn mix, where its fault shows seldom
 
-    @property
-    def mix(self) -> dict[str, Any]:
-        """What is changed of a drawn mix; a launcher hides what others are there to show, unless it is asked for."""
-        return {"replaces": False, **self.changes}
-
     def hunt(
         self, start: int, seeds: int, checkers: Sequence[type[Checker]] | None = None
     ) -> tuple[int, Violation] | None:
@@ -45,7 +40,7 @@ class Mutant:
                         seed,
                         core_type=self.core_type,
                         agent_type=self.agent_type,
-                        changes=self.mix,
+                        changes=self.changes,
                         checkers=checkers,
                     ).run()
                 except Violation as violation:
