@@ -86,11 +86,7 @@ class Fabric(lightning.fabric.Fabric):
         return FollowingState(self._follow, **samplers, **attributes)
 
     def _follow(self) -> None:
-        take_place()
-        for sampler in self._divided:
-            sampler.rank, sampler.num_replicas = self.global_rank, self.world_size
-            sampler.num_samples = -(-len(sampler.dataset) // sampler.num_replicas)  # type: ignore[arg-type]
-            sampler.total_size = sampler.num_samples * sampler.num_replicas
+        take_place(self._divided)
 
     @contextlib.contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:

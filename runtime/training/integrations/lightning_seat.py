@@ -6,8 +6,12 @@ place or, before there is one, with the seat's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DistributedSampler
 
 from runtime.training.process import context
 
@@ -61,6 +65,11 @@ def seat() -> ClusterEnvironment:
     return _Seat()
 
 
-def take_place() -> None:
-    """Lightning keeps in one global who may print and save."""
-    rank_zero_only.rank = _Seat().global_rank()
+def take_place(divided: Iterable[DistributedSampler[Any]] = ()) -> None:
+    """Lightning keeps in one global who may print and save; ``divided`` are the samplers that it made for a place."""
+    place = _Seat()
+    rank_zero_only.rank = place.global_rank()
+    for sampler in divided:
+        sampler.rank, sampler.num_replicas = place.global_rank(), place.world_size()
+        sampler.num_samples = -(-len(sampler.dataset) // sampler.num_replicas)  # type: ignore[arg-type]
+        sampler.total_size = sampler.num_samples * sampler.num_replicas

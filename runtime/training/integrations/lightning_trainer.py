@@ -137,11 +137,7 @@ class Trainer(LightningTrainer):
         return None
 
     def _follow(self) -> None:
-        take_place()
-        for sampler in self._divided:
-            sampler.rank, sampler.num_replicas = self.global_rank, self.world_size
-            sampler.num_samples = -(-len(sampler.dataset) // sampler.num_replicas)  # type: ignore[arg-type]
-            sampler.total_size = sampler.num_samples * sampler.num_replicas
+        take_place(self._divided)
 
     def _begin_again(self) -> None:
         """What a loss may have interrupted is as it is between two steps."""
