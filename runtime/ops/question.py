@@ -82,12 +82,13 @@ class Keys:
         return sys.stdin.fileno()
 
     def begin(self) -> None:
-        """From now on a key comes at once, and is not shown."""
+        """From now on a key comes at once, and is not shown; what was pressed before is dropped."""
         if self._before is None:
             with contextlib.suppress(OSError, termios.error):
                 self._before = termios.tcgetattr(self.fileno())
                 tty.setcbreak(self.fileno(), termios.TCSADRAIN)
-                termios.tcflush(self.fileno(), termios.TCIFLUSH)
+                while select.select([self.fileno()], [], [], 0.0)[0] and self.read():
+                    pass  # tcflush would also drop a Ctrl-C that the terminal has not made a signal of yet
 
     def end(self) -> None:
         """The terminal is as it was."""
@@ -120,9 +121,9 @@ class Asking:
         """Ctrl-C was pressed: whether that only asks; else it is meant."""
         if not self._keys.can_ask() or self._question.interrupted(now) is not Answer.ASKED:
             return False
-        self._say(TEXT)
         self._keys.begin()
         self._poll.register(self._keys.fileno(), select.POLLIN)
+        self._say(TEXT)
         return True
 
     def answer(self, ready: Container[int], now: float) -> Answer | None:
