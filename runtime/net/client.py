@@ -13,7 +13,6 @@ told to try again, too.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
 from runtime.net.curve import ClusterKeys
 from runtime.net.greeting import Greeted, greet
+from runtime.net.monitor import EVENT, STOPPED, close_both
 from runtime.net.waker import Waker
 
 MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
@@ -34,7 +34,6 @@ RETRY_S = 1.0  # after a handshake that ZeroMQ does not try again
 ASK_AFTER = 3
 ASK_TIMEOUT_S = 1.0
 REFUSED_AFTER = 2  # a scheduler that is killed closes all connections, and for a moment one of them still stands
-_EVENT = struct.Struct("=HI")
 _FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 _EVENTS = (
@@ -43,6 +42,7 @@ _EVENTS = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | _FINAL
+    | STOPPED
 )
 
 
@@ -143,7 +143,7 @@ class Client:
         began_with = self._witness
         while True:
             try:
-                event, value = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+                event, value = EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 break
             # Events were queued while a witness was looked for: what connected then may be older than it is.
@@ -255,8 +255,6 @@ class Client:
     def close(self) -> None:
         """Close after what was sent is out, at most half a second later."""
         self._dismiss()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
+        close_both(self._socket, self._monitor)
         self._context.term()
         self._waker.close()

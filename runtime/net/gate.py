@@ -33,6 +33,7 @@ import zmq
 from zmq.utils import z85
 
 from runtime.net.curve import ClusterKeys
+from runtime.net.monitor import EVENT, STOPPED, close_both
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"
@@ -44,8 +45,8 @@ SLICES = 16  # of the connections: one slice is looked at at a time, for a look 
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
 
 _NOW = int(zmq.NOBLOCK)
-_EVENT = struct.Struct("=HI")
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES | STOPPED
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 _MECHANISM_MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
@@ -145,7 +146,7 @@ class Gate:
             listening.curve_secretkey = keys.scheduler.secret
             listening.zap_domain = ZAP_DOMAIN
             listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody answers: nobody enters
-        self._monitor = listening.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES)
+        self._monitor = listening.get_monitor_socket(_EVENTS)
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
@@ -224,13 +225,10 @@ class Gate:
         self._guests.pop(descriptor, None)
 
     def close(self) -> None:
-        """Stop watching. Events are read first: with its queue full the I/O thread waits, and holds what this needs."""
-        for _ in self._events():
-            continue
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        """Close the socket, and stop watching it."""
         if self._zap is not None:
-            self._zap.close(linger=0)
+            self._zap.close(linger=0)  # first: connections whose questions it holds do not end before
+        close_both(self._socket, self._monitor)
 
     def _events(self) -> Iterator[tuple[int, int]]:
         receive = self._monitor.recv
@@ -240,7 +238,7 @@ class Gate:
             except zmq.Again:
                 return
             receive(_NOW)  # the address that is listened on
-            yield _EVENT.unpack(event)
+            yield EVENT.unpack(event)
 
     def _zap_questions(self) -> Iterator[list[bytes]]:
         """Each is to be answered before the next is asked for."""

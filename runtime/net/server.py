@@ -342,7 +342,6 @@ class Server:
     def close(self) -> None:
         """Close after what was sent is out, at most a second later."""
         self._gate.close()
-        self._socket.close()
         self._context.term()
         self._waker.close()
 
