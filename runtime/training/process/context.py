@@ -27,6 +27,7 @@ import torch
 from runtime import config
 from runtime.commands import spelled
 from runtime.config import Role, Settings
+from runtime.core.lines import root_of
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
 from runtime.service import host, stacks, voice
@@ -332,11 +333,13 @@ def is_spare() -> bool:
 def _index(slot: int | None, node: str) -> int:
     """Which of its host's devices a process takes, if the host has as many processes as devices.
 
-    A spare's is the one its number names, so that spares of one host do not crowd on one device.
+    A spare's is the one its number names, so that spares of one host do not crowd on one device; a replacement's is
+    that of the first node of its line.
     """
     if slot is not None:
         return slot
-    return int(node) if node.isdecimal() else 0
+    first = root_of(node)
+    return int(first) if first.isdecimal() else 0
 
 
 class _Ending:

@@ -2,9 +2,9 @@
 
 Here lives the guess of that place, and the exchange in which the group waits until the place is known. Never here: what
 happens once it is. The one idea: at a fixed world size a rank is its slot, and a node whose id is a number is its slot,
-so the costly half of forming a group (its thread, its listening socket, what it has to tell its peers) can be done
-while a process waits anyway; its part of the address map then travels with its join, and the whole map comes together
-with its place.
+as is its replacement's, so the costly half of forming a group (its thread, its listening socket, what it has to tell
+its peers) can be done while a process waits anyway; its part of the address map then travels with its join, and the
+whole map comes together with its place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 import torch
 
 from runtime.config import Settings
+from runtime.core.lines import root_of
 from runtime.core.messages import GenerationStarted, Place
 from runtime.service.agent import Agent
 from runtime.service.scheduler_address import address_towards
@@ -24,11 +25,11 @@ __all__ = ["NextGroup", "likely_place"]
 
 
 def likely_place(settings: Settings) -> Place | None:
-    """The place a process will have in the first generation, where its node id says so."""
-    node = settings.node_id or ""
-    if not node.isdecimal() or int(node) >= settings.worker_num:
+    """The place a process will have in the next generation, where its node id, or its line's first one, says so."""
+    first = root_of(settings.node_id or "")
+    if not first.isdecimal() or int(first) >= settings.worker_num:
         return None
-    return Place(slot=int(node), rank=int(node), world_size=settings.worker_num)
+    return Place(slot=int(first), rank=int(first), world_size=settings.worker_num)
 
 
 class NextGroup:

@@ -34,6 +34,8 @@ def test_a_spares_local_rank_is_its_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert runtime.get_local_rank() == 9
     seated(monkeypatch, slot=None, node="9", devices=8)
     assert runtime.get_local_rank() == 1
+    seated(monkeypatch, slot=None, node="9.2", devices=8)
+    assert runtime.get_local_rank() == 1, "as the node that it replaces"
 
 
 def test_after_the_first_generation_the_place_says_it(monkeypatch: pytest.MonkeyPatch) -> None:

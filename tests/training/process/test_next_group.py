@@ -23,7 +23,10 @@ def settings(**variables: str) -> Settings:
     return config.read(environment)[0]
 
 
-@pytest.mark.parametrize(("node", "slot"), [("0", 0), ("1", 1), ("2", None), ("host-1", None), ("-1", None)])
+@pytest.mark.parametrize(
+    ("node", "slot"),
+    [("0", 0), ("1", 1), ("2", None), ("1.3", 1), ("2.1", None), ("x.1", None), ("host-1", None), ("-1", None)],
+)
 def test_a_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
     assert likely_place(settings(NODE_ID=node)) == (None if slot is None else Place(slot, slot, 2))
 
