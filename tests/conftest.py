@@ -9,10 +9,15 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests import cpu_times, long_first
 from tests.system.processes import WarmStarter
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("samebits", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("samebits")
 
 _FAILED = pytest.StashKey[bool]()
 

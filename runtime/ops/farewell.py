@@ -1,4 +1,4 @@
-"""A follower's last words: how the job ended, what went first, and what to type next.
+"""A follower's last words: how the job ended, what went first, what it cost, and what to type next.
 
 Only the sentences live here; how it ended is ``verdict``'s. The one idea: what finished is said where everything else
 was, what did not is said on standard error, with a fix that can be pasted.
@@ -42,8 +42,7 @@ def _say(result: Result, following: Following, settings: Settings, screen: Scree
     step = view.step if view is not None else 0
     if verdict.kind is None:
         screen.say(f"job finished at step {step}" if step else "job finished")
-        for text in summary_of_folder(settings.recovery_path) if settings.enable_recovery else ():
-            screen.say(text)
+        _say_what_it_cost(settings, screen)
         return
     if result.call_again:
         return
@@ -56,9 +55,17 @@ def _say(result: Result, following: Following, settings: Settings, screen: Scree
     first = following.first_death(verdict.cause)
     if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
         errors.say(f"the first to go: {first}")
+    if view is not None and view.generation > 0:
+        _say_what_it_cost(settings, errors)
     fix = _fix(verdict, following, settings)
     if fix:
         errors.say(f"Fix: {fix}")
+
+
+def _say_what_it_cost(settings: Settings, screen: Screen) -> None:
+    """Steps, recoveries and where the time went, where a history is kept."""
+    for text in summary_of_folder(settings.recovery_path) if settings.enable_recovery else ():
+        screen.say(text)
 
 
 def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:

@@ -41,18 +41,18 @@ def main(arguments: Sequence[str]) -> int:
     memory = memory_line(view.job)
     if memory:
         print(f"{memory}; `samebits clean` frees it once nothing of the job runs")
-    if stored is not None and stored.job != view.job:
-        print(f"this is another job than the one in RECOVERY_PATH={settings.recovery_path}: {stored}")
     return 0
 
 
 def find(settings: Settings) -> status.Content:
-    """The job's snapshot, from whoever knows.
+    """The snapshot of this folder's job, from whoever knows; where it has none, of the job whose scheduler answers.
 
     Raises:
         UsageError: there is neither a scheduler nor a journal.
     """
-    content = ask_once(settings, ANSWER_TIMEOUT_S) or status.stored_snapshot(settings.recovery_path)
+    told = ask_once(settings, ANSWER_TIMEOUT_S)
+    stored = status.stored_snapshot(settings.recovery_path) if told is None or settings.enable_recovery else None
+    content = stored if told is None or (stored is not None and stored["job"] != told["job"]) else told
     if content is None:
         raise UsageError(
             f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
@@ -74,7 +74,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
         head.append(f"this generation began at step {view.restore_step}")
     if view.from_journal:
         head.append(
-            f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}: this is what the "
+            f"no scheduler of it answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}: this is what the "
             f"journal in {settings.recovery_path} says"
         )
     if view.standstill:

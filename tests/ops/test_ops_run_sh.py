@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 
 from runtime.net.address import check_free
 from runtime.ops.job_view import Presence
-from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WORKER, ShellJob, free_port
+from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, ShellJob, free_port
 
 pytestmark = pytest.mark.system
 
@@ -257,11 +256,23 @@ def test_a_job_that_never_began_blocks_nobody(job: ShellJob) -> None:
     assert "final step=5" in job.log("worker_0")
 
 
+def take_port(holder: socket.socket, port: int) -> None:
+    """Listen there. Where somebody else does, wait for his end: he might go in the midst of the test."""
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            holder.bind(("127.0.0.1", port))
+            holder.listen()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, f"port {port} was never free"
+            time.sleep(0.2)
+
+
 def test_where_no_port_is_named_a_free_one_is_taken_and_kept(job: ShellJob) -> None:
     with socket.socket() as holder:
-        with contextlib.suppress(OSError):  # somebody else has it: as good
-            holder.bind(("127.0.0.1", 8118))
-            holder.listen()
+        take_port(holder, 8118)
         settings = {name: text for name, text in job.settings.items() if name != "SCHED_PORT"}
         shell = job.shell("bash", str(ROOT / "scripts" / "run.sh"), str(WORKER), *UNTIL_TOLD, **settings)
         port = shell.wait_for(r"SCHED_PORT=8118, the default, is taken: this job's scheduler has port (\d+)").group(1)

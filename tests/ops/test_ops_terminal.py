@@ -115,6 +115,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
         at = again.wait_for("ends the job|ending the job", at)
     assert again.end() == 78, again.text
     assert "stopped by Ctrl-C" in again.text
+    assert re.search(r"\d+ steps in .* 0 recoveries", again.text), again.text
     assert job.running() == []
 
 
