@@ -141,7 +141,7 @@ class JournalDamagedError(StoreError):
 
 
 class ForeignFolderError(StoreError):
-    """A journal, checkpoint or log folder carries another job's id."""
+    """A journal, checkpoint or log folder carries another job's id, or was moved while its job was followed."""
 
     exit_code = 72
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.restarts import Loss, sort_of
-from runtime.errors import JournalDamagedError, SameBitsError
+from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
 from runtime.ops import farewell, kept_start
 from runtime.ops.following import Following, Result
+from runtime.ops.held_folder import HeldFolder
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import (
     SCHEDULER,
@@ -94,6 +95,7 @@ class Follower:
         self._showing = Showing(settings, self._screen, Path(self._script).name, tee)
         self._has_left = False
         self._link = SchedulerLink(settings)
+        self._folder = HeldFolder(settings.log_dir)
         self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
@@ -121,7 +123,27 @@ class Follower:
         """Follow to the end; everything is said, and whatever had to be ended has ended.
 
         ``stop_by`` asks for that end at once.
+
+        Raises:
+            ForeignFolderError: LOG_DIR is another folder by now.
         """
+        try:
+            self._follow(stop_by)
+        finally:
+            self._asking.end()
+            self._link.close()
+            self._folder.close()
+            if self._supervisor is not None:
+                self._supervisor.let_go()
+        result = self._following.result
+        if result is None:
+            self._screen.close()
+            self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
+            return Result(LEFT)
+        farewell.say(result, self._following, self._settings, self._screen)
+        return result
+
+    def _follow(self, stop_by: str | None) -> None:
         for source in (self._signals.fileno(), self._link.fileno()):
             self._poll.register(source, select.POLLIN)
         following = self._following
@@ -142,16 +164,6 @@ class Follower:
             self._has_left = self._asking.answer(ready, time.monotonic()) is Answer.LEAVE
             self._supervise()
             self._carry_out()
-        self._asking.end()
-        self._link.close()
-        if self._supervisor is not None:
-            self._supervisor.let_go()
-        if following.result is None:
-            self._screen.close()
-            self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
-            return Result(LEFT)
-        farewell.say(following.result, following, self._settings, self._screen)
-        return following.result
 
     def _timeout_ms(self) -> int:
         now = time.monotonic()
@@ -213,7 +225,11 @@ class Follower:
         """Take in what was started since the last look, by whomever."""
         settings = self._settings
         self._names = process_names(kept_start.nodes_of(settings.log_dir, settings))  # some are added or removed
-        for name, identity in read_pid_files(settings.log_dir, self._names).items():
+        started = read_pid_files(settings.log_dir, self._names)
+        if not self._folder.is_there():  # whoever is named there belongs to another job
+            self._leave_the_folder()
+            return
+        for name, identity in started.items():
             if self._known.get(name) == identity:
                 continue
             self._known[name] = identity
@@ -231,6 +247,15 @@ class Follower:
             self._memory_kills.watch(name, identity.pid)
             if is_own and name != SCHEDULER:
                 self._silence.began(name, identity, time.monotonic())
+
+    def _leave_the_folder(self) -> None:
+        if self._following.is_closing:
+            return
+        running = ", ".join(f"{spoken(name)} ({identity})" for name, identity in self._watched.values())
+        raise ForeignFolderError(
+            f"LOG_DIR={self._settings.log_dir} was moved or deleted, so this command follows no longer; of its job "
+            f"there still run: {running or 'no processes'}. Fix: move it back and call `samebits follow`, or end them"
+        )
 
     def _take_deaths(self, ready: set[int]) -> None:
         for descriptor in ready & self._watched.keys():

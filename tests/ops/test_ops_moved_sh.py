@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,33 @@ def test_a_folder_that_was_moved_while_its_job_runs_is_followed_there(job: Shell
     assert job.identities() == before
     job.let_finish()
     assert recover.end() == 0, recover.text
+
+
+def test_a_follower_ends_nothing_in_the_folder_that_lies_where_its_own_lay(
+    job: ShellJob, new_job: Callable[..., ShellJob]
+) -> None:
+    second = new_job("second")
+    jobs, shells = (job, second), (job.run(*UNTIL_TOLD), second.run(*UNTIL_TOLD))
+    for one in jobs:
+        one.wait_training()
+    before = [one.identities() for one in jobs]
+    aside = job.folder.parent / "aside"
+    job.log_dir.rename(aside)
+    second.log_dir.rename(job.log_dir)
+    aside.rename(second.log_dir)
+    for shell, identities in zip(shells, before, strict=True):
+        assert shell.end() == 72, shell.text
+        (line,) = [line for line in shell.text.splitlines() if "was moved or deleted" in line]
+        assert all(f"pid {identity.pid}" in line for identity in identities.values())
+        assert all(identity.is_alive() for identity in identities.values())
+    job.log_dir.rename(aside)
+    second.log_dir.rename(job.log_dir)
+    aside.rename(second.log_dir)
+    for one in jobs:
+        follower = one.tool("follow")
+        follower.wait_for("step")
+        one.let_finish()
+        assert follower.end() == 0, follower.text
 
 
 def test_what_lay_in_the_folder_is_looked_for_in_the_new_one() -> None:
