@@ -33,10 +33,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("commands", "core", "store", "urls"),
     "net": ("core", "net"),
     "service": ("commands", "core", "store", "net", "config", "service"),
-    # Of the core only its types: decisions are taken in the scheduler's process and in the agent.
+    # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent.
     "training": (
         *(
             "core.agent_events",
+            "core.lines",
             "core.messages",
             "core.point",
             "core.ready",
