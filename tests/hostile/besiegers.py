@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import zmq
 
@@ -63,6 +63,7 @@ class Target:
         others: ports that the job's other processes listen on.
         job, settings: what a worker of it says.
         pids: of living processes, the job's and others', with their start times.
+        turns_a_second: how often each kind comes at most; those that it does not name come as often as they can.
     """
 
     port: int
@@ -70,6 +71,7 @@ class Target:
     job: str
     settings: Sequence[Sequence[str]]
     pids: Sequence[Sequence[int]]
+    turns_a_second: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
         """For the command line."""
@@ -87,6 +89,7 @@ class Besiegers:
         self.came: Counter[str] = Counter()
         self._target = target
         self._over = threading.Event()
+        self._began_s = time.monotonic()
         kinds: list[Callable[[random.Random], None]] = [
             self._speak_something_else,
             self._reopen,
@@ -112,9 +115,11 @@ class Besiegers:
         print(json.dumps(self.came), flush=True)
 
     def _comes(self, kind: str) -> bool:
-        """Whether it goes on; counts."""
+        """Whether it goes on; counts, and waits for its turn."""
         self.came[kind] += 1
-        return not self._over.wait(PAUSE_S)
+        rate = self._target.turns_a_second.get(kind)
+        pause_s = PAUSE_S if rate is None else self._began_s + self.came[kind] / rate - time.monotonic()
+        return not self._over.wait(max(0.0, pause_s))
 
     # ---- anybody
 

@@ -14,7 +14,9 @@ from tests.system.processes import WarmStarter
 def test_a_job_in_a_storm_of_strangers_ends_with_the_undisturbed_bits(
     mode: str, tmp_path: Path, warm: WarmStarter
 ) -> None:
-    result = run(mode, 3.0, 3, tmp_path, warm, print, calm_s=1.0)
-    assert all(result.came[kind] > 0 for kind in result.came)
-    assert len(result.came) == 8
-    assert result.ports >= 3
+    result = run(mode, 2.0, 3, tmp_path, warm, print, calm_s=1.0, rounds=1)
+    for came in (result.came, result.came_to_floor, result.came_at_end):
+        assert all(came[kind] > 0 for kind in came)
+        assert len(came) == 8
+    assert min(result.speed, result.floor, result.ratio) > 0
+    assert result.ports == 2 * 3 + 1, "docs/security.md: of each worker gloo's and its copies', and rank 0's later keys"

@@ -30,6 +30,8 @@ SAMPLES = 500  # no multiple of what the ranks take together: the last round of 
 BATCH = 8
 BUCKET_CAP_MB = 0.006  # about one layer a bucket
 GATE_POLL_S = 0.002
+LAST_STEP = "last-step"
+"""A file beside the marks that says the number of the last step, sooner than ``--steps`` (``JobFolder.end_at``)."""
 FAILS = "PROBE_FAILS"
 """Environment variable: how this process goes when it has its seat, before it trains (:class:`Way`)."""
 
@@ -90,14 +92,19 @@ class Probe:
         """What runs under ``elastic.run``."""
         if self.args.fork_rank == runtime.get_rank() and state.step == 0:
             leave_a_child()
-        while state.step < self.args.steps:
+        while state.step < self.last_step():
             for batch, (images, labels) in enumerate(self.loader):
                 self.step(state, batch, images, labels)
-                if state.step == self.args.steps:
+                if state.step == self.last_step():
                     self.points.here("function_returned")
                     return
             state.epoch += 1
             self.sampler.set_epoch(state.epoch)
+
+    def last_step(self) -> int:
+        """As it was asked for, or as is said meanwhile."""
+        said = self.args.marks / LAST_STEP
+        return int(said.read_text()) if said.exists() else int(self.args.steps)
 
     def step(self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
         if self.args.fail_at == state.step + 1:
