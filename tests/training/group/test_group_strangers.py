@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.training.group import gloo
 from tests.hostile.attackers import is_let_in, listening_ports
 from tests.system.processes import WarmStarter
 from tests.training.hub import Hub, hub
@@ -87,3 +88,15 @@ def test_once_a_group_stands_nobody_is_let_in_where_gloo_listens(ranks: Hub) -> 
     for node in NODES:
         assert after[node] > before[node], "no subgroup listens"
         assert not any(is_let_in(address) for address in after[node] - before[node])
+
+
+def test_a_system_without_socket_filters_is_said_with_the_port(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a sandbox may have it: an option that the kernel does not know (ENOPROTOOPT)."""
+    monkeypatch.setattr(gloo, "_SO_ATTACH_FILTER", 10_000)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        assert gloo.close_to_newcomers(address)
+        assert is_let_in(address)
+    assert f"whoever reaches port {address[1]} can use up this process's descriptors. Fix: " in caplog.text
