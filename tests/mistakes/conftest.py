@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from tests.ops.conftest import job, new_job
+from collections.abc import Callable, Iterator
 
-__all__ = ["job", "new_job"]
+import pytest
+
+from tests.mistakes.told import Told
+from tests.ops.conftest import job, new_job
+from tests.ops.shell_job import ShellJob
+
+__all__ = ["job", "new_job", "told"]
+
+
+@pytest.fixture
+def told(job: ShellJob, record_property: Callable[[str, object], None]) -> Iterator[Told]:
+    """The clock of this test's mistake."""
+    clock = Told(job, record_property)
+    yield clock
+    clock.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.ops.job_view import JobView
+from tests.mistakes.told import Told
 from tests.ops.shell_job import ENDLESS, Shell, ShellJob
 
 pytestmark = pytest.mark.system
@@ -57,7 +58,7 @@ def bring_to(job: ShellJob, shell: Shell, moment: str) -> None:
         *(pytest.param("recover.sh", moment, marks=pytest.mark.thorough) for moment in MOMENTS if moment != "training"),
     ],
 )
-def test_ctrl_c_ends_the_job(job: ShellJob, script: str, moment: str) -> None:
+def test_ctrl_c_ends_the_job(job: ShellJob, told: Told, script: str, moment: str) -> None:
     _, arguments, expected = MOMENTS[moment]
     (job.folder / HELD).touch()
     shell = job.run(*arguments)
@@ -69,9 +70,11 @@ def test_ctrl_c_ends_the_job(job: ShellJob, script: str, moment: str) -> None:
         shell.wait_for("nothing to do: every process of the job is there")
         shell.wait_for("· step")  # it follows now; before that Ctrl-C ends the script alone
     bring_to(job, shell, moment)
+    told.fact("the key")
     os.killpg(shell.process.pid, signal.SIGINT)  # as a terminal does
     assert shell.end() == expected, shell.text
     assert "samebits: Ctrl-C: ending the job\n" in shell.text
+    told.note(f"Ctrl-C in {script}, {moment}", shell, "Ctrl-C: ending the job")
     assert ("the job was stopped" in shell.text) is (expected == 78), shell.text
     assert ("job finished at step 5" in shell.text) is (expected == 0), shell.text
     assert "Traceback" not in shell.text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.mistakes.mistake import RECOVER, Mistake
+from tests.mistakes.told import Told
 from tests.ops.shell_job import ROOT, ShellJob
 
 pytestmark = pytest.mark.system
@@ -33,35 +34,44 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=[one.name for one in SETTINGS])
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_started(setting: Setting, job: ShellJob) -> None:
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_started(
+    setting: Setting, job: ShellJob, told: Told
+) -> None:
+    told.fact("the script's call")
     shell = job.run("--steps", "5", **{setting.name: setting.value})
     status = shell.end()
     Mistake("", "", (setting.says,), setting.status, never=("Traceback", "mkdir", "started")).judge(
         status, shell.text, ""
     )
     assert not list(job.folder.rglob("*.pid"))
+    told.note(f"{setting.name} cannot be a folder", shell, setting.says)
 
 
-def test_a_misspelt_variable_is_said_on_the_terminal_and_the_job_runs(job: ShellJob) -> None:
+def test_a_misspelt_variable_is_said_on_the_terminal_and_the_job_runs(job: ShellJob, told: Told) -> None:
+    told.fact("the script's call")
     shell = job.run("--steps", "5", WORKER_NUMS="8", MS_SCHED_PROT="9")
     assert shell.end() == 0, shell.text
     assert shell.text.count("WORKER_NUMS=8 is read by nobody: did you mean WORKER_NUM? Fix: ") == 1
     assert "MS_SCHED_PROT=9 is read by nobody: did you mean MS_SCHED_PORT? Fix: " in shell.text
+    told.note("a misspelt variable", shell, "is read by nobody")
 
 
-def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob) -> None:
+def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob, told: Told) -> None:
     (job.folder / "train.py").write_text(INIT)
+    told.fact("the script's call")
     shell = job.shell(PYTHON, "train.py", RANK="0")  # as torchrun would
     assert shell.end() == 64
     lines = shell.text.splitlines()
     assert len(lines) == 1, shell.text
     assert lines[0].startswith("samebits: ROLE and WORKER_NUM are not set")
     assert f"Fix: start the script with `bash {ROOT}/scripts/run.sh train.py`" in lines[0]
+    told.note("a script that is started by hand", shell, "Fix")
 
 
-def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob) -> None:
+def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob, told: Told) -> None:
     shell = job.run("--steps", "100000000", ENABLE_RECOVERY="0")
     job.wait_training()
+    told.fact("the kill")
     pid = job.kill("worker_1").pid
     status = shell.end()
     death = rf"worker 1 \(pid {pid}\) was killed by signal 9 \(SIGKILL\)"
@@ -71,17 +81,22 @@ def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob) -> None:
     Mistake("", "", (said,), 76, never=(RECOVER, "brings it back")).judge(status, shell.text, job.tails())
     for name in ("worker_0", "worker_2", "scheduler"):
         assert "recover.sh" not in job.log(name)
+    told.note("a lost worker with ENABLE_RECOVERY=0", shell, said)
 
 
-def test_a_worker_and_a_spare_that_are_killed_are_said_without_what_they_logged(job: ShellJob) -> None:
+def test_a_worker_and_a_spare_that_are_killed_are_said_without_what_they_logged(job: ShellJob, told: Told) -> None:
     shell = job.run("--steps", "100000000", SPARE_NUM="1")
     job.wait_view(lambda view: view.phase == "training" and view.spares_alive == 1 and view.step >= 3)
+    told.fact("the kill")
     spare = job.kill("worker_3").pid
     said = shell.wait_for(rf"samebits: spare 3 \(pid {spare}\) .*\n")[0]
     assert said.startswith(f"samebits: spare 3 (pid {spare}) was killed by signal 9 (SIGKILL). Fix: bash ")
+    told.note("a spare that is killed", shell, rf"spare 3 \(pid {spare}\)")
+    told.fact("the kill")
     worker = job.kill("worker_1").pid
     said = shell.wait_for(rf"samebits: worker 1 \(pid {worker}\) .*\n")[0]
     assert "(SIGKILL); the others wait for it until" in said
+    told.note("a worker that is killed", shell, rf"worker 1 \(pid {worker}\)")
     assert "loss" not in said and "epoch" not in said
     shell.process.send_signal(2)
     assert shell.end() == 78, shell.text

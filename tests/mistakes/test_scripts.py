@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.mistakes.mistake import RECOVER, Mistake
+from tests.mistakes.told import Told
 from tests.ops.shell_job import ShellJob
 
 pytestmark = pytest.mark.system
@@ -129,6 +130,14 @@ def train(state):
 train(state)
 """
 )
+HANGING = "import ctypes\n\n" + DATASET.replace("num_workers=1", "num_workers=2").replace(
+    "        raise",
+    """\
+        mutex = ctypes.create_string_buffer(64)
+        while index:
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        raise""",
+)
 AFTER_INIT = (
     Mistake(
         "an error that every rank meets",
@@ -174,15 +183,26 @@ LISTED = [
 
 
 @pytest.mark.parametrize("mistake", LISTED)
-def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob) -> None:
+def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told) -> None:
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
     mistake.judge(status, shell.text, job.tails())
+    told.note(mistake.name, shell, mistake.says[0])
     assert job.running() == []
 
 
+@pytest.mark.thorough
+def test_a_dataloaders_worker_that_hangs_in_a_library_is_gone_with_its_rank(job: ShellJob, told: Told) -> None:
+    """Beside one that fails; what stays behind of the job, its fixture notices."""
+    shell = job.run(worker=Mistake("", HANGING, (), 87).make(job))
+    said = shell.wait_for(r"samebits: workers? [01].* failed at .*\n")[0]
+    assert "ValueError: sample 0 cannot be read" in said
+    told.note("the same beside one that hangs in a library", shell, "failed at")
+    assert shell.end() == 87, shell.text
+
+
 @pytest.mark.thorough  # → test_ops_following; a worker whose script fails: test_ops_run_sh
-def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob) -> None:
+def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
     line = "assert runtime.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)
     mistake = replace(mistake, settings={"WORKER_NUM": "3", "TOPO_TIMEOUT": "900"})
@@ -193,37 +213,43 @@ def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: Shell
         r"\(TOPO_TIMEOUT=900 s\)\. Fix: correct the script, then bash .*recover\.sh",
         said,
     )
+    told.note("an error of one rank", shell, "failed at")
     shell.send(signal.SIGINT)
     assert shell.end() == 78, shell.text
 
 
-def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob) -> None:
+def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob, told: Told) -> None:
     script = TRAIN.format(steps=100_000_000, line="").replace("        state.commit()\n", "")
     assert "commit" not in script
     shell = job.run(worker=Mistake("", script, (), 0, settings={"WORKER_NUM": "1"}).make(job))
     said = shell.wait_for(r"samebits: worker 0: .*commit.*\n")[0]
     assert "100 optimizer steps and no state.commit()" in said
     assert "Fix: call state.commit() after every optimizer.step()" in said
+    told.note("a forgotten state.commit()", shell, "no state.commit()")
     shell.send(signal.SIGINT)
     assert shell.end() == 78, shell.text
 
 
-def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob) -> None:
+def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, told: Told) -> None:
     mistake = Mistake("", "import time\n\nprint('Loss: 2.29')\ntime.sleep(600)\n", (), 0)
     shell = job.run(worker=mistake.make(job))
+    shell.wait_for("2 workers and a scheduler .* started")
+    told.fact("the workers' start")
     said = shell.wait_for(r"samebits: workers 0, 1 have run for 15 s .*\n")[0]
     assert "not called runtime.init()" in said
     assert "Fix: if the script never makes it, add `import runtime` and `runtime.init()`" in said
+    told.note("a process that runs and never calls runtime.init()", shell, "not called")
     shell.send(signal.SIGINT)
     assert shell.end() == 78, shell.text
     assert job.running() == []
 
 
 @pytest.mark.parametrize("mistake", BEFORE_INIT, ids=[one.name for one in BEFORE_INIT])
-def test_before_the_script_has_joined(mistake: Mistake, job: ShellJob) -> None:
+def test_before_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told) -> None:
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
     mistake.judge(status, shell.text, job.tails())
+    told.note(mistake.name, shell, mistake.says[0])
     assert job.running() == []
 
 
