@@ -383,6 +383,7 @@ class Admission:
             ledger.sessions.pop(before.session, None)
         seat = ledger.state.seats[message.node]
         ledger.sessions[seat.session] = seat.node
+        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # another process of this node, that waited
         if self._replacements.is_proven(message):
             ledger.write(ReplacementShown(seat.node))
         self._leases.begin(seat, heard=True)

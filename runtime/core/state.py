@@ -244,10 +244,10 @@ class JobState:
             yield TermStarted(self.term, self.boot_id, 0.0)
         for seat in self.seats.values():
             yield from _seat_records(seat)
-        for root, number in self.replacements.items():
-            yield ReplacementShown(f"{root}.{number}")
         if self.generation:
             yield self.generation
+        for root, number in self.replacements.items():  # after the generation, which forgets whom they supersede
+            yield ReplacementShown(f"{root}.{number}")
         if self.committed_point:
             yield PointCommitted(self.committed_point)
         if self.final:

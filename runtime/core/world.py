@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from runtime.core.ledger import Ledger
-from runtime.core.lines import root_of
+from runtime.core.lines import replaces, root_of
 from runtime.core.messages import Activity, Place
 from runtime.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from runtime.core.state import Seat
@@ -134,11 +134,13 @@ class World:
         lines = {root_of(ledger.state.by_slot[slot]) for slot in slots if slot in ledger.state.by_slot}
         for slot in slots:
             lost = ledger.state.seat_of_slot(slot)
-            may_still_come = is_filling and (lost is None or not lost.lost)
-            if may_still_come or self.is_new(slot):
+            if self.is_new(slot):
                 continue
-            of_this = None if lost is None else root_of(lost.node)
-            fit = [one for one in spares if (line := root_of(one.node)) == of_this or line not in lines]
+            if is_filling and lost is not None and not lost.lost:  # it left, and comes again, or its replacement does
+                fit = [one for one in spares if replaces(one.node, lost.node)]
+            else:
+                of_this = None if lost is None else root_of(lost.node)
+                fit = [one for one in spares if (line := root_of(one.node)) == of_this or line not in lines]
             if not fit:
                 continue  # those there are have come for the next ones
             spare = self._readiest(fit, lost)

@@ -191,6 +191,28 @@ def test_a_replacement_that_dies_before_its_turn_is_replaced_in_its_place() -> N
     assert house.core.state.by_slot == {0: "0.2"}
 
 
+def test_a_replacement_of_one_that_left_before_the_first_generation_takes_its_slot() -> None:
+    house = House(policy(2, token=TOKEN, spare_num=1, cool_down_s=0.0))
+    house.fill().register("7")
+    house.leave("0")
+    assert house.core.state.by_slot == {0: "0", 1: "1"}, "it may come again: a spare of another line leaves it the slot"
+    comes(house, "0.1")
+    assert house.core.state.by_slot == {0: "0.1", 1: "1"}
+
+
+def test_a_node_that_has_a_slot_waits_for_no_other_one() -> None:
+    """Two processes of one node: one names no slot and waits for the full house, one proves that slot 3 is its own."""
+    house = House(policy(3, min_world_size=2, max_world_size=4, token=TOKEN))
+    house.register("3.1", "bare")
+    house.register("1")
+    comes(house, "3.1")
+    assert house.core.state.by_slot == {1: "1", 3: "3.1"} and house.seat("3.1").session == "s3.1"
+    house.register("0")
+    assert house.core.state.by_slot == {0: "0", 1: "1", 3: "3.1"}
+    house.register("3.1", "bare")
+    assert house.refusal("bare").refusal is Refusal.ALIVE
+
+
 def test_where_a_spare_has_the_slot_the_replacement_is_a_spare() -> None:
     house = launched(spare_num=1)
     house.register("9")

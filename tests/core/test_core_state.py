@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.core.messages import Activity
-from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatRetired
+from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
 from runtime.core.replacements import TOKEN_BYTES, proof_of
 from runtime.core.state import JobState
 from tests.core.house import House, policy
@@ -82,7 +82,26 @@ def replaced_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
-HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house])
+def outlived_house() -> tuple[House, list[JobState]]:
+    """A job whose replacement that waits for a slot fell silent, was replaced, and is heard again after all."""
+    token = b"t" * TOKEN_BYTES
+    house = House(policy(2, spare_num=1, token=token))
+    for node in ("0", "1", "7"):
+        house.register(node)
+    house.train()
+    for number, before in ((1, "7"), (2, "7.1")):
+        house.close(f"s{before}")
+        for node in ("0", "1"):
+            house.now += 0.5
+            house.beat(node)
+        house.tick()
+        house.register(f"7.{number}", proof=proof_of(token, "job-1", f"7.{number}", f"s7.{number}"))
+    house.register("7.1", "s7.1", incarnation=1, job="job-1")
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house, outlived_house])
 Make = Callable[[], tuple[House, list[JobState]]]
 
 
@@ -177,3 +196,9 @@ def test_generations_and_terms_only_rise() -> None:
     house, _ = eventful_house()
     generations = [record.generation for record in house.journal if isinstance(record, GenerationCommitted)]
     assert generations == sorted(set(generations)) == [1, 2, 3]
+
+
+def test_a_replaced_one_that_is_heard_again_is_known_to_a_compacted_journal() -> None:
+    """The snapshot is read by a scheduler start, and so is what was written about this node after it."""
+    house, _ = outlived_house()
+    assert house.records(SeatResumed) == [SeatResumed("7.1", 1)] and house.seat("7.1").is_spare
