@@ -261,13 +261,19 @@ class Admission:
         if named is not None:
             return self._grant(message, named)
         if holder is not None and known is None and not self._ledger.policy.is_elastic:
-            return self._take_over(message, [holder])
+            is_anothers = self._replacements.is_proven(message) and not (holder.lost or holder.left)  # for good
+            return self._take_over(message, self._holders() if is_anothers else [holder])
         free = self._world.free_slot()
         if free is None:
-            return self._take_over(message, [state.seats[node] for node in state.by_slot.values()])
+            return self._take_over(message, self._holders())
         if known is not None or self._world.has_begun or free >= self._ledger.policy.world_size:
             return self._grant(message, free)
         return self._wait_for_full_house(message)
+
+    def _holders(self) -> list[Seat]:
+        """Of all slots, whether or not they are believed alive."""
+        state = self._ledger.state
+        return [state.seats[node] for node in state.by_slot.values()]
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
         """No slot is free: a lost seat whose cool-down has passed is given away, the first by slot."""

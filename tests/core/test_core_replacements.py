@@ -263,6 +263,23 @@ def test_whose_slot_is_another_lines_by_now_takes_one_that_is_lost() -> None:
     assert house.seat("1.1").is_spare
 
 
+def test_a_replacement_whose_named_slot_is_another_lines_takes_one_whose_cool_down_is_over() -> None:
+    """A job begun anew seats by name those that prove nothing to it, so its lines and its slots cross."""
+    house = House(policy(3, token=TOKEN))
+    for node in ("0.1", "1.1", "2.1"):
+        house.register(node)
+    for node in ("0.1", "2.1"):
+        house.close(f"s{node}", gone=True)
+    comes(house, "0.2")
+    assert house.refusal("s0.2").refusal is Refusal.COOLING_DOWN, "the slot that it names is its line's"
+    house.tick(30.0)
+    house.register("x")
+    assert house.core.state.by_slot[0] == "x"
+    house.beat("1.1", Activity.WAITING, generation=0)
+    comes(house, "0.2")
+    assert house.core.state.by_slot == {0: "x", 1: "1.1", 2: "0.2"}
+
+
 def test_a_process_that_never_had_a_seat_is_replaced_into_the_slot_its_line_names() -> None:
     house = House(policy(3, token=TOKEN))
     house.register("0")
