@@ -89,7 +89,7 @@ class Mix:
     has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
     commit_every: int
     p_dirty: float  # how often a failure finds a process between its step and its commit
-    replaces: bool = False  # a launcher starts another node for one that died; only where that is asked for
+    replaces: bool = False  # a launcher starts another node for one that died; the world draws it
     has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; the world draws it
 
     @property

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 400_000
 MOST_AT_ONE_MOMENT = 5_000
+REPLACES = 0.4
+"""In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
 TOKEN = b"t" * TOKEN_BYTES
 ODD_RANKS = 0.15
 """In so many runs a rank's state becomes another than the others'."""
@@ -88,6 +90,7 @@ class World(Places):
         self.rng = random.Random(seed)
         drawn = replace(Mix.draw(self.rng), rebuilds=self.random_of("rebuilds").random() < 0.5)
         drawn = replace(drawn, has_odd_rank=self.random_of("odd rank").random() < ODD_RANKS)
+        drawn = replace(drawn, replaces=self.random_of("replaces").random() < REPLACES)
         self.mix = replace(drawn, **(changes or {}))
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from runtime.core.agent_events import ToldToWait
 from runtime.core.messages import Refusal, Refused
-from tests.simulation.checkers.base import Checker
+from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.deadlines import HEARTBEAT_INTERVAL_S, SOME_MESSAGES_S
+from tests.simulation.checkers.witness import Holder
 from tests.simulation.mix import Naming
 from tests.simulation.worker import Worker
 
@@ -72,14 +73,19 @@ class LetIn(Checker):
         if policy.spare_num == 0 and policy.min_world_size == policy.max_world_size:
             # Who has no slot of its own: a job that was made anew cannot know whose all of its slots were, and takes
             # whoever comes first for one that was lost.
-            own, seats = core.state.seats.get(node), core.state.seats.values()
-            held = sum(seat.slot is not None and not (seat.lost or seat.left) for seat in seats)
+            own, holders = core.state.seats.get(node), self.world.witness.holders.values()
+            held = sum(holder.slot is not None and not self._is_free(holder) for holder in holders)
             return (own is None or own.slot is None) and held == policy.max_world_size
         spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
         is_open = core.state.final is None and core._world.has_resets_left()
         has_slot = len(core.state.by_slot) < policy.max_world_size and is_open and not names_spare
         return len(spares) >= policy.spare_num and not has_slot
+
+    def _is_free(self, holder: Holder) -> bool:
+        """Whether its slot is there for any other node; one that a replacement was given, and lost, cools down."""
+        free_at = self.world.witness.quiet_known_since(holder) + self.world.policy.cool_down_s
+        return holder.has_left or (holder.is_lost and free_at <= self.world.host.clock + EPSILON_S)
 
 
 def _says(notice: ToldToWait, answer: Refused) -> bool:
