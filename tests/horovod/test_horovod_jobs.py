@@ -70,8 +70,10 @@ def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: J
     expected = undisturbed(new_job, CUSTOM)
     job = killed(new_job, CUSTOM, (), [(0, "step 10 of 3"), (2, "step 30 of 3")])
     assert job.wait_finished() == expected
-    steps = [match[1] for match in job.matches(1, r"step (\d+) of 3")]
-    assert steps == [str(step) for step in range(1, 61)], "a step was lost or repeated"
+    said = [int(match[1]) for match in job.matches(1, r"step (\d+) of 3")]
+    assert said == sorted(set(said)), "a step was repeated"
+    unsaid = set(range(1, 61)) - set(said)  # it was committed, and the loss came between that and the line
+    assert len(unsaid) <= 2, "a step was lost"
 
 
 def test_with_recovery_off_the_example_runs_as_it_stands_to_the_same_bits(new_job: Jobs) -> None:
