@@ -2,7 +2,8 @@
 
 Here lives which slot is sent next, and when a keeper is given up for this time; never sockets' details (``net.copies``)
 or what a slot is (``store``). The one idea: nobody waits for this. What cannot be sent now is passed over for the next
-point, which is the better copy anyway, and the reason is reported once with it.
+point, which is the better copy anyway, and the reason is reported once with it. A keeper that is silent is asked again
+later: it may have been busy, and the next point may be an hour away.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from runtime.store.checkpoint.memory.memory_room import NAMES
 SILENT_S = 10.0
 """How long a keeper may leave a piece unanswered."""
 AGAIN_S = 0.5
+LATER_S = 30.0
+"""How long a silent keeper is left alone."""
 
 Report = Callable[[int, str], object]
 """Takes the sequence of a point, and why there is no copy of it; empty where there is one."""
@@ -105,7 +108,7 @@ class CopySender:
                 if message.transfer == self._transfer and self._outgoing is not None:
                     self._take(message, now)
         if self._give_up_at is not None and self._give_up_at <= now:
-            self._settle(f"{self._who} has not answered for {SILENT_S:g} s", now, hangs_up=True)
+            self._leave_alone(now)
         if self._again_at is not None and self._again_at <= now:
             self._again_at = None
             self._begin(now)
@@ -188,6 +191,14 @@ class CopySender:
         self._settled = sequence
         self._report(sequence, problem)
         self._begin(now)
+
+    def _leave_alone(self, now: float) -> None:
+        """Nobody answers: the newest point there is then is offered later, were it the same."""
+        assert self._outgoing is not None
+        self._report(self._outgoing.sequence, f"{self._who} has not answered for {SILENT_S:g} s")
+        self._drop()
+        self._hang_up()
+        self._again_at = now + LATER_S
 
     def _drop(self) -> None:
         if self._outgoing is not None:

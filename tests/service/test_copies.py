@@ -195,6 +195,24 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
     nobody.close()
 
 
+def test_a_keeper_that_begins_late_is_offered_the_same_point_again(
+    tmp_path: Path, ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_sender, "SILENT_S", 0.2)
+    monkeypatch.setattr(copy_sender, "LATER_S", 0.2)
+    rank, listener = ends("here"), CopyListener("127.0.0.1")
+    rank.brief(listener.keeper)
+    rank.save(1)
+    assert rank.heard()[0] == "uncopied"
+    buddy = End(tmp_path / "there", 1, listener)
+    buddy.brief(keeps=(0,))
+    while (heard := rank.heard())[0] == "uncopied":
+        assert heard[1] == 1
+    assert heard == ("copied", 1, "")
+    assert buddy.kept() == [1]
+    buddy.close()
+
+
 def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
     pair: tuple[End, End], ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
