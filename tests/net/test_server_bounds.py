@@ -26,6 +26,8 @@ from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rej
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
+ROOT = Path(__file__).resolve().parents[2]
+
 ASKED = messages.SCHEMA.pack(StatusQuery(follow=False))
 ATTEMPTS = 10
 KEYS = derive_keys(b"correct-horse-battery-staple")
@@ -245,24 +247,25 @@ def test_connections_that_say_nothing_are_looked_at_a_few_at_a_time_and_each_as_
         assert max(map(len, a_round)) < 48 / 4
 
 
-def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
-    """With its event queue full ZeroMQ's thread waits, holding what closing needs: thousands of closed connections."""
+def close_with_a_full_queue() -> None:
+    """Nobody reads ZeroMQ's connection events while thousands come and go; then the server is closed."""
     ends = Ends()
     connections = []
-    try:
-        for _ in range(2200):
-            connection = socket.socket()
-            connection.setblocking(False)
-            connection.connect_ex(("127.0.0.1", ends.port))
-            connections.append(connection)
-        threading.Event().wait(1.0)  # nobody reads: the queue is full by now
-    finally:
-        for connection in connections:
-            connection.close()
-    closing = threading.Thread(target=ends.close, daemon=True)
-    closing.start()
-    closing.join(PATIENCE_S)
-    assert not closing.is_alive()
+    for _ in range(2200):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", ends.port))
+        connections.append(connection)
+    threading.Event().wait(1.0)  # the queue is full by now
+    for connection in connections:
+        connection.close()
+    ends.close()
+
+
+def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
+    """With its event queue full ZeroMQ's thread waits, holding what closing needs; in a process that may be killed."""
+    closing = "from tests.net.test_server_bounds import close_with_a_full_queue as close; close()"
+    subprocess.run([sys.executable, "-c", closing], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 SPEAKER = """
