@@ -77,7 +77,7 @@ def _scheduler(arguments: Arguments) -> int:
     from runtime import config
     from runtime.config import Role
     from runtime.errors import SettingsError
-    from runtime.service import voice
+    from runtime.service import log
     from runtime.service.scheduler import SchedulerService, exit_code_of
     from runtime.store.owner import claim_folder
 
@@ -93,9 +93,9 @@ def _scheduler(arguments: Arguments) -> int:
         settings, warnings = config.read()
     elif not settings.worker_num:
         raise SettingsError(["WORKER_NUM is not set: expected the number of workers. Fix: export WORKER_NUM=4"])
-    voice.set_up("scheduler")
+    log.set_up("scheduler")
     for warning in warnings:
-        voice.warn(warning)
+        log.warn(warning)
 
     def claim_logs(job: str, name: str) -> None:
         if settings.enable_recovery and settings.log_dir.is_dir():
@@ -108,7 +108,7 @@ def _scheduler(arguments: Arguments) -> int:
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
     ended = service.serve()
     if exit_code_of(ended):
-        voice.warn(ended.text)
+        log.warn(ended.text)
     return exit_code_of(ended)
 
 

@@ -22,7 +22,7 @@ from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.restarts import Loss, sort_of
 from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
-from runtime.ops import farewell, kept_start
+from runtime.ops import end_summary, kept_start
 from runtime.ops.following import Following, Result
 from runtime.ops.held_folder import HeldFolder
 from runtime.ops.job_view import JobView, stored_view
@@ -45,9 +45,9 @@ from runtime.ops.progress import JsonScreen, Screen
 from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.showing import LOOK_S, Showing
-from runtime.ops.silence import PATIENCE_S, Silence
 from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
+from runtime.ops.unjoined import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict, verdict_of
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
@@ -140,7 +140,7 @@ class Follower:
             self._screen.close()
             self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
             return Result(LEFT)
-        farewell.say(result, self._following, self._settings, self._screen)
+        end_summary.say(result, self._following, self._settings, self._screen)
         return result
 
     def _follow(self, stop_by: str | None) -> None:

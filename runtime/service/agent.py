@@ -76,7 +76,7 @@ from runtime.errors import (
 )
 from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
-from runtime.service import clock, voice
+from runtime.service import clock, log
 from runtime.service.host import this_process
 from runtime.service.launched import proof_for
 from runtime.service.life_sign import DeathWatch, LifeSign
@@ -380,7 +380,7 @@ class Agent:
                 case ShutOut(text):
                     self._shut_out(text)
                 case TurnedAway(text):
-                    voice.warn(f"{text}; this worker waits and tries again")
+                    log.warn(f"{text}; this worker waits and tries again")
                 case Got(message):
                     events.append(Heard(message))
         while self._events:
@@ -405,17 +405,17 @@ class Agent:
             case ToldToWait():
                 self._told_to_wait(notice)
             case BreakGroup(text):
-                voice.warn(text)
+                log.warn(text)
                 self._interrupt(text)
             case EnterAgain():
                 with self._changed:
                     self._again = notice
                     self._changed.notify_all()
             case LeaveGently(text):
-                voice.say(f"{text}: this worker leaves its generation at its next commit")
+                log.say(f"{text}: this worker leaves its generation at its next commit")
                 self._members_change = text
             case Waits(text):
-                voice.say(f"waiting in the rendezvous: {text}")
+                log.say(f"waiting in the rendezvous: {text}")
             case Began(started, is_addressed):
                 self.is_addressed = is_addressed
                 with self._changed:
@@ -440,9 +440,9 @@ class Agent:
             case MustEnd(reason, text):
                 self._must_end(_ERRORS[reason](text))
             case SchedulerAway():
-                voice.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
+                log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
             case SchedulerBack(term, away_s):
-                voice.say(f"the scheduler is back after {away_s:.1f} s, term {term}")
+                log.say(f"the scheduler is back after {away_s:.1f} s, term {term}")
 
     def _interrupt(self, reason: str) -> None:
         """Release the main thread: from what it waits for here first, then from its collectives."""
@@ -463,15 +463,15 @@ class Agent:
         if self._admitted is None:
             self._must_end(SecretError(text))
         else:
-            voice.warn(f"{text}; this worker keeps its seat and tries again")
+            log.warn(f"{text}; this worker keeps its seat and tries again")
 
     def _told_to_wait(self, told: ToldToWait) -> None:
         now = clock.now_s()
         if told.retry_after_s == 0:
             if told.text != self._said:
-                voice.say(told.text)
+                log.say(told.text)
         else:
-            voice.warn(told.text)
+            log.warn(told.text)
             self._seat_at, self._say_at = now + told.retry_after_s, now + COUNTDOWN_S
         self._said = told.text
 
@@ -480,14 +480,14 @@ class Agent:
         if self._lonely_at is not None and self._lonely_at <= now:
             self._lonely_at = None
             settings = self._settings
-            voice.say(
+            log.say(
                 f"waiting for the scheduler at {settings.sched_host}, port {settings.sched_port} (SCHED_HOST, "
                 f"SCHED_PORT); this worker leaves after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             )
         if self._seat_at is not None and self._say_at <= now:
             left_s = self._seat_at - now
             if left_s > 0:
-                voice.say(f"waits for its seat: {left_s:.0f} s left")
+                log.say(f"waits for its seat: {left_s:.0f} s left")
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
@@ -497,7 +497,7 @@ class Agent:
 
     def _end_stuck(self, text: str) -> None:
         """The main thread holds the others up, and would not come out for a request either."""
-        voice.warn(f"{text}: this process gives up its seat. It is here:")
+        log.warn(f"{text}: this process gives up its seat. It is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(False, text), clock.now_s()))
         self._client.close()
@@ -507,7 +507,7 @@ class Agent:
         """The main thread did not come out: say where it is, give up the seat, leave."""
         error = self.must_end
         assert error is not None
-        voice.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
+        log.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()

@@ -18,7 +18,7 @@ from runtime.config import Role, Settings
 from runtime.core.ready import Ended
 from runtime.errors import ListenError, SameBitsError, StoreError
 from runtime.net.address import free_port
-from runtime.service import status, voice
+from runtime.service import log, status
 from runtime.service.scheduler import SchedulerService
 from runtime.store.aside import move_aside
 
@@ -74,7 +74,7 @@ class SchedulerThread:
             raise self._error
 
     def _serve(self) -> None:
-        voice.hush()
+        log.hush()
         try:
             self._ended = self._service.serve()
         except SameBitsError as error:
@@ -107,4 +107,4 @@ def _make_way(settings: Settings) -> None:
     for path in (settings.recovery_path, settings.checkpoint_path):
         aside = move_aside(path, content["job"])
         if aside is not None:
-            voice.say(f"job {content['job']} is finished; its folder {path} is moved aside, to {aside.name}")
+            log.say(f"job {content['job']} is finished; its folder {path} is moved aside, to {aside.name}")

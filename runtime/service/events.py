@@ -18,7 +18,7 @@ from runtime.core.ready import Note, Send
 from runtime.core.records import Record
 from runtime.core.scheduler import Event as CoreEvent
 from runtime.core.scheduler import Received, SchedulerCore
-from runtime.service import clock, voice
+from runtime.service import clock, log
 from runtime.store.event_log import EventLog, read_lines
 
 
@@ -26,7 +26,7 @@ class EventWriter:
     """One scheduler start's events; without a folder none is kept."""
 
     def __init__(self, directory: Path | None, core: SchedulerCore) -> None:
-        self._log = None if directory is None else EventLog(directory, _carried, voice.warn)
+        self._log = None if directory is None else EventLog(directory, _carried, log.warn)
 
         def step_of(node: str) -> int:
             presence = core.presence(node)

@@ -28,7 +28,7 @@ from runtime.core.messages import FINAL, Digest, GenerationStarted
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError, SameBitsError, SettingsError
 from runtime.net.address import free_port
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.agent import Agent
 from runtime.service.scheduler_address import address_towards
 from runtime.store.process_identity import ProcessIdentity
@@ -100,9 +100,9 @@ class Launcher:
         signal.signal(signal.SIGTERM, self._take_sigterm)
         try:
             admitted = self._agent.register()
-            voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {self._agent.node}")
+            log.set_up(f"{'spare' if admitted.slot is None else 'worker'} {self._agent.node}")
             seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-            voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}; a plain script")
+            log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}; a plain script")
             status = self._hold_seat()
         except SameBitsError as error:
             self._agent.leave(on_purpose=error is self._agent.must_end, text=str(error))
@@ -123,7 +123,7 @@ class Launcher:
             try:
                 status = self._run_generation(place)
             except GenerationEndedError as ended:
-                voice.say(f"generation {place.generation} is over: {ended}")
+                log.say(f"generation {place.generation} is over: {ended}")
                 continue
             if status is not None:
                 return status
@@ -139,7 +139,7 @@ class Launcher:
         agent.publish(place.generation, self._store_address().encode() if place.rank == 0 else b"")
         host, _, port = bytes(agent.address_map(place.generation)[0]).decode().rpartition(":")
         script = Script(self._words, self._environment(place, host, port))
-        voice.say(
+        log.say(
             f"generation {place.generation}: the script begins as rank {place.rank} of {place.world_size}, "
             f"MASTER_ADDR={host}, MASTER_PORT={port}"
         )
@@ -211,7 +211,7 @@ class Launcher:
 
     def _die_of(self, number: int) -> None:
         """End as the script did, so that whoever looks at this process sees the same cause; nothing is said before."""
-        voice.say(f"the script was killed by signal {number}; this process ends by it as well")
+        log.say(f"the script was killed by signal {number}; this process ends by it as well")
         signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), number)
         signal.pause()
@@ -222,7 +222,7 @@ def main(words: Sequence[str]) -> int:
     settings, warnings = config.read()
     if settings.role is not Role.WORKER:
         raise SettingsError(["ROLE: this command holds a worker's seat. Fix: call `samebits run --plain`"])
-    voice.set_up(f"worker {settings.node_id or os.getpid()}")
+    log.set_up(f"worker {settings.node_id or os.getpid()}")
     for warning in warnings:
-        voice.warn(warning)
+        log.warn(warning)
     return Launcher(settings, words).run()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from runtime.errors import StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store.probe_note import ProbeNote, State
 from runtime.store.process_identity import ProcessIdentity
 
@@ -61,5 +61,5 @@ class ProbeBeat:
                 ProbeNote(self._identity, self._state, time.monotonic()).write(self._path)
             except StoreError as error:
                 if not self._over.is_set():
-                    voice.warn(f"PROBE_FILE={self._path}: {error}; a liveness probe will take this process for stuck")
+                    log.warn(f"PROBE_FILE={self._path}: {error}; a liveness probe will take this process for stuck")
                     self._over.set()

@@ -40,13 +40,13 @@ from runtime.errors import (
 from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
-from runtime.service import clock, voice
+from runtime.service import clock, log
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
+from runtime.service.inbound import Inbound
 from runtime.service.probe_beat import ProbeBeat
-from runtime.service.reception import Reception
-from runtime.service.strangers import Strangers
+from runtime.service.unknown_peers import UnknownPeers
 from runtime.store import launcher_token
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
@@ -111,7 +111,7 @@ class SchedulerService:
         self._abandoned = False
         self._server: Server | None = None
         self._followers = Followers()
-        self.strangers = Strangers()
+        self.strangers = UnknownPeers()
         self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
         self._events: EventWriter | None = None
 
@@ -151,7 +151,7 @@ class SchedulerService:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
                 protected = "; encrypted, only for who has the secret" if keys is not None else ""
-                voice.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
+                log.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
                 self._on_ready()
                 ProbeBeat(settings.probe_file).ready()
                 return self._loop(server, journal, core)
@@ -172,7 +172,7 @@ class SchedulerService:
         journal, payloads = Journal.open(path) if settings.enable_recovery else (None, [])
         state = JobState.replay(history_of(path, payloads))
         if journal is not None and journal.torn_tail is not None:
-            voice.warn(str(journal.torn_tail))
+            log.warn(str(journal.torn_tail))
         if state.finished:
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
@@ -190,7 +190,7 @@ class SchedulerService:
     # ---- the loop
 
     def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
-        reception = Reception(server, self._followers, self.strangers)
+        inbound = Inbound(server, self._followers, self.strangers)
         self._events = EventWriter(None if journal is None else self._settings.recovery_path.resolve(), core)
         this_pass = _Pass()
         this_pass.add(core.start())
@@ -211,14 +211,14 @@ class SchedulerService:
             now = clock.now_s()
             # A slow disk, or a SIGSTOP while it wrote, counts like one while it slept.
             late_s = now - decided_at - pause_s
-            events = self._take_in(server, core, reception, now)
+            events = self._take_in(server, core, inbound, now)
             events += self._seen_dead(server, dead)
             if late_s > self._settings.heartbeat_interval_s:
                 events.insert(0, Stalled(late_s))
             this_pass = _Pass()
             for part in closes_first(events):
                 for event in part:
-                    this_pass.add(self._decide(reception, core, event, now))
+                    this_pass.add(self._decide(inbound, core, event, now))
                 if this_pass.records:  # durable, and said, before everybody's invitation to a round is written
                     self._carry_out(server, journal, core, this_pass)
                     this_pass = _Pass(ended=this_pass.ended)
@@ -238,14 +238,14 @@ class SchedulerService:
         followers_s = self._followers.pause_s(now)
         return pause if followers_s is None else min(pause, followers_s)
 
-    def _decide(self, reception: Reception, core: SchedulerCore, event: Event, now: float) -> Ready:
+    def _decide(self, inbound: Inbound, core: SchedulerCore, event: Event, now: float) -> Ready:
         ready = core.step(event, now)
-        ready.notes = reception.worth_saying(event, ready, now)
+        ready.notes = inbound.worth_saying(event, ready, now)
         if self._events is not None:
             self._events.heard(event, now)
         return ready
 
-    def _take_in(self, server: Server, core: SchedulerCore, reception: Reception, now: float) -> list[Event]:
+    def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[Event]:
         """What has come in, but for heartbeats that only say again what was said before: they are done with."""
         events: list[Event] = []
         while self._stop_by:
@@ -253,18 +253,18 @@ class SchedulerService:
         for incoming in server.drain():
             if type(incoming) is Arrived and not events and core.repeats(incoming.peer, incoming.message, now):
                 continue
-            event = self._event_of(server, core, reception, incoming)
+            event = self._event_of(server, core, inbound, incoming)
             if event is not None:
                 events.append(event)
         return events
 
-    def _event_of(self, server: Server, core: SchedulerCore, reception: Reception, incoming: Incoming) -> Event | None:
+    def _event_of(self, server: Server, core: SchedulerCore, inbound: Inbound, incoming: Incoming) -> Event | None:
         match incoming:
             case Lost(peer):
                 self._followers.doubt(peer)
                 return Closed(peer, gone=self._is_gone(server, core, peer))
             case _:
-                return reception.event_of(incoming)
+                return inbound.event_of(incoming)
 
     def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
         """Save, then speak."""
@@ -278,7 +278,7 @@ class SchedulerService:
         for send in this_pass.sends:
             server.send(send.session, send.message)
         if this_pass.notes:
-            voice.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
+            log.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
         if self._events is not None:
             self._events.write(this_pass.records, this_pass.sends, this_pass.notes, clock.now_s())
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
@@ -286,10 +286,10 @@ class SchedulerService:
     def _announce(self, core: SchedulerCore) -> None:
         state, settings = core.state, self._settings
         if state.term == 1 or not settings.enable_recovery:
-            voice.say(f"job {state.job} begins: {core.policy.world_size} workers")
+            log.say(f"job {state.job} begins: {core.policy.world_size} workers")
             return
         seats = len(state.by_slot)
-        voice.say(
+        log.say(
             f"job {state.job} goes on, term {state.term}: {seats} seats and generation {state.generation_number} read "
             f"from the journal; leases start anew, and a worker that was started again waits at most "
             f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"

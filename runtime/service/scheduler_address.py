@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.config import Settings
 from runtime.errors import SchedulerUnreachableError
-from runtime.service import voice
+from runtime.service import log
 
 _RETRY_S = 0.5
 _DATAGRAM = socket.SOCK_DGRAM
@@ -44,7 +44,7 @@ def wait_for_name(settings: Settings) -> None:
             )
         if why != said:
             said = why
-            voice.warn(f"{why} yet; this worker looks again for at most {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)")
+            log.warn(f"{why} yet; this worker looks again for at most {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)")
         time.sleep(_RETRY_S)
 
 

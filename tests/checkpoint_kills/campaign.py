@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtime.errors import CheckpointError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import checkpoint as checkpoints
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from tests.checkpoint_kills import victim
@@ -273,8 +273,8 @@ def _warnings() -> Iterator[list[str]]:
             told.append(record.getMessage())
 
     collector = Collector(logging.WARNING)
-    voice.LOGGER.addHandler(collector)
+    log.LOGGER.addHandler(collector)
     try:
         yield told
     finally:
-        voice.LOGGER.removeHandler(collector)
+        log.LOGGER.removeHandler(collector)

@@ -13,7 +13,7 @@ from runtime.core import messages
 from runtime.core.messages import PROTOCOL, Pairs, Process, Register
 from runtime.errors import ProtocolError
 from runtime.net.address import endpoint
-from runtime.service.strangers import implausible
+from runtime.service.unknown_peers import implausible
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from runtime.core.state import JobState
 from runtime.errors import ProtocolError
 from runtime.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
 from runtime.service.followers import Followers
-from runtime.service.reception import Reception
+from runtime.service.inbound import Inbound
 from runtime.service.status import message_of, snapshot, snapshot_in
-from runtime.service.strangers import Strangers
+from runtime.service.unknown_peers import UnknownPeers
 from tests.hostile.drawn import FROM_ANYBODY, FROM_NOBODY, messages_of
 
 JOB = "job-1"
@@ -82,8 +82,8 @@ class Scheduler:
         self.now = 100.0
         self.core = SchedulerCore(policy, JobState(), now=self.now, boot_id="boot", new_job_id=JOB)
         self.line = Line()
-        self.strangers = Strangers()
-        self._reception = Reception(self.line, Followers(), self.strangers)
+        self.strangers = UnknownPeers()
+        self._reception = Inbound(self.line, Followers(), self.strangers)
         self._journal: list[bytes] = []
         self._carry_out(self.core.start())
 

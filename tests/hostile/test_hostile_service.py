@@ -29,7 +29,7 @@ from runtime.net.server import MAX_INCOMING_BYTES, Server
 from runtime.service import scheduler as scheduler_module
 from runtime.service import strangers
 from runtime.service.agent import Agent
-from runtime.service.strangers import Offence
+from runtime.service.unknown_peers import Offence
 from runtime.store import journal as journals
 from tests.hostile.attackers import dealers, half_open, hangs_up, registration, say_if_open
 from tests.net.wires import Tap
@@ -61,7 +61,7 @@ class Attacked:
 
     def count(self, offence: Offence) -> int:
         assert self.house.service is not None
-        return self.house.service.strangers.totals[offence]
+        return self.house.service.unknown_peers.totals[offence]
 
     def wait(self, wanted: Callable[[], bool], patience_s: float = 30.0) -> None:
         """Poll what only the scheduler's thread changes."""

@@ -17,7 +17,7 @@ from runtime.core.agent_events import Entered
 from runtime.core.messages import FINAL, Digest
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.agent import Agent
 from runtime.store.checkpoint import rank_directory
 from runtime.store.owner import claim_folder
@@ -41,7 +41,7 @@ def main() -> int:
     waits = options.not_while is not None and options.only_node in ("", settings.node_id)
     while waits and options.not_while.exists():
         threading.Event().wait(0.02)  # as if it imported something large
-    voice.set_up(f"worker {settings.node_id}")
+    log.set_up(f"worker {settings.node_id}")
     agent = Agent(settings, settings.job_name, "cpu")
     try:
         admitted = agent.register()

@@ -1,4 +1,4 @@
-"""Strangers at every port of the workers, more than a shell's descriptors: the job neither ends nor differs."""
+"""UnknownPeers at every port of the workers, more than a shell's descriptors: the job neither ends nor differs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from runtime.core.point import Point
 from runtime.core.values import replace
 from runtime.errors import CheckpointError, StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import (
@@ -116,7 +116,7 @@ class AsyncSaves:
             self._refuse(str(error))
             return False
         if self._said:
-            voice.say("checkpoints are copied aside again: training goes on while they are written")
+            log.say("checkpoints are copied aside again: training goes on while they are written")
         self._said = False
         return True
 
@@ -124,7 +124,7 @@ class AsyncSaves:
         if self._refused_bytes is not None:
             self.discard()  # one slot of two is no use, and what is in it is on disk
         if not self._said:
-            voice.warn(
+            log.warn(
                 f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
                 "(CheckpointConfig(async_save=False) does so without a word)"
             )
@@ -185,12 +185,12 @@ class AsyncSaves:
             return
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
-                voice.warn(
+                log.warn(
                     f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
                     "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
                 )
             elif not problem and self._said_of_copies:
-                voice.say("checkpoints are copied to this rank's buddy again")
+                log.say("checkpoints are copied to this rank's buddy again")
             self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> Outcome | None:

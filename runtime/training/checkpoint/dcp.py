@@ -21,7 +21,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as index
 
 from runtime.errors import CheckpointError, StoreError, UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint
 from runtime.training.checkpoint.dcp_index import SafePlanner, SafeReader
@@ -123,7 +123,7 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
         raise CheckpointError(f"{path}: holds another program's state: {' '.join(str(error).split())}") from error
     rng.restore(before)
     whence = f", step {origin.get('step')} of job {origin.get('job')}" if isinstance(origin, dict) else ""
-    voice.say(f"begins with {', '.join(wanted)} from {path}{whence}")
+    log.say(f"begins with {', '.join(wanted)} from {path}{whence}")
 
 
 def read_dcp(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from runtime.core.messages import FINAL, MAX_DIGESTS, Digest
 from runtime.core.point import Point
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.agent import Agent
 from runtime.training.state.base_state import State
 from runtime.training.state.compared import digest_of, parts_of
@@ -43,7 +43,7 @@ class Digests:
         self._first.clear()
         if not self._has_said and self._state.compared() is None:
             self._has_said = True
-            voice.say(
+            log.say(
                 f"the ranks' states are not compared: a {type(self._state).__name__} marks nothing as shared; "
                 "shared_values() may name what must be equal on every rank"
             )

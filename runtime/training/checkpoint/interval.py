@@ -1,7 +1,7 @@
 """How long to train between two points, and how far ahead of the next one the ranks talk again. Arithmetic only.
 
 What a save costs, how often the job has failed and how long a step takes are handed in; measuring them, and agreeing
-on the answer, is ``due``'s. The one idea is Young's (J. W. Young, "A first order approximation to the optimum
+on the answer, is ``save_rhythm``'s. The one idea is Young's (J. W. Young, "A first order approximation to the optimum
 checkpoint interval", CACM 17(9), 1974; J. T. Daly, FGCS 22(3), 2006, refines it where a save costs a good part of the
 time between failures): what is spent on saving and what is redone after a failure are least together at the square
 root of twice the cost times the mean time between failures.

@@ -15,7 +15,7 @@ from pathlib import Path
 from runtime.core.messages import Copy
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, LockedError, StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
 
@@ -83,7 +83,7 @@ class KeptCopies:
     def _pass_over(self, problem: str) -> None:
         if problem not in self._passed_over:
             self._passed_over.add(problem)
-            voice.warn(f"passed over a copy of another rank's restore point: {problem}")
+            log.warn(f"passed over a copy of another rank's restore point: {problem}")
 
     def reject(self, copy: Copy, reason: str) -> None:
         """Never offer this copy again; it stays where it is."""

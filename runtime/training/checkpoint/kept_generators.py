@@ -15,7 +15,7 @@ from typing import Any
 from runtime.core.messages import KeptCommit, LiveStep, OrphanedPage, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import EntryKind, PageContent, PageEntry, PageWriter
 from runtime.training.state.generators import Generators, unpack
@@ -99,7 +99,7 @@ class KeptGenerators:
         """Once, and training goes on."""
         self._failed_before = True
         self.discard()
-        voice.warn(f"the generators are kept in checkpoints alone, so a loss goes back to one: {error}")
+        log.warn(f"the generators are kept in checkpoints alone, so a loss goes back to one: {error}")
 
     # ---- offering
 
@@ -166,7 +166,7 @@ class KeptGenerators:
         try:
             return checkpoints.read_page(self._memory, self._job, slot)
         except StoreError as error:
-            voice.warn(f"passed over the page of the generators of slot {slot}: {error}")
+            log.warn(f"passed over the page of the generators of slot {slot}: {error}")
             return None
 
     def _decode(self, slot: int, data: bytes | None) -> PageContent | None:

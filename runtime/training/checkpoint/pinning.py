@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runtime.service import voice
+from runtime.service import log
 
 
 class PinnedMemory:
@@ -33,7 +33,7 @@ class PinnedMemory:
             return
         error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if error:
-            voice.warn(
+            log.warn(
                 f"checkpoints are copied through the driver's own buffer, which is slower: {memory.nbytes} bytes could "
                 f"not be pinned (cudaHostRegister: error {error}); see `ulimit -l`"
             )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, ForeignFolderError, StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.buddy import Brief, CopyListener
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import (
@@ -153,7 +153,7 @@ class RankCheckpoints:
     def _pass_over(self, problem: str) -> None:
         if problem not in self._passed_over:
             self._passed_over.add(problem)
-            voice.warn(f"passed over a restore point in memory: {problem}")
+            log.warn(f"passed over a restore point in memory: {problem}")
 
     def has_on_disk(self, point: Point) -> bool:
         """Whether the point is durable, once what is being written is; nothing is read for that."""
@@ -180,7 +180,7 @@ class RankCheckpoints:
             self._fetched = None
         if point not in self._rejected:
             self._rejected[point] = reason
-            voice.warn(f"passed over the restore point of {point}: {reason}")
+            log.warn(f"passed over the restore point of {point}: {reason}")
 
     @contextlib.contextmanager
     def rejecting(self, point: Point) -> Iterator[None]:
@@ -276,7 +276,7 @@ class RankCheckpoints:
             holder = read_holder(self._directory)
             if waits_for_writer and holder is not None and holder.is_gone():
                 wait_s = max(wait_s, WRITER_WAIT_S)  # where it is locked nevertheless, its writer has it still
-            self._lock.acquire(wait_s, on_wait=voice.warn)
+            self._lock.acquire(wait_s, on_wait=log.warn)
             if not self._is_remote:  # there its writer asks: no step waits for a network
                 self._count_on_what_is_there()
         if not self._claim_is_durable and not self._is_remote:  # that one is claimed by whoever writes there
@@ -306,7 +306,7 @@ class RankCheckpoints:
         except StoreError as error:
             return self._failed(point, str(error))
         if self._failed_before:
-            voice.say(f"checkpoints are saved again, from step {point.step} on")
+            log.say(f"checkpoints are saved again, from step {point.step} on")
         self._failed_before = False
         return True
 
@@ -314,7 +314,7 @@ class RankCheckpoints:
         for pruned in self._saves.pruned(wait=wait):
             self._take_in(pruned)
             if pruned.problem and not self._stayed_before:
-                voice.warn(f"old checkpoints stay for now: {pruned.problem}")
+                log.warn(f"old checkpoints stay for now: {pruned.problem}")
             self._stayed_before = bool(pruned.problem)
 
     def _take_in(self, pruned: Pruned) -> None:
@@ -328,14 +328,14 @@ class RankCheckpoints:
 
     def _failed(self, point: Point, problem: str) -> bool:
         if not self._failed_before:
-            voice.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {problem}")
+            log.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {problem}")
         self._failed_before = True
         return False
 
     def _say_skipped(self, point: Point) -> None:
         if not self._skipped_before:
             fix = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
-            voice.warn(
+            log.warn(
                 f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
                 f"so will others be without a word: {fix}"
             )
@@ -391,7 +391,7 @@ class RankCheckpoints:
                 del self._in_memory[point]
                 self._pass_over(str(error))
             else:
-                voice.say(f"the restore point of {point} comes from memory: {found.path}")
+                log.say(f"the restore point of {point} comes from memory: {found.path}")
                 return taken
         if self._fetched is not None and self._fetched[0] == point:
             return from_fetched(self._fetched[1])

@@ -19,7 +19,7 @@ import xxhash
 from runtime.commands import spelled
 from runtime.core.messages import GenerationStarted
 from runtime.errors import DivergenceError, ForeignFolderError, StoreError, UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store.lock import DirectoryLock
 from runtime.store.step_log import STEPS_FOLDER, StepLogWriter
 from runtime.store.step_record import Difference, Entry, LateSamples, LogHeader, NewLine, StepRecord, difference
@@ -125,7 +125,7 @@ class Replay:
         if worlds - {(generation.world_size, generation.rank)}:
             self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
             if max(logged) > step + 1:  # else one step, that may never have been taken
-                voice.say(
+                log.say(
                     f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
                     f"there to step {max(logged)}, in another world, is not compared"
                 )
@@ -227,7 +227,7 @@ class Replay:
                 f"itself: fix that and call `{spelled('recover')}`, or go on knowingly with "
                 'CheckpointConfig(step_log=runtime.StepLog(on_divergence="warn"))'
             )
-        voice.warn(f"{text}; from here on the steps are another line's and are not compared")
+        log.warn(f"{text}; from here on the steps are another line's and are not compared")
         self._begin_line(step, f"step {step} differed: {differs.what}")
 
     def _begin_line(self, step: int, reason: str) -> None:
@@ -243,7 +243,7 @@ class Replay:
         last = min(repeated.last, self._logged_step)
         missing = last - repeated.first + 1 - repeated.compared
         same = [what for what, was in (("same samples", repeated.samples), ("same weights", repeated.weights)) if was]
-        voice.say(
+        log.say(
             f"steps {repeated.first} to {last} were replayed: {', '.join(same or ['same seed, same learning rate'])}"
             + (f" ({missing} of them were not in the log)" if missing else "")
         )
@@ -271,14 +271,14 @@ class Replay:
             self._lock.acquire()
         writer = self._writer = StepLogWriter.open(self._directory, self._header, self._oldest_step)
         for problem in writer.problems:
-            voice.warn(problem)
+            log.warn(problem)
         if step and not writer.last_step:
-            voice.say(
+            log.say(
                 f"the step log of slot {self.slot} begins at step {step + 1}: this host has no record of the steps "
                 "before"
             )
         elif step > writer.last_step + 1:  # one behind is how a rank may be lost
-            voice.say(
+            log.say(
                 f"the step log of slot {self.slot} goes on at step {step + 1}: the steps from {writer.last_step + 1} "
                 "on were taken elsewhere"
             )
@@ -287,7 +287,7 @@ class Replay:
     def _append(self, record: StepRecord) -> None:
         self._pending.append(record)
         if self._make_durable(self._pending) and self._failed_before:
-            voice.say(f"steps are logged again, from step {record.step} on")
+            log.say(f"steps are logged again, from step {record.step} on")
             self._failed_before = False
 
     def _make_durable(self, entries: list[Entry]) -> bool:
@@ -305,5 +305,5 @@ class Replay:
 
     def _say_failed(self, step: int, error: StoreError) -> None:
         if not self._failed_before:
-            voice.warn(f"step {step} is not in the step log, training goes on without: {error}")
+            log.warn(f"step {step} is not in the step log, training goes on without: {error}")
         self._failed_before = True

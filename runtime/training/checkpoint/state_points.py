@@ -20,16 +20,16 @@ from runtime.commands import spelled
 from runtime.core.messages import Copy, GenerationStarted, OrphanedPage, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.service.buddy import brief_of
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
 from runtime.training.checkpoint import copying
 from runtime.training.checkpoint.digests import Digests
-from runtime.training.checkpoint.due import due_by
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.kept_generators import KeptGenerators
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
+from runtime.training.checkpoint.save_rhythm import due_by
 from runtime.training.group import ddp, transfer
 from runtime.training.group.group import Group, is_communication_failure
 from runtime.training.process.context import Worker
@@ -255,9 +255,9 @@ class StatePoints:
             return
         try:
             if self._save(point, durable=True):
-                voice.say(f"the last commit, of step {point.step}, is on disk")
+                log.say(f"the last commit, of step {point.step}, is on disk")
         except CheckpointError as error:
-            voice.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
+            log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         """The state as it stands, with the layouts of the last commit."""
@@ -336,9 +336,7 @@ class StatePoints:
         own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
         self._state.enter_group()
         if live is not None and live.step > point.step:
-            voice.say(
-                f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again"
-            )
+            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
         if not is_live:
             self._state.forget()  # until it is whole again
         try:
@@ -415,10 +413,10 @@ class StatePoints:
                     final = store.read(found)
                     contents = self._together(snapshot.join(final.tree, final.tensors), final.header)
                 except CheckpointError as error:
-                    voice.warn(f"passed over the final state in {found.where}: {error}")
+                    log.warn(f"passed over the final state in {found.where}: {error}")
                     continue
                 self._state.load(contents, own=slot == own)
-                voice.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+                log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
                 return
         raise StoreError(
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "

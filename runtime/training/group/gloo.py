@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroupGloo
 
 from runtime.errors import UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.training import torch_private
 
 __all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
@@ -142,7 +142,7 @@ def _drop_everything(listener: socket.socket) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):
             raise
-        voice.warn(
+        log.warn(
             f"this system does not let a socket drop packets ({error.strerror}), so whoever reaches port "
             f"{listener.getsockname()[1]} can use up this process's descriptors. Fix: let only the job's hosts reach "
             "it, as docs/security.md says"

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType, send_to_device
 from torch.utils.data import DataLoader
 
 from runtime.errors import UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.group.calling_place import calling_place
 from runtime.training.integrations.following_state import FollowingState, numbered
 from runtime.training.integrations.training_loader import batches_left, batches_of, elastic_parts, is_for_training
@@ -133,7 +133,7 @@ class Accelerator(accelerate.Accelerator):
     def _is_early(self, call: str) -> bool:
         is_early = context.current(f"Accelerator.{call}()").generation is None
         if is_early:
-            voice.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
+            log.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
         return is_early
 
 

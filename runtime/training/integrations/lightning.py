@@ -19,7 +19,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.utils.data import DataLoader, DistributedSampler
 
 from runtime.errors import UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.group.calling_place import calling_place
 from runtime.training.integrations.following_state import FollowingState, numbered
 from runtime.training.integrations.lightning_seat import seat, take_place
@@ -154,5 +154,5 @@ class _TrainingLoader:
 def _is_early(call: str) -> bool:
     is_early = context.current(f"Fabric.{call}()").generation is None
     if is_early:
-        voice.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
+        log.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
     return is_early

@@ -15,7 +15,7 @@ import torch
 from runtime import config
 from runtime.config import Settings
 from runtime.errors import StoreError
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import compile_cache
 
 __all__ = ["keep_compiled_code"]
@@ -35,11 +35,11 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
     try:
         folder = compile_cache.folder_of(root.absolute(), _version(device))
     except StoreError as error:
-        voice.warn(f"compiled code is not kept: {error}")
+        log.warn(f"compiled code is not kept: {error}")
         return
     config.keep_compiled_in(folder)
     if prunes and (removed := compile_cache.prune(root, time.time())):
-        voice.say(f"{root}: removed {removed / 2**20:.0f} MiB of compiled code that was not used for longest")
+        log.say(f"{root}: removed {removed / 2**20:.0f} MiB of compiled code that was not used for longest")
 
 
 def _version(device: torch.device) -> list[str]:

@@ -30,7 +30,7 @@ from runtime.config import Role, Settings
 from runtime.core.lines import root_of
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
-from runtime.service import host, stacks, voice
+from runtime.service import host, log, stacks
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
@@ -183,9 +183,9 @@ def init() -> None:
     ending.install()
     alone = config.alone()
     settings, warnings = config.read() if alone is None else config.read(alone)
-    voice.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
+    log.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
     for warning in warnings:
-        voice.warn(warning)
+        log.warn(warning)
     job_name = settings.job_name or Path(sys.argv[0]).name
     if settings.role is Role.SCHEDULER:
         _serve(settings, ending)
@@ -193,7 +193,7 @@ def init() -> None:
         ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
         settings = ending.scheduler.settings
         on_more = spelled("run", Path(sys.argv[0]).name or "train.py")
-        voice.say(f"a world of one, in this process alone; `{on_more}` trains on more")
+        log.say(f"a world of one, in this process alone; `{on_more}` trains on more")
     _process = _take_seat(settings, job_name, ending)
 
 
@@ -202,7 +202,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
     ended = service.serve()
     if exit_code_of(ended):
-        voice.warn(ended.text)
+        log.warn(ended.text)
     ending.quiet = True
     sys.exit(exit_code_of(ended))
 
@@ -243,9 +243,9 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
 
 
 def _say_seated(agent: Agent, admitted: Admitted) -> None:
-    voice.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
+    log.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
     seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-    voice.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+    log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
 
 
 def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from runtime.service import voice
+from runtime.service import log
 
 STATUS = 128 + signal.SIGTERM  # what a shell shows of a process that SIGTERM has ended
 
@@ -87,7 +87,7 @@ class Departure:
 
     def _leave(self) -> None:
         self._was_asked, self.stage = False, Stage.OUTSIDE
-        voice.say("asked to leave (SIGTERM): this worker leaves the job with its last commit done")
+        log.say("asked to leave (SIGTERM): this worker leaves the job with its last commit done")
         self.has_left = True
         if callable(self._before):
             self._before(signal.SIGTERM, None)

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.group.calling_place import caller_is_torch, calling_place, is_library
 
 __all__ = ["TorchrunCalls"]
@@ -89,7 +89,7 @@ class TorchrunCalls:
         place = calling_place()
         if f"{place}{text}" not in self._said:
             self._said.add(f"{place}{text}")
-            (voice.warn if warns else voice.say)(f"{place}: {text}")
+            (log.warn if warns else log.say)(f"{place}: {text}")
 
 
 def _modules_of_the_script() -> Iterator[ModuleType]:

@@ -26,7 +26,7 @@ from runtime.errors import (
     RefusedError,
     UnequalError,
 )
-from runtime.service import voice
+from runtime.service import log
 from runtime.store import checkpoint as checkpoints
 from runtime.store.step_record import LogHeader
 from runtime.training.checkpoint.replay import Replay, require_steps
@@ -141,7 +141,7 @@ class ElasticRun:
         """
         self._uncommitted += 1
         if self._uncommitted == UNCOMMITTED_AT:
-            voice.warn(
+            log.warn(
                 f"{UNCOMMITTED_AT} optimizer steps and no state.commit(): a loss now would lead back to before them. "
                 "Fix: call state.commit() after every optimizer.step()"
             )
@@ -203,14 +203,14 @@ class ElasticRun:
         slot = self._process.admitted.slot
         if slot is None:
             self._points.start_writer_ahead()
-            voice.say("this spare is warm: it takes the place of the next worker that is lost")
+            log.say("this spare is warm: it takes the place of the next worker that is lost")
         else:
             self._points.take_slot(slot)
         self._state.bind(self, slot or 0)
 
     def _come_back(self, reason: str) -> None:
         """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
-        voice.warn(f"{reason}: it asks for a seat again, and takes nothing along")
+        log.warn(f"{reason}: it asks for a seat again, and takes nothing along")
         self._go_outside()
         if self._process.group is not None:
             self._process.group.drop()
@@ -315,7 +315,7 @@ class ElasticRun:
         self._agent.observe = self._whereabouts(formed)
         self._agent.trains(generation.generation)
         self._tuning.end()
-        voice.say(
+        log.say(
             f"generation {generation.generation}: rank {generation.rank} of {generation.world_size} "
             f"{'begins at' if generation.restore is None else 'goes on from'} step {self._state.completed_steps}, "
             f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
@@ -345,7 +345,7 @@ class ElasticRun:
         told = self._agent.interrupted or gently  # then the control thread has said why already
         why = "" if told else f": a collective failed: {reason}"
         kept = "" if self._live is not None else "; the last commit is no longer in memory"
-        voice.warn(f"left the generation at step {step}{why}{kept}")
+        log.warn(f"left the generation at step {step}{why}{kept}")
 
     def _go_outside(self) -> None:
         """Between two generations: nothing is there to be broken, awaited or compared."""
@@ -402,7 +402,7 @@ class ElasticRun:
         state = self._state
         self._require_equal()
         if state.uncommitted_steps:
-            voice.warn(
+            log.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
                 "are committed now; call state.commit() after every step"
             )

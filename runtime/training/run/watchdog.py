@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from runtime.errors import StuckError
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.run.whereabouts import main_thread_cpu_ticks
 
 STDERR = 2  # whatever sys.stderr is at the moment
@@ -50,7 +50,7 @@ def _watch(reason: str) -> None:
         at_rest = cpu is not None and cpu == cpu_before and _is_communicating()
         looks, cpu_before = (looks + 1 if at_rest else 0), cpu
         if looks >= STUCK_LOOKS:
-            voice.warn(
+            log.warn(
                 f"the main thread did not come out of its collective {looks * LOOK_EVERY_S:g} s after the group was "
                 f"broken ({reason}): this process gives up its seat. It is here:"
             )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.group.calling_place import calling_place
 
 __all__ = ["LoopHabits", "OutsideCounters"]
@@ -67,7 +67,7 @@ class LoopHabits:
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
-                voice.warn(
+                log.warn(
                     f"{calling_place()}: this batch was taken before the last commit, for the step after it: a loss "
                     "takes it along, and the step that is done again has another one. Fix: take each batch in the step "
                     "that uses it"
@@ -80,7 +80,7 @@ class LoopHabits:
     def _look_at_loop(self, frame: FrameType) -> None:
         name = _counted_by_loop(frame.f_code, frame.f_lasti)
         if name in self._counters:
-            voice.warn(
+            log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
                 "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
                 f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
@@ -110,7 +110,7 @@ class OutsideCounters:
         for name, value in now.items():
             first = self._first.get(name, value)
             if value != first:
-                voice.warn(
+                log.warn(
                     f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name} was {first} when training began in "
                     f"this process and is {value} as it begins anew: a variable outside the state does not go back. "
                     f"Fix: make it the state's, TorchState(…, {name}={first})"

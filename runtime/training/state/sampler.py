@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Sampler
 
 from runtime.errors import UsageError
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.group.calling_place import calling_place
 from runtime.training.process import context
 
@@ -119,7 +119,7 @@ class ElasticSampler(Sampler[int]):
     def _warn_of_a_second_time(self) -> None:
         """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
         if self._empty_epoch == self.epoch:
-            voice.warn(
+            log.warn(
                 f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
                 "epoch after each"
             )
@@ -129,7 +129,7 @@ class ElasticSampler(Sampler[int]):
         """An iterator keeps the order that it began with; after a loss one begins with the state's."""
         if not self._is_told_of_early:
             self._is_told_of_early = True
-            voice.warn(
+            log.warn(
                 f"{calling_place()}: this batch is of an iteration that began before epoch {self.epoch} did: after a "
                 "loss the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), also where only "
                 "a first batch is looked at"

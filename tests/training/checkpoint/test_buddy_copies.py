@@ -17,7 +17,7 @@ from runtime.core.messages import Copy
 from runtime.core.point import Point
 from runtime.errors import CheckpointError
 from runtime.service.buddy import CopyListener, brief_of
-from runtime.service.voice import LOGGER
+from runtime.service.log import LOGGER
 from runtime.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints

@@ -10,7 +10,7 @@ from torch import nn
 
 from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
 from runtime.core.point import Point
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.checkpoint.digests import FIRST_COMMITS, Digests
 from runtime.training.state.base_state import State
 from runtime.training.state.compared import digest_of, parts_of
@@ -177,7 +177,7 @@ def test_what_changes_behind_the_last_commit_changes_the_end_alone() -> None:
 
 def test_it_is_said_once_that_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(voice, "say", lines.append)
+    monkeypatch.setattr(log, "say", lines.append)
     for shared, expected in ((None, 1), ({}, 0)):
         lines.clear()
         digests = Digests(Told(), Custom(shared))  # type: ignore[arg-type]

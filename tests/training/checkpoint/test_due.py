@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.core.messages import GenerationStarted, RoundId
-from runtime.training.checkpoint.due import Due, FixedSteps, Timed, due_by
+from runtime.training.checkpoint.save_rhythm import Due, FixedSteps, Timed, due_by
 from runtime.training.state.checkpoint_config import CheckpointConfig
 
 

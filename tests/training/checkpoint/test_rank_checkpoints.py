@@ -16,7 +16,7 @@ import torch
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, UsageError
-from runtime.service.voice import LOGGER
+from runtime.service.log import LOGGER
 from runtime.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
 from runtime.store.checkpoint.local import pruning
 from runtime.store.checkpoint.memory import memory_buffer

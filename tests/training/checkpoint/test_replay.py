@@ -16,7 +16,7 @@ from torch import nn
 from runtime.core.messages import GenerationStarted
 from runtime.core.point import Point
 from runtime.errors import DivergenceError, ForeignFolderError, UsageError
-from runtime.service.voice import LOGGER
+from runtime.service.log import LOGGER
 from runtime.store.lock import DirectoryLock
 from runtime.store.step_log import STEPS_FOLDER, read_step_log
 from runtime.store.step_record import LogHeader, StepRecord

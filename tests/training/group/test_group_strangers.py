@@ -1,4 +1,4 @@
-"""Strangers at the ports of real rank processes: while a group forms, while it trains, and what is left of them."""
+"""UnknownPeers at the ports of real rank processes: while a group forms, while it trains, and what is left of them."""
 
 from __future__ import annotations
 

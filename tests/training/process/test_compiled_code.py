@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime import config
-from runtime.service.voice import LOGGER
+from runtime.service.log import LOGGER
 from runtime.training.process.compiled_code import keep_compiled_code
 
 NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

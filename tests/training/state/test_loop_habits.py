@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.process import context
 from runtime.training.state.loop_habits import OutsideCounters
 from runtime.training.state.sampler import ElasticSampler
@@ -24,7 +24,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(context, "get_rank", lambda: 0)
     monkeypatch.setattr(context, "get_world_size", lambda: 1)
-    monkeypatch.setattr(voice, "warn", lines.append)
+    monkeypatch.setattr(log, "warn", lines.append)
     return lines
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from runtime.service.voice import LOGGER
+from runtime.service.log import LOGGER
 from runtime.training.process import context
 from runtime.training.state.sampler import ElasticSampler
 

@@ -80,7 +80,7 @@ class _Tally:
     quiet_until: float = float("-inf")
 
 
-class Strangers:
+class UnknownPeers:
     """Counts offences and words the lines about them; ``totals`` since the start, by kind."""
 
     def __init__(self) -> None:

@@ -9,38 +9,38 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.service import voice
+from runtime.service import log
 
 EVENTS = [(logging.INFO, "worker 1 is in"), (logging.WARNING, "worker 2 is lost"), (logging.DEBUG, "a whisper")]
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    monkeypatch.setattr(voice.LOGGER, "handlers", [])
-    monkeypatch.setattr(voice.LOGGER, "propagate", True)
-    monkeypatch.setattr(voice.LOGGER, "level", logging.NOTSET)
+    monkeypatch.setattr(log.LOGGER, "handlers", [])
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    monkeypatch.setattr(log.LOGGER, "level", logging.NOTSET)
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    voice.set_up("scheduler")
+    log.set_up("scheduler")
     yield stream
-    voice.LOGGER.setLevel(logging.NOTSET)
+    log.LOGGER.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
 def ours_alone(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Leaves the logger with our handler alone: pytest adds its own to it before each phase of a test."""
-    yield lambda: monkeypatch.setattr(voice.LOGGER, "handlers", voice.LOGGER.handlers[:1])
+    yield lambda: monkeypatch.setattr(log.LOGGER, "handlers", log.LOGGER.handlers[:1])
 
 
 def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO, ours_alone: Callable[[], None]) -> None:
     ours_alone()
-    voice.tell(EVENTS)
+    log.tell(EVENTS)
     lines = said.getvalue().splitlines()
     assert [line[20:] for line in lines] == [
         "samebits scheduler: worker 1 is in",
         "samebits scheduler: worker 2 is lost",
     ]
-    voice.say("alone")
+    log.say("alone")
     assert said.getvalue().splitlines()[-1][20:] == "samebits scheduler: alone"
 
 
@@ -48,17 +48,17 @@ def test_a_logger_of_the_users_own_gets_each_as_a_record(monkeypatch: pytest.Mon
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.INFO)
     handler.emit = records.append  # type: ignore[method-assign]
-    monkeypatch.setattr(voice.LOGGER, "handlers", [handler])
-    monkeypatch.setattr(voice.LOGGER, "propagate", False)
-    voice.LOGGER.setLevel(logging.DEBUG)
-    voice.tell(EVENTS)
+    monkeypatch.setattr(log.LOGGER, "handlers", [handler])
+    monkeypatch.setattr(log.LOGGER, "propagate", False)
+    log.LOGGER.setLevel(logging.DEBUG)
+    log.tell(EVENTS)
     assert [(record.levelno, record.getMessage()) for record in records] == EVENTS[:2]
-    voice.LOGGER.setLevel(logging.NOTSET)
+    log.LOGGER.setLevel(logging.NOTSET)
 
 
 def test_nothing_is_said_of_nothing(said: io.StringIO) -> None:
-    voice.tell([])
-    voice.tell([(logging.DEBUG, "a"), (logging.DEBUG, "b")])
+    log.tell([])
+    log.tell([(logging.DEBUG, "a"), (logging.DEBUG, "b")])
     assert said.getvalue() == ""
 
 
@@ -71,5 +71,5 @@ def test_no_process_ends_because_nobody_can_read_what_it_says(
         raise OSError(errno.EIO, "a terminal that was closed")
 
     monkeypatch.setattr(said, "write", refuse)
-    voice.tell(EVENTS)
-    voice.say("alone")
+    log.tell(EVENTS)
+    log.say("alone")

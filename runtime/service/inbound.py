@@ -29,7 +29,7 @@ from runtime.core.ready import Note, Ready
 from runtime.core.scheduler import Event, Received, StopRequested
 from runtime.net.server import Arrived, Garbled, Rejected
 from runtime.service.followers import Followers
-from runtime.service.strangers import Strangers, implausible
+from runtime.service.unknown_peers import UnknownPeers, implausible
 
 
 class Line(Protocol):
@@ -42,7 +42,7 @@ class Line(Protocol):
         """Where the peer's connection comes from."""
 
 
-class Reception:
+class Inbound:
     """Sorts what arrives over one line.
 
     Args:
@@ -51,7 +51,7 @@ class Reception:
         strangers: told who is turned away, and why.
     """
 
-    def __init__(self, line: Line, followers: Followers, strangers: Strangers) -> None:
+    def __init__(self, line: Line, followers: Followers, strangers: UnknownPeers) -> None:
         self._line = line
         self._followers = followers
         self._strangers = strangers

@@ -24,26 +24,26 @@ from runtime.core.ready import Level, Note
 from runtime.core.values import replace
 from runtime.errors import ProtocolError
 from runtime.net.server import Rejection
-from runtime.service.strangers import (
+from runtime.service.unknown_peers import (
     GATHER_S,
     LINE_INTERVAL_S,
     MAX_ADDRESSES,
     REFUSALS_SAID,
     UNSAID,
     Offence,
-    Strangers,
+    UnknownPeers,
 )
 from tests.hostile.attackers import objection
 
 REGISTER = Register(PROTOCOL, "", "digits", "0", "s" * 32, 0, Process("host#1", 7, 1, "cpu"), (("WORKER_NUM", "2"),))
 
 
-def texts(strangers: Strangers, now: float) -> list[str]:
+def texts(strangers: UnknownPeers, now: float) -> list[str]:
     return [note.text for note in strangers.lines(now)]
 
 
 def test_the_first_line_gathers_and_the_next_waits() -> None:
-    strangers = Strangers()
+    strangers = UnknownPeers()
     assert texts(strangers, 0.0) == []
     for _ in range(3):
         strangers.rejected("10.0.0.7", Rejection.SECRET)
@@ -60,7 +60,7 @@ def test_the_first_line_gathers_and_the_next_waits() -> None:
 
 
 def test_a_million_addresses_take_the_room_of_a_few() -> None:
-    strangers = Strangers()
+    strangers = UnknownPeers()
     for number in range(100_000):
         strangers.rejected(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", Rejection.MECHANISM)
         strangers.garbled(f"10.1.{number >> 8 & 255}.{number & 255}", "x" * 10_000)
@@ -77,7 +77,7 @@ def test_a_million_addresses_take_the_room_of_a_few() -> None:
 
 def test_knocking_at_the_port_is_no_event_and_knocking_without_end_is() -> None:
     """A liveness probe connects and closes every few seconds."""
-    strangers = Strangers()
+    strangers = UnknownPeers()
     for second in range(600):
         strangers.rejected("10.0.0.7", Rejection.HANDSHAKE)
         assert texts(strangers, float(second)) == []
@@ -87,14 +87,14 @@ def test_knocking_at_the_port_is_no_event_and_knocking_without_end_is() -> None:
 
 
 def test_what_was_counted_is_said_before_the_end() -> None:
-    strangers = Strangers()
+    strangers = UnknownPeers()
     strangers.rejected("10.0.0.7", Rejection.SECRET)
     assert len(strangers.lines(0.0, is_last=True)) == 1
     assert strangers.lines(0.0, is_last=True) == []
 
 
 def test_refusals_are_said_one_by_one_up_to_a_hosts_worth() -> None:
-    strangers = Strangers()
+    strangers = UnknownPeers()
     note = Note(Level.WARNING, "refused pid 7 (ALIVE): …")
     said = [strangers.refused("10.0.0.7", [note], now=1.0) for _ in range(REFUSALS_SAID + 10)]
     assert said == [[note]] * REFUSALS_SAID + [[]] * 10

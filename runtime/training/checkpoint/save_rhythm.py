@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from runtime.core.messages import GenerationStarted
-from runtime.service import voice
+from runtime.service import log
 from runtime.training.checkpoint import interval
 from runtime.training.state.checkpoint_config import AUTO, CheckpointConfig
 
@@ -102,7 +102,7 @@ class Timed(Due):
         agree: Agree,
         *,
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = voice.say,
+        say: Callable[[str], None] = log.say,
     ) -> None:
         self._seconds = seconds
         self._agree = agree
