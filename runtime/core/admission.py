@@ -151,7 +151,7 @@ class Admission:
             return None
         if kept is None or kept.slot is None or not is_placeholder(kept.session):
             return None
-        if present is not None and present is not kept and not (present.lost or present.left or present.is_retired):
+        if present is not None and present is not kept and (present.is_held and not present.is_retired):
             return None  # another process has come for this node
         slot = kept.slot
         if kept.node != message.node:
@@ -189,7 +189,7 @@ class Admission:
     # ---- rules 2 and 6
 
     def _may_resume(self, message: Register, seat: Seat) -> bool:
-        gave_up = seat.left or self._ledger.presences[seat.node].is_gone
+        gave_up = seat.has_left or self._ledger.presences[seat.node].is_gone
         is_holder = seat.session == message.session and message.incarnation in (0, seat.incarnation)
         return is_holder and not seat.is_retired and not gave_up
 
@@ -225,7 +225,7 @@ class Admission:
             return None
         lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)
         retry = max(lease_left, cool_down_left)
-        if not (seat.lost or seat.left):
+        if seat.is_held:
             text = (
                 f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence; "
                 f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last word"
@@ -246,7 +246,7 @@ class Admission:
         state = self._ledger.state
         first = root_of(message.node) if self._replacements.is_proven(message) else message.node
         wanted, known = _slot_named_by(first), state.seats.get(message.node)
-        if known is not None and known.is_retired and known.lost:
+        if known is not None and known.is_retired and known.is_lost:
             cool_down_left = self._leases.cool_down_left_s(known)
             if cool_down_left > 0:
                 self._refuse_cooling_down(message, known, "its slot was given away; it may return", cool_down_left)
@@ -261,7 +261,7 @@ class Admission:
         if named is not None:
             return self._grant(message, named)
         if holder is not None and known is None and not self._ledger.policy.is_elastic:
-            is_anothers = self._replacements.is_proven(message) and not (holder.lost or holder.left)  # for good
+            is_anothers = self._replacements.is_proven(message) and holder.is_held  # for good
             return self._take_over(message, self._holders() if is_anothers else [holder])
         free = self._world.free_slot()
         if free is None:
@@ -280,7 +280,7 @@ class Admission:
         waits = [
             (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
             for seat in holders
-            if seat.lost or seat.left
+            if not seat.is_held
         ]
         wait_s, slot, lost = min(waits, key=lambda entry: entry[:2], default=(0.0, 0, None))
         if lost is not None and wait_s <= 0:

@@ -193,7 +193,7 @@ class Ending:
         if state.final is None and (self._admission.pending or self._admission.refused):
             return False  # nothing was trained yet, and somebody asks for a seat
         return len(state.by_slot) >= self._world.size() and all(
-            state.seats[node].left for node in state.by_slot.values()
+            state.seats[node].has_left for node in state.by_slot.values()
         )
 
     def _job_finished(self) -> None:

@@ -35,9 +35,9 @@ class Leases:
     def renew(self, seat: Seat) -> bool:
         """An accepted message. True where the node comes back: first heard in this term, or after it was lost."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
-        came_back = presence.heard_at is None or seat.lost
+        came_back = presence.heard_at is None or seat.is_lost
         if came_back:
-            was_lost = seat.lost
+            was_lost = seat.is_lost
             ledger.write(SeatResumed(seat.node, seat.incarnation))
             if was_lost:
                 self.begin(seat, heard=True)
@@ -55,10 +55,10 @@ class Leases:
         Returns the reason where that ends the lease at once.
         """
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
-        if seat.left:
+        if seat.has_left:
             return None
         presence.is_gone = presence.is_gone or gone
-        if seat.lost:
+        if seat.is_lost:
             if presence.heard_at is not None and presence.closed_at is None:  # a later start of the cool-down
                 presence.closed_at = ledger.now
                 if seat.quiet_since is not None and seat.quiet_since.at == ledger.now:
@@ -106,7 +106,7 @@ class Leases:
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             _, node, incarnation = heapq.heappop(self._deadlines)
             seat = ledger.state.seats.get(node)
-            if seat is None or seat.incarnation != incarnation or seat.lost or seat.left or seat.is_retired:
+            if seat is None or seat.incarnation != incarnation or not seat.is_held or seat.is_retired:
                 continue
             presence = ledger.presences[node]
             due, reason = self._due(presence)
@@ -136,13 +136,13 @@ class Leases:
 
     def lease_left_s(self, seat: Seat) -> float:
         """Seconds until the lease can end; 0 where it has."""
-        if seat.lost or seat.left:
+        if not seat.is_held:
             return 0.0
         return max(0.0, self._due(self._ledger.presences[seat.node])[0] - self._ledger.now)
 
     def cool_down_left_s(self, seat: Seat) -> float:
         """Seconds until another session of this node may be seated, whatever the lease says."""
-        if seat.left:
+        if seat.has_left:
             return 0.0
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 

@@ -65,7 +65,7 @@ class Replacements:
             return Claim.SPENT
         if newest is None:
             return Claim.OF_NOBODY
-        if not (newest.lost or newest.left or newest.is_retired):
+        if newest.is_held and not newest.is_retired:
             return Claim.EARLY
         has_waited = newest.is_spare and number_of(newest.node) > 0
         needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # its own may be another line's by now

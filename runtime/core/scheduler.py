@@ -127,7 +127,7 @@ class SchedulerCore:
         self._world.load()
         for seat in state.seats.values():
             ledger.sessions[seat.session] = seat.node
-            if seat.lost or seat.left or seat.is_retired:
+            if not seat.is_held or seat.is_retired:
                 ledger.presences[seat.node] = Presence(ledger.now)
             else:
                 self._leases.begin(seat, heard=False)
@@ -342,7 +342,7 @@ class SchedulerCore:
             and sender.incarnation == seat.incarnation
             and not seat.is_retired
         ):
-            return None if seat.left else seat
+            return None if seat.has_left else seat
         if sender.job == state.job:
             fenced = self._admission.fenced(sender, seat)
             self._ledger.ready.send(session, fenced)
@@ -477,7 +477,7 @@ class SchedulerCore:
         if reason is not None:
             self._lose(seat, reason)
         elif is_close:
-            if not (seat.lost or seat.left):  # an answer shows that it is back: its words may have overtaken the close
+            if seat.is_held:  # an answer shows that it is back: its words may have overtaken the close
                 self._admission.welcome(seat)
             if round_ is not None and round_.joined and self._rendezvous.is_urgent():
                 self._corroborate()
@@ -567,7 +567,7 @@ class SchedulerCore:
         if self._ledger.state.final is not None or self._ending.ended is not None:
             return
         self._done.pop(seat.node, None)
-        if not self._ledger.policy.recovery and seat.lost:
+        if not self._ledger.policy.recovery and seat.is_lost:
             self._ending.end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
         elif self._rendezvous.rank_of(seat) is not None:
             self._break(why)
@@ -586,8 +586,8 @@ class SchedulerCore:
             self._break(f"generation {committed.generation} was lost with the journal")
         for node, incarnation in committed.members:
             seat = self._ledger.state.seats[node]
-            if seat.lost or seat.left or seat.slot is None or seat.incarnation != incarnation:
-                why = f"is lost: {seat.reason}" if seat.lost else "left" if seat.left else "was replaced"
+            if not seat.is_held or seat.slot is None or seat.incarnation != incarnation:
+                why = f"is lost: {seat.reason}" if seat.is_lost else "left" if seat.has_left else "was replaced"
                 self._break(f"worker {node} of generation {committed.generation} {why}")
 
     def _is_round_due(self) -> bool:

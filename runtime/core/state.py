@@ -6,6 +6,7 @@ so what a restarted scheduler knows is by construction what the dead one had wri
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -51,6 +52,14 @@ class BootTime:
     at: float
 
 
+class SeatState(enum.Enum):
+    """Who sits there. ``HELD`` is believed until a lease ends, whatever is known of the process."""
+
+    HELD = "held"
+    LOST = "lost"
+    LEFT = "left"
+
+
 @dataclass(slots=True)
 class Seat:
     """The durable facts about a node that was admitted."""
@@ -60,11 +69,25 @@ class Seat:
     incarnation: int
     session: str
     process: Process
-    lost: bool = False
-    left: bool = False
-    reason: str = ""
+    state: SeatState = SeatState.HELD
+    reason: str = ""  # of its loss
     quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
     is_spare: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its holder is neither lost nor has left."""
+        return self.state is SeatState.HELD
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its lease has ended and nobody came back."""
+        return self.state is SeatState.LOST
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its holder gave it up on purpose."""
+        return self.state is SeatState.LEFT
 
     @property
     def is_retired(self) -> bool:
@@ -140,19 +163,19 @@ class JobState:
                 self._start_term(record)
             case SeatResumed():
                 seat = self.seats[record.node]
-                seat.lost, seat.left, seat.reason, seat.quiet_since = False, False, "", None
+                seat.state, seat.reason, seat.quiet_since = SeatState.HELD, "", None
                 if seat.is_spare:
                     self.spares[seat.node] = None
             case SeatLost():
                 seat = self.seats[record.node]
-                seat.lost, seat.reason = True, record.reason
+                seat.state, seat.reason = SeatState.LOST, record.reason
                 seat.quiet_since = BootTime(self.boot_id, record.since)
                 self.spares.pop(seat.node, None)
             case CauseFound():
                 known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
                 self.causes = (*known, record)[:KEPT_CAUSES]
             case SeatLeft():
-                self.seats[record.node].left = True
+                self.seats[record.node].state = SeatState.LEFT
                 self.spares.pop(record.node, None)
             case SeatQuiet():
                 self.seats[record.node].quiet_since = BootTime(record.boot_id, record.since)
@@ -266,11 +289,11 @@ def _seat_records(seat: Seat) -> Iterator[Record]:
         yield SeatGranted(seat.node, slot, seat.incarnation, seat.session, seat.process)
         if seat.slot is None:
             yield SeatRetired(seat.node, _NO_SLOT)
-    if seat.lost:
+    if seat.is_lost:
         yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason)
     if seat.quiet_since:
         yield SeatQuiet(seat.node, seat.quiet_since.boot_id, seat.quiet_since.at)
-    if seat.left:
+    if seat.has_left:
         yield SeatLeft(seat.node, seat.incarnation)
 
 

@@ -54,11 +54,7 @@ class World:
         for slot in sorted(expected):
             ledger.miss(slot)
         self.has_begun = state.generation is not None
-        self.coming = {
-            slot
-            for slot, node in state.by_slot.items()
-            if self.is_new(slot) and not (state.seats[node].lost or state.seats[node].left)
-        }
+        self.coming = {slot for slot, node in state.by_slot.items() if self.is_new(slot) and state.seats[node].is_held}
 
     # ---- slots
 
@@ -136,7 +132,9 @@ class World:
             lost = ledger.state.seat_of_slot(slot)
             if self.is_new(slot):
                 continue
-            if is_filling and lost is not None and not lost.lost:  # it left, and comes again, or its replacement does
+            if (
+                is_filling and lost is not None and not lost.is_lost
+            ):  # it left, and comes again, or its replacement does
                 fit = [one for one in spares if replaces(one.node, lost.node)]
             else:
                 of_this = None if lost is None else root_of(lost.node)

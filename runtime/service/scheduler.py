@@ -303,7 +303,7 @@ class SchedulerService:
             Closed(seat.session, gone=True)
             for seat in core.state.seats.values()
             if seat.process.host == here
-            and not (seat.lost or seat.left)
+            and seat.is_held
             and not ProcessIdentity(seat.process.pid, seat.process.started_at).is_alive()
         ]
 

@@ -213,7 +213,7 @@ def _node(seat: Seat) -> dict[str, Any]:
         "node": seat.node,
         "slot": seat.slot,
         "incarnation": seat.incarnation,
-        "state": "left" if seat.left else "lost" if seat.lost else "alive",
+        "state": "alive" if seat.is_held else seat.state.value,
         "reason": seat.reason,
         "host": seat.process.host,
         "pid": seat.process.pid,

@@ -105,7 +105,7 @@ class Scenario(Stage):
 
     def _dead_at_load(self, state: JobState) -> list[Closed]:
         """The journal's seats whose process, on this host, is seen to be gone."""
-        held = [seat for seat in state.seats.values() if seat.process.host == HERE and not (seat.lost or seat.left)]
+        held = [seat for seat in state.seats.values() if seat.process.host == HERE and seat.is_held]
         return [Closed(seat.session, gone=True) for seat in held if not self._workers[seat.session].is_alive]
 
     def _crash_scheduler(self) -> None:
@@ -134,7 +134,7 @@ class Scenario(Stage):
         over = ", finished" if state.finished else ""
         self._note("journal", f"{state.job}, term {state.term}, generation {state.generation_number}{over}")
         for seat in state.seats.values():
-            kind = "lost" if seat.lost else "left" if seat.left else "held"
+            kind = seat.state.value
             what = f"slot {seat.slot}" if seat.slot is not None else "a spare's seat" if seat.is_spare else "no seat"
             text = f"{what} is {kind} by worker {seat.node}, incarnation {seat.incarnation}"
             self._note("journal", text)

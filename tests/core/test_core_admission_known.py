@@ -79,7 +79,7 @@ def test_a_duplicate_does_not_renew_the_lease_of_the_holder() -> None:
     house.now += 4
     house.register("0", session="other")
     house.tick(1.0)
-    assert house.seat("0").lost
+    assert house.seat("0").is_lost
 
 
 # ---- rule 4: the cool-down
@@ -195,7 +195,7 @@ def test_a_session_resumes_at_once_after_its_connection_broke() -> None:
     assert house.admission("s1").incarnation == 1
     assert house.ready.records == []
     house.tick(4.0)
-    assert not house.seat("1").lost, "the close is forgotten"
+    assert not house.seat("1").is_lost, "the close is forgotten"
 
 
 def test_a_session_that_was_declared_lost_resumes_without_a_cool_down() -> None:
@@ -203,7 +203,7 @@ def test_a_session_that_was_declared_lost_resumes_without_a_cool_down() -> None:
     house.now += 5
     house.beat("0")
     house.tick()
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
     house.now += 3
     house.register("1", incarnation=1, job="job-1")
     assert house.admission("s1").incarnation == 1
@@ -219,7 +219,7 @@ def test_any_accepted_message_resumes_a_lost_session() -> None:
     house.tick()
     house.beat("1")
     assert house.ready.records == [SeatResumed("1", 1)]
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
 
 
 def test_a_session_resumes_after_a_scheduler_restart() -> None:
@@ -287,7 +287,7 @@ def test_a_dead_process_does_not_resume(how: str) -> None:
         house.close("s1", gone=True)
     house.register("1", incarnation=1, job="job-1")
     assert house.ready.records == []
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
     assert house.answer("s1", Fenced)
 
 

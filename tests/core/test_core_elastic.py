@@ -417,7 +417,7 @@ def test_a_gentle_round_has_no_timeout_and_hears_no_failure_in_a_members_leaving
     assert house.ended is None
     house.close("s2")
     house.join("0", live=(7, 1))  # it left at a commit: no collective failed, the closed connection has its grace
-    assert not house.seat("2").lost
+    assert not house.seat("2").is_lost
 
 
 def test_a_loss_hardens_a_gentle_round() -> None:

@@ -17,7 +17,7 @@ def test_silence_ends_a_lease() -> None:
     house = training_house()
     begin = house.now
     house.tick(4.999)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     assert house.core.wake_at() == pytest.approx(begin + 5)
     house.beat("0")
     house.tick(0.001)
@@ -41,7 +41,7 @@ def test_every_accepted_message_renews_the_lease() -> None:
         house.beat("0")
         renew()
         house.tick()
-        assert not house.seat("1").lost
+        assert not house.seat("1").is_lost
 
 
 def test_a_close_ends_a_lease_after_its_grace() -> None:
@@ -50,7 +50,7 @@ def test_a_close_ends_a_lease_after_its_grace() -> None:
     closed = house.now
     assert house.core.wake_at() == pytest.approx(closed + 0.5)
     house.tick(0.499)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     house.tick(0.001)
     assert house.records(SeatLost) == [
         SeatLost("1", 1, since=closed, reason="its connection closed and stayed closed for 0.5 s")
@@ -63,12 +63,12 @@ def test_a_connection_that_comes_back_within_the_grace_loses_nothing() -> None:
     house.now += 0.4
     house.beat("1")
     house.tick(2.0)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     house.close("s1")
     house.tick(0.3)
-    assert not house.seat("1").lost, "a second close has its own grace"
+    assert not house.seat("1").is_lost, "a second close has its own grace"
     house.tick(0.2)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
 
 
 def test_a_close_does_not_lengthen_a_lease() -> None:
@@ -97,7 +97,7 @@ def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
     house.beat("1")  # was under way
     house.close("s1", gone=True)
     assert house.records(SeatLost) == []
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
 
 
 @pytest.mark.parametrize("case", ["another host", "itself", "an older session", "nobody", "a fenced witness"])
@@ -119,12 +119,12 @@ def test_only_who_was_beside_it_can_have_seen_a_death(case: str) -> None:
         case _:
             house.close("s0", gone=True)
             house.register("0", session="t0")
-    before = {node: house.seat(node).lost for node in "012"}
+    before = {node: house.seat(node).is_lost for node in "012"}
     credential = house.credential("0")
     house.receive(
         witness, PeerGone(replace(credential, session="s0") if case == "a fenced witness" else credential, session)
     )
-    assert {node: house.seat(node).lost for node in "012"} == before
+    assert {node: house.seat(node).is_lost for node in "012"} == before
     assert house.records(SeatLost) == []
 
 
@@ -151,7 +151,7 @@ def test_a_collective_says_nothing_about_those_whose_connection_stands() -> None
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     house.tick()
-    assert not any(house.seat(node).lost for node in "012")
+    assert not any(house.seat(node).is_lost for node in "012")
 
 
 @pytest.mark.parametrize("reason", ["a newcomer", "an earlier generation"])
@@ -165,7 +165,7 @@ def test_only_a_members_report_of_its_generation_corroborates(reason: str) -> No
     else:
         house.close("s1")
         house.beat("0", Activity.WAITING, generation=0)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
 
 
 @pytest.mark.parametrize(("node", "is_lost"), [("0", True), ("2", False)], ids=["a member", "a newcomer"])
@@ -175,7 +175,7 @@ def test_so_does_a_members_join_to_a_round_that_another_loss_has_opened(node: st
     house.register("2", session="new")
     house.close("s1")
     house.join(node)
-    assert house.seat("1").lost is is_lost
+    assert house.seat("1").is_lost is is_lost
 
 
 def test_the_deadlines_of_earlier_incarnations_are_forgotten() -> None:
@@ -234,7 +234,7 @@ def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
 def test_a_close_of_an_unknown_session_is_nothing() -> None:
     house = training_house()
     house.close("nobody", gone=True)
-    assert house.ready.records == [] and not house.seat("1").lost
+    assert house.ready.records == [] and not house.seat("1").is_lost
 
 
 def test_a_close_of_a_replaced_session_is_nothing() -> None:
@@ -242,7 +242,7 @@ def test_a_close_of_a_replaced_session_is_nothing() -> None:
     house.close("s1", gone=True)
     house.register("1", session="new")
     house.close("s1", gone=True)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
 
 
 def test_reconnecting_for_ever_leaves_nothing_behind() -> None:
@@ -270,7 +270,7 @@ def test_the_cool_down_counts_from_the_last_accepted_message_not_from_the_loss()
     house.now += 5
     house.beat("0")
     house.tick()
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
     assert cool_down_left(house, "1") == 25.0
 
 
@@ -352,7 +352,7 @@ def test_the_words_of_a_superseded_incarnation_change_nothing() -> None:
     house.beat("0")
     house.beat("2")
     house.tick(2.0)
-    assert house.seat("1").lost, "the new incarnation's lease was not renewed by the old one"
+    assert house.seat("1").is_lost, "the new incarnation's lease was not renewed by the old one"
 
 
 def test_a_message_of_another_job_is_not_even_answered() -> None:
@@ -388,10 +388,10 @@ def test_a_pause_of_the_scheduler_loses_nobody(stalled_first: bool) -> None:
         house.step(Stalled(60.0))
     house.tick()
     house.tick(0.9)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     house.beat("1")
     house.tick(0.1)
-    assert not house.seat("1").lost and house.core.phase() == "training"
+    assert not house.seat("1").is_lost and house.core.phase() == "training"
     assert "this scheduler stood still for 60.0 s; nobody loses a lease by that" in house.notes
 
 
@@ -405,10 +405,10 @@ def test_a_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
         event()
     house.beat("0")
     house.tick(4.99)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     house.beat("0")
     house.tick(0.01)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
 
 
 def test_a_close_in_the_drained_queue_has_its_usual_grace() -> None:
@@ -418,7 +418,7 @@ def test_a_close_in_the_drained_queue_has_its_usual_grace() -> None:
     house.close("s1")
     house.step(Stalled(60.0))
     house.tick(0.5)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
 
 
 def test_a_grace_that_was_running_is_not_eaten_by_a_pause() -> None:
@@ -426,10 +426,10 @@ def test_a_grace_that_was_running_is_not_eaten_by_a_pause() -> None:
     house.close("s1")
     house.now += 0.1
     house.stall(8.0)
-    assert not house.seat("1").lost
+    assert not house.seat("1").is_lost
     house.beat("0")
     house.tick(0.4)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
 
 
 def test_a_pause_does_not_lengthen_a_cool_down() -> None:

@@ -130,7 +130,7 @@ def test_it_is_said_once_at_the_timeout_and_ended_at_twice_it() -> None:
     (why,) = ended(house)
     assert why == "it held the others up for 12 s in train.py:46 (time.sleep) (HANG=end)"
     house.leave("2", on_purpose=False, text=why)
-    assert house.seat("2").lost and house.seat("2").reason == why
+    assert house.seat("2").is_lost and house.seat("2").reason == why
     assert set(house.invited()) == {"s0", "s1"} and house.core.standstill == ""
 
 

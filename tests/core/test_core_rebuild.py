@@ -106,7 +106,7 @@ def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> N
     for _ in range(6):
         house.tick(1.0)
         house.beat("0"), house.beat("1"), house.beat("3")
-    assert house.core.state.seats["2"].lost
+    assert house.core.state.seats["2"].is_lost
     house.register("2", session="fresh")
     assert house.refusal("fresh").refusal is Refusal.COOLING_DOWN
     house.now += 30

@@ -41,7 +41,7 @@ def test_leases_start_anew() -> None:
     house.crash(after_s=1000.0)
     loaded = house.now
     house.tick(4.99)
-    assert not house.seat("0").lost and house.core.phase() == "training"
+    assert not house.seat("0").is_lost and house.core.phase() == "training"
     house.tick(0.01)
     assert house.records(SeatLost) == [
         SeatLost(node, 1, since=loaded, reason="silent for 5 s (NODE_TIMEOUT)") for node in "01"
@@ -116,7 +116,7 @@ def test_the_loss_that_nobody_was_told_of_is_still_known() -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.crash(after_s=1.0)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost
     assert house.core.phase() == "forming; waiting for 0, 1"
     assert house.notes[-1].startswith("round 2.1 opened: worker 1 of generation 1 is lost: its connection closed")
 

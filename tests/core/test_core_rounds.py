@@ -166,7 +166,7 @@ def test_a_member_that_is_lost_and_comes_back_joins_again() -> None:
     house.close("s0")
     house.beat("1")
     house.tick(0.5)
-    assert house.seat("0").lost
+    assert house.seat("0").is_lost
     house.register("0", incarnation=1, job="job-1")
     assert house.invited() == {"s0": RoundId(1, 2)}
     house.register("2", session="two")

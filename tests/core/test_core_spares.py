@@ -506,6 +506,6 @@ def test_a_death_that_was_known_says_nothing_of_whose_connection_is_closed() -> 
     house.close("s1")  # perhaps it comes back: it has its grace
     house.join("10", place=Place(3, 3, 4))
     house.receive("s0", PeerGone(house.credential("0"), "s2"))
-    assert house.seat("2").lost and not house.seat("1").lost
+    assert house.seat("2").is_lost and not house.seat("1").is_lost
     house.tick(house.policy.reconnect_grace_s)
-    assert house.seat("1").lost
+    assert house.seat("1").is_lost

@@ -102,7 +102,7 @@ class Operator:
         """Whether the node has done its part: it left after the training was finished."""
         core = self._world.host.core
         seat = core.state.seats.get(node) if core is not None else None
-        return finished and (seat is None or seat.left)
+        return finished and (seat is None or seat.has_left)
 
     def _has_process(self, node: str) -> bool:
         workers = self._world.workers

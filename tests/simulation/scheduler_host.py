@@ -139,7 +139,7 @@ class SchedulerHost:
     def _is_seated(self, worker: Worker) -> bool:
         assert self.core is not None
         seat = self.core.state.seats.get(worker.node)
-        return seat is not None and seat.session == worker.session and not (seat.lost or seat.left)
+        return seat is not None and seat.session == worker.session and seat.is_held
 
     def die(self, *, reboots: bool = False) -> None:
         """kill -9, or with ``reboots`` the machine goes with it."""

@@ -29,7 +29,7 @@ class Together(Checker):
             committed = state.generation
             if committed is not None and committed.generation == group.generation:
                 nodes = {node for node, _ in committed.members}
-                self._are_together = all(seat.node in nodes for seat in seats if not (seat.lost or seat.left))
+                self._are_together = all(seat.node in nodes for seat in seats if seat.is_held)
 
     def _must_be_together(self) -> None:
         core, host = self.world.host.core, self.world.host

@@ -76,7 +76,7 @@ class LetIn(Checker):
             own, holders = core.state.seats.get(node), self.world.witness.holders.values()
             held = sum(holder.slot is not None and not self._is_free(holder) for holder in holders)
             return (own is None or own.slot is None) and held == policy.max_world_size
-        spares = [seat for seat in core.state.seats.values() if seat.is_spare and not (seat.lost or seat.left)]
+        spares = [seat for seat in core.state.seats.values() if seat.is_spare and seat.is_held]
         names_spare = node.isdecimal() and int(node) >= policy.max_world_size
         is_open = core.state.final is None and core._world.has_resets_left()
         has_slot = len(core.state.by_slot) < policy.max_world_size and is_open and not names_spare

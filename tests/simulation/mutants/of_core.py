@@ -69,7 +69,7 @@ class TakesAnyIncarnation(SchedulerCore):
 
     def _holder(self, session: str, sender: Any) -> Seat | None:
         seat = self._ledger.state.seats.get(sender.node)
-        return None if seat is None or seat.slot is None or seat.left else seat
+        return None if seat is None or seat.slot is None or seat.has_left else seat
 
 
 class CountsRoundsAnew(SchedulerCore):
@@ -154,7 +154,7 @@ class DeafToJoins(SchedulerCore):
     def _receive(self, session: str, message: FromWorker) -> None:
         renew = self._leases.renew
         seat = self._ledger.state.seats.get(message.sender.node) if isinstance(message, Join) else None
-        if seat is not None and not seat.lost and self._ledger.presences[seat.node].heard_at is not None:
+        if seat is not None and not seat.is_lost and self._ledger.presences[seat.node].heard_at is not None:
             self._leases.renew = lambda seat: False  # type: ignore[method-assign]
         super()._receive(session, message)
         self._leases.renew = renew  # type: ignore[method-assign]
@@ -243,7 +243,7 @@ class ForgetsWhoWaits(SchedulerCore):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         left_s = self._leases.cool_down_left_s
-        self._leases.cool_down_left_s = lambda seat: max(left_s(seat), 0.5 if seat.lost else 0.0)  # type: ignore[method-assign]
+        self._leases.cool_down_left_s = lambda seat: max(left_s(seat), 0.5 if seat.is_lost else 0.0)  # type: ignore[method-assign]
 
 
 class TakesOneTooMany(SchedulerCore):
