@@ -41,18 +41,15 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
+from runtime.core.agent_reports import Reports
+from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
 from runtime.core.messages import (
-    MAX_DIGESTS,
-    MAX_PARTS,
-    MAX_SAVED_POINTS,
     PROTOCOL,
     Activity,
     AddressMap,
     Admitted,
     CommittedPoint,
     Credential,
-    Digest,
-    Digests,
     EndJob,
     EndKind,
     Explain,
@@ -71,16 +68,13 @@ from runtime.core.messages import (
     Pending,
     Place,
     Process,
-    Progress,
     Publish,
     Refusal,
     Refused,
     Register,
     RoundId,
     RoundOpened,
-    SavedPoints,
     Standing,
-    Still,
 )
 from runtime.core.point import Point
 from runtime.core.values import replace
@@ -125,52 +119,61 @@ class AgentCore:
         self._policy = policy
         self._now = now
         self._ready = AgentReady()
-        self.job = ""
-        self.incarnation = 0
-        self._sender = Credential("", policy.node, policy.session, 0)  # of these two
-        self.term = 0
-        self.activity = Activity.SEATED
-        self.generation = 0
-        self.step_count = 0
-        self._progress: Progress | None = None  # where the process stands still
-        self._is_told_still = False  # of it
-        self.slot: int | None = None  # None: a spare's
-        self.offered_place: Place | None = None  # by the last round
-        self._full_place: Place | None = None  # in a world of full size, as admitted
-        self._started: GenerationStarted | None = None  # the last
-        self._final: Point | None = None
-        self._joined: RoundId | None = None
-        self._offered: RoundId | None = None
-        self._must_look = False  # that round wants to know what the disk holds
-        self._committed: Point | None = None  # as that round was told
-        self._is_gentle = False  # that round lets the generation go on to its next commit
-        self._entered: Entered | None = None
-        self._asked: tuple[RoundId, Place | None, bool] | None = None  # what it was asked last to enter again for
-        self._is_asked = False  # and has not yet
-        self._blob: bytes | None = None
-        self._saved: tuple[Point, ...] = ()  # what its disk holds
-        self._digests: tuple[Digest, ...] = ()  # of its commits
-        self._to_explain: tuple[Point, int] | None = None  # which of them is wanted with its parts
-        self._connected = False
-        self._registered = False  # on this connection
-        self._away_since = now
-        self._refused_since: float | None = None
-        self._refusal = Refusal.ALIVE  # since then
+        self._stage = Stage.GOES_ON
+        self._link = Link(LinkState.CLOSED, away_since=now)
         self._ask_at = now
         self._beat_at = now
-        self._waits_for = ""
-        self._told_to_end = False
-        self._ended = False
+        # what the scheduler has said
+        self.term = 0
+        self._seat: HeldSeat | None = None  # None: never admitted
+        self._offer: Offer | None = None
+        self.offered_place: Place | None = None  # by the last round that had one
+        self.joined: RoundId | None = None  # the round that it joined last
+        self._started: GenerationStarted | None = None  # the last
+        self.generation = 0  # its number
+        self._final: Point | None = None
+        # what the process has said
+        self.activity = Activity.SEATED
+        self.step_count = 0
+        self._entered: Entered | None = None
+        self._asked: Request | None = None
+        self._blob: bytes | None = None
+        self._reports = Reports()
 
     @property
     def seated(self) -> bool:
         """Whether the process was ever admitted."""
-        return self.incarnation > 0
+        return self._seat is not None
+
+    @property
+    def job(self) -> str:
+        """The id of the job that it was admitted to; empty before."""
+        return self._seat.sender.job if self._seat else ""
+
+    @property
+    def incarnation(self) -> int:
+        """Of its seat; 0 before."""
+        return self._seat.sender.incarnation if self._seat else 0
+
+    @property
+    def _sender(self) -> Credential | None:
+        """What its messages begin with; None where the scheduler would take none."""
+        return self._seat.sender if self._seat is not None and self._link.is_registered else None
+
+    @property
+    def slot(self) -> int | None:
+        """Of its seat; None: a spare's."""
+        return self._seat.slot if self._seat else None
+
+    @property
+    def offered(self) -> RoundId | None:
+        """The newest round."""
+        return self._offer.round if self._offer else None
 
     def step(self, event: AgentEvent, now: float) -> AgentReady:
         """Take one event into account."""
         self._now = now
-        if not self._ended:
+        if self._stage is not Stage.OVER:
             self._dispatch(event)
         ready, self._ready = self._ready, AgentReady()
         ready.wake_at = self._wake_at()
@@ -183,18 +186,18 @@ class AgentCore:
             case Passed():
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
-                self._progress = event.progress
+                self._reports.progress = event.progress
                 self._pass()
             case Heard():
                 self._hear(event.message)
             case Saved():
-                self._saved = event.points
+                self._reports.saved = event.points
                 self._report_saved()
             case Compared():
-                self._digests = event.digests
+                self._reports.digests = event.digests
                 self._report_digests()
             case Connected():
-                self._connected, self._registered = True, False
+                self._link = replace(self._link, state=LinkState.OPEN)
                 self._register()
             case Disconnected():
                 self._disconnected()
@@ -215,18 +218,18 @@ class AgentCore:
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
-                    if self._is_invited() and self._is_gentle:  # there was no commit at which it could leave
-                        self._ready.notices.append(BreakGroup(self._waits_for))
+                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no commit to leave at came
+                        self._ready.notices.append(BreakGroup(self._offer.text))
             case Spoke(text):
-                if self.seated:
-                    self._send(LastWords(self._sender, text, self.step_count))
+                if self._seat is not None:
+                    self._send(LastWords(self._seat.sender, text, self.step_count))
             case SawDeath(session):
-                if self._registered:  # else the scheduler finds out by itself
-                    self._send(PeerGone(self._sender, session))
+                if sender := self._sender:  # else the scheduler finds out by itself
+                    self._send(PeerGone(sender, session))
             case Leaving(on_purpose, text):
-                if self.seated:
-                    self._send(Leave(self._sender, on_purpose, text))
-                self._ended = True
+                if self._seat is not None:
+                    self._send(Leave(self._seat.sender, on_purpose, text))
+                self._stage = Stage.OVER
 
     def _become(self, activity: Activity) -> None:
         self.activity = activity
@@ -237,7 +240,9 @@ class AgentCore:
     def _enter(self, event: Entered) -> None:
         if event.seen is not None and event.seen < self.generation:
             return  # said before the process heard that its last entry has led to a generation
-        self._entered, self._is_asked = event, False
+        self._entered = event
+        if self._asked is not None:
+            self._asked = replace(self._asked, is_answered=True)
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None
             self._join()
@@ -248,20 +253,20 @@ class AgentCore:
 
     def _is_invited(self) -> bool:
         """Whether a round was offered that has not become this process's generation: its join then says it all."""
-        return self._offered is not None and (self._started is None or self._offered > self._started.round)
+        return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
-        if self._entered is None or self._offered is None or not self._registered:
+        entered, offer, sender = self._entered, self._offer, self._sender
+        if entered is None or offer is None or sender is None:
             return
-        entered = self._entered
-        if self._must_look and not entered.looked:
-            self._ask(self.offered_place or entered.place)
+        if offer.must_look and not entered.looked:
+            self._ask(entered, offer, self.offered_place or entered.place)
             return
-        self._joined = self._offered
+        self.joined = offer.round
         self._send(
             Join(
-                sender=self._sender,
-                round=self._offered,
+                sender=sender,
+                round=offer.round,
                 points=entered.points,
                 own_parts=entered.own_parts,
                 numerics=entered.numerics,
@@ -277,47 +282,38 @@ class AgentCore:
             )
         )
 
-    def _ask(self, place: Place | None) -> None:
+    def _ask(self, entered: Entered, offer: Offer, place: Place | None) -> None:
         """What was brought does not fit the round: let the process enter again, once for the same."""
-        assert self._entered is not None and self._offered is not None
-        asked = (self._offered, place, self._must_look and not self._entered.looked)
-        if asked != self._asked or not self._is_asked:
-            self._ready.notices.append(EnterAgain(place, look=asked[2], committed=self._committed))
-        self._asked, self._is_asked = asked, True
+        asked = Request(offer.round, place, offer.must_look and not entered.looked)
+        if asked != self._asked:
+            self._ready.notices.append(EnterAgain(place, look=asked.look, committed=offer.committed))
+        self._asked = asked
 
     def _publish(self) -> None:
-        if self._blob is not None and self._registered:
-            self._send(Publish(self._sender, self.generation, self._blob))
-
-    def _report_still(self) -> None:
-        progress = self._progress if self.activity is Activity.TRAINING else None
-        if progress is not None or self._is_told_still:
-            self._send(Still(self._sender, self.generation, self.step_count, progress))
-        self._is_told_still = progress is not None
+        if self._blob is not None and (sender := self._sender):
+            self._send(Publish(sender, self.generation, self._blob))
 
     def _report_saved(self) -> None:
-        if self._saved and self._registered:
-            self._send(SavedPoints(self._sender, self._saved[-MAX_SAVED_POINTS:]))
+        if sender := self._sender:
+            self._ready.sends += self._reports.of_saved(sender)
 
     def _report_digests(self) -> None:
-        if not (self._digests and self._registered):
-            return
-        told = [
-            replace(one, parts=one.parts[:MAX_PARTS] if (one.point, one.commits) == self._to_explain else ())
-            for one in self._digests[-MAX_DIGESTS:]
-        ]
-        self._send(Digests(self._sender, tuple(told)))
+        if sender := self._sender:
+            self._ready.sends += self._reports.of_digests(sender)
 
     # ---- time
 
     def _pass(self) -> None:
-        if self._connected and not self._registered and self._ask_at <= self._now:
+        if self._link.state is LinkState.OPEN and self._ask_at <= self._now:
             self._register()
-        if self._registered and self._beat_at <= self._now:
+        if self._beat_at <= self._now and (sender := self._sender):
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
-            self._report_still()
+            is_training = self.activity is Activity.TRAINING
+            self._ready.sends += self._reports.of_stillness(
+                sender, self.generation, self.step_count, trains=is_training
+            )
             if self.activity is Activity.DONE:
                 self._report_digests()
         deadline = self._patience_ends_at()
@@ -325,39 +321,40 @@ class AgentCore:
             self._lose_patience()
 
     def _patience_ends_at(self) -> float | None:
-        if self.activity is Activity.FINISHED or self._told_to_end:
+        link = self._link
+        if self.activity is Activity.FINISHED or self._stage is not Stage.GOES_ON:
             return None
-        if self._refused_since is not None:
-            return self._refused_since + self._policy.topo_timeout_s
-        if not self._registered and self.activity is not Activity.TRAINING:
-            return self._away_since + self._policy.topo_timeout_s
+        if link.refused_since is not None:
+            return link.refused_since + self._policy.topo_timeout_s
+        if not link.is_registered and self.activity is not Activity.TRAINING:
+            return link.away_since + self._policy.topo_timeout_s
         return None
 
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
-        if self._refused_since is not None and self._refusal is Refusal.FULL:
+        if self._link.refused_since is not None and self._link.refusal is Refusal.FULL:
             self._end(EndReason.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
-        elif self._refused_since is not None:
+        elif self._link.refused_since is not None:
             self._end(EndReason.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
         else:
             self._end(EndReason.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
 
     def _wake_at(self) -> float | None:
-        if self._ended:
+        if self._stage is Stage.OVER:
             return None
         patience_ends_at = self._patience_ends_at()
-        if not self._connected:
+        if not self._link.is_open:
             return patience_ends_at
-        speak_at = self._beat_at if self._registered else self._ask_at
+        speak_at = self._beat_at if self._link.is_registered else self._ask_at
         return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
 
     def _disconnected(self) -> None:
-        if self._registered:
-            self._away_since = self._now
+        if self._link.is_registered:
+            self._link = replace(self._link, away_since=self._now)
             self._ready.notices.append(SchedulerAway())
-        self._connected = self._registered = False
+        self._link = replace(self._link, state=LinkState.CLOSED)
 
     def _register(self) -> None:
         policy = self._policy
@@ -394,14 +391,14 @@ class AgentCore:
 
     def _heartbeat(self) -> None:
         self._beat_at = self._now + self._policy.first_beat_s
-        if self._registered:
+        if sender := self._sender:
             self._send(
                 Heartbeat(
-                    sender=self._sender,
+                    sender=sender,
                     term=self.term,
                     activity=self.activity,
                     generation=self.generation,
-                    round=self._joined,
+                    round=self.joined,
                     step=self.step_count,
                 )
             )
@@ -417,7 +414,7 @@ class AgentCore:
                 self._admitted(message)
             case Pending():
                 if message.session == self._policy.session and not self.seated:
-                    self._away_since = self._now
+                    self._link = replace(self._link, away_since=self._now)
                     text = f"{message.registered}/{message.world_size} registered; waiting for the others"
                     self._ready.notices.append(ToldToWait(text, 0.0))
             case Refused():
@@ -439,7 +436,7 @@ class AgentCore:
                     self._ready.notices.append(CommittedByAll(message.point))
             case Explain():
                 if self._is_of_my_job(message):
-                    self._to_explain = (message.point, message.commits)
+                    self._reports.to_explain = (message.point, message.commits)
                     self._report_digests()
             case GiveUp():
                 if self._is_for_me(message):
@@ -460,20 +457,20 @@ class AgentCore:
         return self.seated and message.job == self.job and message.term >= self.term
 
     def _admitted(self, message: Admitted) -> None:
-        if message.session != self._policy.session or message.term < self.term or not self._connected:
+        if message.session != self._policy.session or message.term < self.term or not self._link.is_open:
             return  # over a connection that is gone it is the word of a scheduler that may be gone, too
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
             return  # a late word of another job's scheduler must not take this process away from its own
-        first, resumed = not self.seated, self.seated and not self._registered
-        self.slot = slot = message.slot
-        self._full_place = None if slot is None else Place(slot, slot, message.world_size)
-        self.job, self.term, self.incarnation = message.job, message.term, message.incarnation
-        self._sender = Credential(self.job, self._policy.node, self._policy.session, self.incarnation)
-        self._registered, self._refused_since = True, None
+        first, resumed = not self.seated, self.seated and not self._link.is_registered
+        sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
+        slot = message.slot
+        self._seat = HeldSeat(sender, slot, None if slot is None else Place(slot, slot, message.world_size))
+        self.term = message.term
+        self._link = replace(self._link, state=LinkState.REGISTERED, refused_since=None)
         if first:
             self._ready.notices.append(Seated(message))
         elif resumed:
-            self._ready.notices.append(SchedulerBack(message.term, self._now - self._away_since))
+            self._ready.notices.append(SchedulerBack(message.term, self._now - self._link.away_since))
         if message.finished is not None:
             self._finished(message.finished)
         if first:  # its registration said it all
@@ -495,58 +492,65 @@ class AgentCore:
             self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
         elif message.retry_after_s <= 0:
             self._end(EndReason.REFUSED, message.text)
-        elif not self._registered:
+        elif not self._link.is_registered:
             self._ask_at = self._now + message.retry_after_s
             if message.refusal is Refusal.COOLING_DOWN:
-                self._refused_since = None
-            elif self._refused_since is None or message.refusal is not self._refusal:
-                self._refused_since, self._refusal = self._now, message.refusal
-            self._away_since = self._now + message.retry_after_s
+                self._link = replace(self._link, refused_since=None)
+            elif self._link.refused_since is None or message.refusal is not self._link.refusal:
+                self._link = replace(self._link, refused_since=self._now, refusal=message.refusal)
+            self._link = replace(self._link, away_since=self._now + message.retry_after_s)
             self._ready.notices.append(ToldToWait(message.text, message.retry_after_s))
 
     def _round_opened(self, message: RoundOpened) -> None:
-        self.term = message.term
-        if self.activity is Activity.FINISHED or (self._offered is not None and message.round < self._offered):
+        before, self.term = self._offer, message.term
+        if self.activity is Activity.FINISHED or (before is not None and message.round < before.round):
             return
-        is_new = message.round != self._offered
-        hardens = self._is_gentle and not message.gently
-        self._offered, self._must_look, self._is_gentle = message.round, message.look, message.gently
-        self._committed = message.committed
-        if message.place is not None:
-            self.slot, self.offered_place = message.place.slot, message.place
+        is_new = before is None or message.round != before.round
+        hardens = before is not None and before.is_gentle and not message.gently
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
+        self._offer = offer = Offer(message.round, message.look, message.gently, message.committed, text)
+        if message.place is not None:
+            self._sit(message.place.slot)
+            self.offered_place = message.place
         if (is_new or hardens) and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
             leave = LeaveGently if message.gently and self.activity is Activity.TRAINING else BreakGroup
             self._ready.notices.append(leave(text))
-        elif message.missing and self.activity is Activity.WAITING and text != self._waits_for:
+        elif message.missing and self.activity is Activity.WAITING and (before is None or text != before.text):
             self._ready.notices.append(Waits(text))
-        self._waits_for = text
         if self.activity is not Activity.WAITING or self._entered is None:
             return
         if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):
             self._join()
         else:
-            self._ask(message.place)
+            self._ask(self._entered, offer, message.place)
+
+    def _sit(self, slot: int | None) -> None:
+        if self._seat is not None and self._seat.slot != slot:
+            self._seat = replace(self._seat, slot=slot)
 
     def _is_ready_for(self, place: Place) -> bool:
         """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
-        return self._entered is not None and (self._entered.place or self._full_place) == place
+        full_place = self._seat.full_place if self._seat else None
+        return self._entered is not None and (self._entered.place or full_place) == place
 
     def _was_asked_for(self, place: Place) -> bool:
         """Whether it has entered again for this round and place already, whatever it has brought."""
-        asked = None if self._is_asked or self._asked is None else self._asked[:2]
-        return asked == (self._offered, place)
+        asked = self._asked
+        return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
 
     def _generation_started(self, message: GenerationStarted) -> None:
         self.term = message.term
-        if self._entered is None or message.generation <= self.generation or message.round != self._joined:
+        if self._entered is None or message.generation <= self.generation or message.round != self.joined:
             return
-        if self._offered is not None and message.round < self._offered:
+        if self._offer is not None and message.round < self._offer.round:
             return  # it is over already: the round that replaces it was told first, and would not be told as new again
         is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
         blob = self._entered.blob if is_ready else b""
         self.generation, self._blob, self._entered = message.generation, blob or None, None
-        self._started, self._must_look, self.slot = message, False, message.slot
+        self._started = message
+        self._sit(message.slot)
+        if self._offer is not None:
+            self._offer = replace(self._offer, must_look=False)
         self._ready.notices.append(Began(message, is_addressed=is_ready))
         self._become(Activity.FORMING)
 
@@ -566,8 +570,8 @@ class AgentCore:
             self._end(_END_REASONS[message.kind], message.text)
 
     def _end(self, reason: EndReason, text: str, *, may_return: bool = False) -> None:
-        if not self._told_to_end:
-            self._told_to_end = True
+        if self._stage is Stage.GOES_ON:
             self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process really leaves; whoever holds none must not say another word.
-            self._ended = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)
+            is_unseated = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)
+            self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END

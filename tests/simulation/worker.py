@@ -170,7 +170,7 @@ class Worker:
     @property
     def joined(self) -> RoundId | None:
         """The last round it joined."""
-        return self.agent._joined
+        return self.agent.joined
 
     def registered_for_s(self) -> float:
         """How long its agent has known that the scheduler knows it; 0 where it does not."""
@@ -370,7 +370,7 @@ class Worker:
                 self._leaves_at_commit = True
             case EnterAgain(place, look, committed):
                 takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
-                self.world.after(takes_s, self._enter_again, place, look, committed, self.agent._offered)
+                self.world.after(takes_s, self._enter_again, place, look, committed, self.agent.offered)
             case Began(started):
                 if self.stage is Stage.ENDING:
                     return  # its main thread has something else in hand
@@ -422,7 +422,7 @@ class Worker:
         """The round needs another answer."""
         if self._held(self._enter_again, place, look, committed, offered) or self.stage is not Stage.RENDEZVOUS:
             return
-        if offered == self.agent._offered:
+        if offered == self.agent.offered:
             self._come(place, look=look or not self.world.mix.has_memory, committed=committed)
 
     def _come(self, place: Place | None, *, look: bool, committed: Point | None = None) -> None:

@@ -26,7 +26,7 @@ class NoWayBack(Checker):
     def _agent(self, worker: Worker) -> None:
         agent = worker.agent
         before = self._agents.get(worker.session, FIRST)
-        generation, term, round_ = agent.generation, agent.term, agent._joined or before[2]
+        generation, term, round_ = agent.generation, agent.term, agent.joined or before[2]
         if generation == before[0] and term == before[1] and round_ is before[2]:
             return
         if generation < before[0] or term < before[1] or round_ < before[2]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from runtime.core.agent import AgentCore
 from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
+from runtime.core.agent_states import LinkState
 from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from runtime.core.point import Point
 from runtime.core.values import replace
@@ -25,7 +26,7 @@ class TakesAnyGeneration(AgentCore):
     """A generation begins whenever it is told, also an old one, and one of a round that was not joined."""
 
     def _generation_started(self, message: GenerationStarted) -> None:
-        self.generation, self._joined = 0, message.round
+        self.generation, self.joined = 0, message.round
         super()._generation_started(message)
 
 
@@ -34,7 +35,7 @@ class RegistersOnce(AgentCore):
 
     def _dispatch(self, event: Any) -> None:
         if isinstance(event, Connected) and self.seated:
-            self._connected = self._registered = True
+            self._link = replace(self._link, state=LinkState.REGISTERED)
         else:
             super()._dispatch(event)
 
@@ -86,7 +87,7 @@ class JoinsFromWithinItsGroup(AgentCore):
 
     def _round_opened(self, message: RoundOpened) -> None:
         super()._round_opened(message)
-        if self._entered is None and getattr(self, "_last_entered", None) is not None and self._registered:
+        if self._entered is None and getattr(self, "_last_entered", None) is not None and self._link.is_registered:
             self._entered = self._last_entered
             self._join()
 
@@ -121,7 +122,7 @@ class StaysInItsRound(AgentCore):
     """Having joined a round, it joins no other before its generation has begun."""
 
     def _round_opened(self, message: RoundOpened) -> None:
-        if self.activity is not Activity.WAITING or self._joined is None or self._joined.term == message.round.term:
+        if self.activity is not Activity.WAITING or self.joined is None or self.joined.term == message.round.term:
             super()._round_opened(message)
 
 

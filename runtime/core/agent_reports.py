@@ -1,0 +1,58 @@
+"""What a worker's process says once and its agent repeats: what its disk holds, its digests, and where it stands still.
+
+Here live the last words of each kind and the messages that are made of them. Never here: when they are sent
+(``agent``). The one idea: each message is the whole truth of its kind, so that any of them may be lost.
+"""
+
+from __future__ import annotations
+
+from runtime.core.messages import (
+    MAX_DIGESTS,
+    MAX_PARTS,
+    MAX_SAVED_POINTS,
+    Credential,
+    Digest,
+    Digests,
+    FromWorker,
+    Progress,
+    SavedPoints,
+    Still,
+)
+from runtime.core.point import Point
+from runtime.core.values import replace
+
+
+class Reports:
+    """Of one process.
+
+    Attributes:
+        saved: the points that its disk holds, the newest last.
+        digests: of its commits.
+        to_explain: which of them is wanted with its parts: the point and the number of the commit.
+        progress: where it stands still; None where it comes on.
+    """
+
+    def __init__(self) -> None:
+        self.saved: tuple[Point, ...] = ()
+        self.digests: tuple[Digest, ...] = ()
+        self.to_explain: tuple[Point, int] | None = None
+        self.progress: Progress | None = None
+        self._is_told_still = False
+
+    def of_saved(self, sender: Credential) -> list[FromWorker]:
+        """What the disk holds, where it holds anything."""
+        return [SavedPoints(sender, self.saved[-MAX_SAVED_POINTS:])] if self.saved else []
+
+    def of_digests(self, sender: Credential) -> list[FromWorker]:
+        """The newest digests, where there are any; one has its parts where those were asked for."""
+        told = [
+            replace(one, parts=one.parts[:MAX_PARTS] if (one.point, one.commits) == self.to_explain else ())
+            for one in self.digests[-MAX_DIGESTS:]
+        ]
+        return [Digests(sender, tuple(told))] if told else []
+
+    def of_stillness(self, sender: Credential, generation: int, step: int, *, trains: bool) -> list[FromWorker]:
+        """That it stands still while it trains; and once that it does so no longer."""
+        progress, was_told = self.progress if trains else None, self._is_told_still
+        self._is_told_still = progress is not None
+        return [Still(sender, generation, step, progress)] if progress is not None or was_told else []
