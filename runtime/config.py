@@ -118,6 +118,7 @@ class Settings:
     monitor_interval_s: float
     shutdown_timeout_s: float
     plain: bool
+    die_with_me: bool
     spare_num: int
     checkpoint_path: Path | str
     compile_cache_path: Path | None
@@ -388,7 +389,16 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def is_plain(environment: Mapping[str, str]) -> bool:
     """Whether a job with this environment runs a script that is not ported (PLAIN)."""
-    return (environment.get("PLAIN") or environment.get(f"{PREFIX}PLAIN") or "").strip() == "1"
+    return _is_on("PLAIN", environment)
+
+
+def dies_with_starter(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is to end with whoever started it (DIE_WITH_ME)."""
+    return _is_on("DIE_WITH_ME", environment)
+
+
+def _is_on(switch: str, environment: Mapping[str, str]) -> bool:
+    return (environment.get(switch) or environment.get(f"{PREFIX}{switch}") or "").strip() == "1"
 
 
 def is_shell_name(name: str) -> bool:

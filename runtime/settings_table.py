@@ -397,6 +397,11 @@ VARIABLES: tuple[Variable, ...] = (
         "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(
+        "DIE_WITH_ME", "die_with_me", _SWITCH, "0", _SUPERVISION,
+        "`1`: what was started ends at once, by SIGKILL, when its starter does; else the job goes on without it.",
+        "`1`：启动者一旦结束，由它启动的进程立即被 SIGKILL 结束；否则作业不依赖启动者继续运行。",
+    ),
+    Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
         "Spares admitted beyond the largest world; one takes a lost worker's slot at once.",
         "在最大 world size 之外接纳的热备（spare）数；有 worker 丢失时，热备立即接替其 slot。",

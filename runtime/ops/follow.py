@@ -106,7 +106,7 @@ class Follower:
         self._stop_by: str | None = None
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
-        self._asking = Asking(self._poll, self._screen.say)
+        self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
         self._following = Following(
             recovery=settings.enable_recovery,
             node_timeout_s=settings.node_timeout_s,

@@ -18,6 +18,7 @@ from typing import Any
 
 ASK_S = 3.0
 TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d leaves it running and goes; anything else: it goes on"
+TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; anything else: it goes on (DIE_WITH_ME=1)"
 
 
 class Answer(Enum):
@@ -30,9 +31,10 @@ class Answer(Enum):
 
 
 class Question:
-    """Whether the job is to end; ``now`` is in monotonic seconds."""
+    """Whether the job is to end; ``now`` is in monotonic seconds. ``may_leave``: whether it can go on without us."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_leave: bool = True) -> None:
+        self._may_leave = may_leave
         self._until: float | None = None
 
     def interrupted(self, now: float) -> Answer:
@@ -48,7 +50,7 @@ class Question:
         if self._until is None or not keys:
             return None
         self._until = None
-        return Answer.LEAVE if keys[:1] in (b"d", b"D") else Answer.GO_ON
+        return Answer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else Answer.GO_ON
 
     def passed(self, now: float) -> Answer | None:
         """The time is over, and nobody meant it."""
@@ -111,11 +113,13 @@ class Asking:
     Args:
         poll: what it waits with.
         say: shows a line.
+        may_leave: whether the job can go on without this process.
     """
 
-    def __init__(self, poll: select.poll, say: Callable[[str], object]) -> None:
+    def __init__(self, poll: select.poll, say: Callable[[str], object], *, may_leave: bool = True) -> None:
         self._poll, self._say = poll, say
-        self._question, self._keys = Question(), Keys()
+        self._text = TEXT if may_leave else TEXT_OF_STARTER
+        self._question, self._keys = Question(may_leave=may_leave), Keys()
 
     def asks(self, now: float) -> bool:
         """Ctrl-C was pressed: whether that only asks; else it is meant."""
@@ -123,7 +127,7 @@ class Asking:
             return False
         self._keys.begin()
         self._poll.register(self._keys.fileno(), select.POLLIN)
-        self._say(TEXT)
+        self._say(self._text)
         return True
 
     def answer(self, ready: Container[int], now: float) -> Answer | None:

@@ -89,6 +89,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     nodes_least, nodes_most = options.nnodes
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
+    if options.die_with_me and options.detach:
+        parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
     if not 0 <= options.node_rank < nodes_most:
         parser.error(f"--node-rank {options.node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
     given = _Given(environ)
@@ -112,6 +114,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
             given.say("MIN_WORKER_NUM", str(nodes_least * per_node))
     if options.plain:
         given.say("PLAIN", "1")
+    if options.die_with_me:
+        given.say("DIE_WITH_ME", "1")
     given.default("ENABLE_RECOVERY", "1")
     given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
     given.default("JOB_NAME", PurePath(options.script).name)
@@ -301,6 +305,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="NAMES",
         default=pet("SIGNALS_TO_HANDLE", ""),
         help="besides SIGINT and SIGTERM: signals of this command that end the job, as in SIGHUP,SIGQUIT",
+    )
+    ends.add_argument(
+        "--die-with-me",
+        action="store_true",
+        help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
+        "job goes on, and another run or recover in this folder adopts it",
     )
     ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
     ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")

@@ -22,6 +22,7 @@ from typing import TypeAlias
 from runtime import config
 from runtime.ops.local_processes import SCHEDULER, end, node_of
 from runtime.store import durable, private
+from runtime.store.parent_death import die_with
 from runtime.store.process_identity import ProcessIdentity
 
 LOCK_FILE = "start.lock"
@@ -214,6 +215,7 @@ def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, 
     # What comes before the program runs must not be lost on a handler of this process's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -223,6 +225,8 @@ def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, 
         return pid
     try:
         os.setsid()
+        if config.dies_with_starter(environment):
+            die_with(parent)
         for number in (signal.SIGTERM, *_IGNORED_BY_PYTHON):
             signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGHUP):

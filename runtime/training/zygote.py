@@ -26,6 +26,7 @@ import torch._dynamo
 from runtime import config
 from runtime.service import fork_orders
 from runtime.service.fork_orders import Answer, Order
+from runtime.store.parent_death import die_with
 from runtime.training import elastic
 
 IMPORTED = (torch, torch._dynamo, elastic)
@@ -92,6 +93,7 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
     """The pid of the new process, whose parent is gone when this returns; None in that process."""
     told, tells = os.pipe()
     may_go, goes = os.pipe()
+    supervisor = os.getppid()
     between = os.fork()
     if between:
         os.close(tells)
@@ -109,6 +111,8 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
     os.read(may_go, 1)  # its end: from then on it has the parent that it keeps
     for descriptor in (told, tells, may_go):
         os.close(descriptor)
+    if config.dies_with_starter(order.environment):
+        die_with(supervisor)
     link.close()
     os.dup2(log, 1)
     os.dup2(log, 2)

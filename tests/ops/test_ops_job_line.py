@@ -225,3 +225,9 @@ def test_d_leaves_the_job_running(key: bytes) -> None:
     question.interrupted(10.0)
     assert question.pressed(key) is Answer.LEAVE
     assert question.wake_at() is None
+
+
+def test_a_job_that_dies_with_its_starter_is_not_left_to_itself() -> None:
+    question = Question(may_leave=False)
+    question.interrupted(10.0)
+    assert question.pressed(b"d") is Answer.GO_ON

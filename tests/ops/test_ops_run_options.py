@@ -205,3 +205,10 @@ def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installe
     monkeypatch.setattr("runtime.commands._SCRIPTS", here / "scripts")
     assert spelled("run", "--fresh", "train.py") == "samebits run --fresh train.py"
     assert spelled("recover") == "samebits recover"
+
+
+def test_what_dies_with_this_command_is_not_left_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--die-with-me", "train.py"], {}).environment["DIE_WITH_ME"] == "1"
+    with pytest.raises(SystemExit):
+        parse(["--die-with-me", "--detach", "train.py"], {})
+    assert "--die-with-me and --detach" in capsys.readouterr().err

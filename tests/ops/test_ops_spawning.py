@@ -233,3 +233,32 @@ def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(
     with Signals() as signals:
         assert select.select([signals], [], [], WAIT_S)[0]
         assert signals.take() == ["Ctrl-C"]
+
+
+STARTER = """
+import os, sys
+from pathlib import Path
+from runtime.ops.spawning import Program, launch, reserved
+folder = Path(sys.argv[1])
+started = []
+with reserved(folder / "logs", ["worker_0"]) as berths:
+    launch(berths, Program(folder, sys.executable, "script.py", (), dict(os.environ), {}), started)
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_started_dies_with_its_starter_where_that_is_asked_for(dies: bool, tmp_path: Path) -> None:
+    program(tmp_path, SLEEP)
+    environment = {**os.environ, "DIE_WITH_ME": str(int(dies))}
+    words = [sys.executable, "-c", STARTER, str(tmp_path)]
+    with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None and starter.stdout.readline() == b"started\n"
+        (identity,) = read_pid_files(tmp_path / "logs", ["worker_0"]).values()
+        starter.kill()
+    try:
+        assert identity.wait_for_exit(WAIT_S if dies else 0.0) is dies
+    finally:
+        if identity.is_alive():
+            os.kill(identity.pid, signal.SIGKILL)

@@ -42,3 +42,17 @@ def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
     job.let_finish()
     assert recover.end() == 0, recover.text
     assert "took slot 0 of worker" not in recover.text
+
+
+@pytest.mark.thorough
+def test_where_asked_for_all_dies_with_the_supervisor(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD, options=(), **SUPERVISED, DIE_WITH_ME="1")
+    job.wait_training()
+    job.kill("worker_1")
+    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
+    shell.process.kill()
+    shell.process.wait(WAIT_S)
+    started = job.identities()
+    assert set(started) == {"scheduler", "worker_0", "worker_1.1", "worker_2"}
+    assert all(identity.wait_for_exit(WAIT_S) for identity in started.values())

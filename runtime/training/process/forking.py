@@ -15,19 +15,15 @@ that it would do by itself, as looking for its parent now and then, then helps.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
-import signal
 import threading
 from collections.abc import Callable
 
+from runtime.store.parent_death import die_with
+
 __all__ = ["Forking"]
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forking:
@@ -54,14 +50,9 @@ class Forking:
             self._settle()
 
     def _begin(self) -> None:
-        """In a child of multiprocessing, before its own work.
-
-        The kernel looks at the thread that has forked, so only where that is the main one is its end the process's.
-        """
+        """In a child of multiprocessing, before its own work."""
         parent = multiprocessing.parent_process()
         if not multiprocessing.current_process().daemon or threading.get_ident() != self._main_thread:
             return
-        if hasattr(_libc, "prctl"):
-            _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if parent is not None and os.getppid() != parent.pid:  # it was gone before the kernel was asked
-            os.kill(os.getpid(), signal.SIGKILL)
+        if parent is not None and parent.pid is not None:
+            die_with(parent.pid)
