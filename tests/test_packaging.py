@@ -1,4 +1,4 @@
-"""The wheel: built from a copy of the sources, opened, and run from a place that knows nothing of the repository."""
+"""The sdist and its wheel: built from a copy of the sources, opened, and run from a place that knows nothing of the repository."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built without a network in a copy, so that no build leftovers of the checkout can slip in."""
+    """The wheel, built without a network from the sdist of a copy, so that nothing else of the checkout can slip in."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (repository / name).is_dir():
             shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (repository / name).exists():
             shutil.copy(repository / name, source / name)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=source)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=source)
     (built,) = out.glob("*.whl")
     return built
 
