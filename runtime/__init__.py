@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.training import elastic as elastic
+    from runtime.training.process import key_value as kv
     from runtime.training.process.context import get_local_rank as get_local_rank
     from runtime.training.process.context import get_rank as get_rank
     from runtime.training.process.context import get_world_size as get_world_size
@@ -41,6 +42,7 @@ _HOME = {
     "get_world_size": "runtime.training.process.context",
     "init": "runtime.training.process.context",
     "is_spare": "runtime.training.process.context",
+    "kv": "runtime.training.process.key_value",
     "status": "runtime.training.process.job_status",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "get_world_size",
     "init",
     "is_spare",
+    "kv",
     "status",
 ]
 
@@ -64,4 +67,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'runtime' has no attribute {name!r}")
     home = importlib.import_module(_HOME[name])
-    return home if name == "elastic" else getattr(home, name)
+    return home if name in ("elastic", "kv") else getattr(home, name)

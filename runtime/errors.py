@@ -21,6 +21,8 @@
     ├── JobStoppedError              78   somebody asked the job to stop
     ├── StuckError                   79   this process could not leave a blocked collective
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
+    │   └── KeyValueError            80   a call of runtime.kv was refused
+    │       └── KeyValueTimeoutError 80   a call of runtime.kv was not answered in time
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
     ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
@@ -54,6 +56,8 @@ __all__ = [
     "JobInterruptedError",
     "JobStoppedError",
     "JournalDamagedError",
+    "KeyValueError",
+    "KeyValueTimeoutError",
     "LayoutError",
     "ListenError",
     "LockedError",
@@ -204,6 +208,14 @@ class UsageError(SameBitsError):
     """A call of this package cannot work where it was made; the message says which call belongs there."""
 
     exit_code = 80
+
+
+class KeyValueError(UsageError):
+    """A call of ``runtime.kv`` was refused: a bound is met, or the value is not what the call needs."""
+
+
+class KeyValueTimeoutError(KeyValueError, TimeoutError):
+    """A call of ``runtime.kv`` was not answered in time; whether a change was done is not known."""
 
 
 class ProtocolError(SameBitsError):

@@ -13,8 +13,10 @@ from runtime.core.agent_events import (
     Addressed,
     AgentEvent,
     AgentReady,
+    Answered,
     Began,
     BreakGroup,
+    Called,
     CommittedByAll,
     Compared,
     Completed,
@@ -24,6 +26,7 @@ from runtime.core.agent_events import (
     EnterAgain,
     Entered,
     Failed,
+    GaveUp,
     Heard,
     LeaveGently,
     Leaving,
@@ -43,6 +46,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.agent_reports import Reports
 from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
+from runtime.core.key_calls import KeyCalls
 from runtime.core.messages import (
     PROTOCOL,
     Activity,
@@ -61,6 +65,7 @@ from runtime.core.messages import (
     GiveUp,
     Heartbeat,
     Join,
+    KeyAnswer,
     LastWords,
     Leave,
     Pairs,
@@ -139,6 +144,7 @@ class AgentCore:
         self._asked: Request | None = None
         self._blob: bytes | None = None
         self._reports = Reports()
+        self._key_calls = KeyCalls()
 
     @property
     def seated(self) -> bool:
@@ -226,6 +232,12 @@ class AgentCore:
             case SawDeath(session):
                 if sender := self._sender:  # else the scheduler finds out by itself
                     self._send(PeerGone(sender, session))
+            case Called(ticket, ask):
+                self._key_calls.begin(ticket, ask, self._now)
+                self._call_keys()
+            case GaveUp(ticket):
+                self._key_calls.give_up(ticket)
+                self._call_keys()
             case Leaving(on_purpose, text):
                 if self._seat is not None:
                     self._send(Leave(self._seat.sender, on_purpose, text))
@@ -301,9 +313,14 @@ class AgentCore:
         if sender := self._sender:
             self._ready.sends += self._reports.of_digests(sender)
 
+    def _call_keys(self) -> None:
+        if sender := self._sender:
+            self._ready.sends += self._key_calls.due(sender, self._now)
+
     # ---- time
 
     def _pass(self) -> None:
+        self._call_keys()
         if self._link.state is LinkState.OPEN and self._ask_at <= self._now:
             self._register()
         if self._beat_at <= self._now and (sender := self._sender):
@@ -346,6 +363,8 @@ class AgentCore:
         if not self._link.is_open:
             return patience_ends_at
         speak_at = self._beat_at if self._link.is_registered else self._ask_at
+        if self._link.is_registered and (say_at := self._key_calls.say_at) is not None:
+            speak_at = min(speak_at, say_at)
         return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
@@ -438,6 +457,12 @@ class AgentCore:
                 if self._is_of_my_job(message):
                     self._reports.to_explain = (message.point, message.commits)
                     self._report_digests()
+            case KeyAnswer():
+                if message.session == self._policy.session and message.term >= self.term:
+                    ticket = self._key_calls.answered(message.number)
+                    if ticket is not None:
+                        self._ready.notices.append(Answered(ticket, message))
+                    self._call_keys()
             case GiveUp():
                 if self._is_for_me(message):
                     self._end(EndReason.STUCK, message.text)
@@ -473,6 +498,8 @@ class AgentCore:
             self._ready.notices.append(SchedulerBack(message.term, self._now - self._link.away_since))
         if message.finished is not None:
             self._finished(message.finished)
+        self._key_calls.say_all_again(self._now)
+        self._call_keys()
         if first:  # its registration said it all
             self._beat_at = self._now + self._policy.first_beat_s
         else:

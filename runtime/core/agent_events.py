@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from runtime.core.key_calls import KeyAsk
 from runtime.core.messages import (
     Admitted,
     Copy,
@@ -16,6 +17,7 @@ from runtime.core.messages import (
     FromScheduler,
     FromWorker,
     GenerationStarted,
+    KeyAnswer,
     LiveStep,
     OrphanedPage,
     Page,
@@ -132,6 +134,21 @@ class SawDeath:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A thread of the process calls the scheduler's keys; ``ticket`` is its name for the call."""
+
+    ticket: int
+    ask: KeyAsk
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The thread does not wait for that call any more."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The process ends now."""
 
@@ -153,6 +170,8 @@ AgentEvent = (
     | Completed
     | Spoke
     | SawDeath
+    | Called
+    | GaveUp
     | Leaving
 )
 
@@ -278,6 +297,14 @@ class SchedulerBack:
     away_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The scheduler's keys have answered a call."""
+
+    ticket: int
+    answer: KeyAnswer
+
+
 Notice = (
     Seated
     | ToldToWait
@@ -292,6 +319,7 @@ Notice = (
     | MustEnd
     | SchedulerAway
     | SchedulerBack
+    | Answered
 )
 
 

@@ -30,6 +30,8 @@ MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
+MAX_KEY_BYTES = 256  # of a key in UTF-8
+MAX_VALUE_BYTES = 1 << 16  # of a key's value as msgpack
 MAX_MEMBERS = 1 << 17
 """Of a list that the scheduler sends: MAX_WORKER_NUM goes to a hundred thousand."""
 FINAL = -1
@@ -46,6 +48,8 @@ Host = Annotated[str, Meta(max_length=MAX_HOST_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
+Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+KeyValue = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Activity(enum.IntEnum):
@@ -98,6 +102,26 @@ class Phase(enum.IntEnum):
     OPTIMIZER = 6
     COMMIT = 7
     COMPILING = 8
+
+
+class KeyOp(enum.IntEnum):
+    """What a call does to a key."""
+
+    GET = 1
+    PUT = 2
+    DELETE = 3
+    ADD = 4
+    COMPARE_AND_SET = 5
+    WAIT = 6  # until the key is there, at a version above the call's
+
+
+class KeyOutcome(enum.IntEnum):
+    """What became of a call."""
+
+    DONE = 1
+    ABSENT = 2  # there is no such key; nothing was changed
+    DIFFERS = 3  # the key is at another version; nothing was changed
+    REFUSED = 4  # a bound is met, or the value is no number; nothing was changed
 
 
 class PartKind(enum.IntEnum):
@@ -349,6 +373,24 @@ class PeerGone(Value, frozen=True, tag=10):
     session: Id
 
 
+class KeyCall(Value, frozen=True, tag=40):
+    """A call to the keys that the scheduler keeps. Said again, under its number, until it is answered.
+
+    A scheduler of a release that has no keys counts it as nonsense and does not answer: it is said only where the
+    script calls ``runtime.kv``.
+    """
+
+    sender: Credential
+    number: Count  # of this session's calls, from 1 on
+    floor: Count  # the lowest of its calls that change something and are not answered; what is below is done with
+    op: KeyOp
+    key: Key
+    value: KeyValue = b""  # of PUT and COMPARE_AND_SET, one msgpack value
+    version: Count = 0  # COMPARE_AND_SET and DELETE: what the key must be at (0: absent; anything). WAIT: see there
+    amount: Int = 0  # of ADD
+    is_durable: bool = False  # from now on the key outlives the scheduler's process
+
+
 # ---- anybody → scheduler ------------------------------------------------------------------------------------------
 
 
@@ -484,6 +526,18 @@ class GiveUp(Value, frozen=True, tag=32):
     text: str  # why
 
 
+class KeyAnswer(Value, frozen=True, tag=41):
+    """The answer to a :class:`KeyCall`; what it says was changed, and is durable where the key is, is so."""
+
+    session: Id
+    number: Count
+    term: Int  # an earlier one's is void: what was not durable, and that nothing was done, is forgotten with it
+    outcome: KeyOutcome
+    version: Count = 0  # of the key now, or of its deletion
+    value: KeyValue = b""  # GET, WAIT: the key's; ADD: the sum
+    text: str = ""  # why it was refused
+
+
 class Finished(Value, frozen=True, tag=27):
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -510,7 +564,9 @@ class Status(Value, frozen=True, tag=29):
     packed: bytes
 
 
-FromWorker = Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests | Still
+FromWorker = (
+    Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests | Still | KeyCall
+)
 FromScheduler = (
     Admitted
     | Pending
@@ -525,6 +581,7 @@ FromScheduler = (
     | CommittedPoint
     | Explain
     | GiveUp
+    | KeyAnswer
 )
 
 Message = FromWorker | FromScheduler | StatusQuery | StopJob

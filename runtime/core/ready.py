@@ -10,7 +10,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime.core.messages import EndKind, FromScheduler
+from runtime.core.key_records import KeyRecord
+from runtime.core.messages import EndKind, FromScheduler, KeyAnswer
 from runtime.core.records import Record
 
 
@@ -52,11 +53,19 @@ class Ready:
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     ended: Ended | None = None
+    key_records: list[KeyRecord] = field(default_factory=list)  # of a journal of their own
+
+    @property
+    def is_about_keys(self) -> bool:
+        """Whether it carries out a call to a key and nothing else: of the job nothing has changed."""
+        if self.records or self.notes or self.ended:
+            return False
+        return all(isinstance(send.message, KeyAnswer) for send in self.sends)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to carry out."""
-        return not (self.records or self.sends or self.notes or self.ended)
+        return not (self.records or self.sends or self.notes or self.ended or self.key_records)
 
     def say(self, text: str, level: Level = Level.INFO) -> None:
         """Add a note."""

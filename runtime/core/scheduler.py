@@ -6,12 +6,15 @@ holds what no single part can decide alone: when a round must open and when trai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.core.admission import Admission
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
+from runtime.core.key_records import KeyRecord
+from runtime.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from runtime.core.leases import Leases
 from runtime.core.ledger import Ledger, Policy, Presence
 from runtime.core.lost_records import told_more
@@ -24,6 +27,7 @@ from runtime.core.messages import (
     FromWorker,
     Heartbeat,
     Join,
+    KeyCall,
     LastWords,
     Leave,
     PeerGone,
@@ -114,6 +118,7 @@ class SchedulerCore:
         self._fenced: set[str] = set()  # sessions that were told, so that each is said once
         self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
+        self._keys = KeyStore(term=0)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
     # ---- the contract
@@ -124,6 +129,7 @@ class SchedulerCore:
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
         ledger.write(TermStarted(state.term + 1, ledger.boot_id, ledger.now))
+        self._keys = KeyStore(state.term)
         self._world.load()
         for seat in state.seats.values():
             ledger.sessions[seat.session] = seat.node
@@ -165,6 +171,15 @@ class SchedulerCore:
         """
         self._ledger.now = now
         return self._repeats.take(session, message)
+
+    def load_keys(self, records: Iterable[KeyRecord]) -> None:
+        """The keys' own journal was read; to be called before anybody has been told of a seat in the job."""
+        self._keys = replay(records, self._ledger.state.term)
+
+    @property
+    def keys(self) -> KeyStore:
+        """The keys that it keeps for the workers."""
+        return self._keys
 
     def wake_at(self) -> float | None:
         """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
@@ -241,6 +256,8 @@ class SchedulerCore:
     def _remember(self, event: Event, ready: Ready) -> None:
         """A heartbeat that was accepted and led to nothing leads to nothing again, until something happens."""
         accepted, self._accepted = self._accepted, None
+        if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
+            return
         if not ready.is_empty:
             self._repeats.forget()
         elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
@@ -281,8 +298,19 @@ class SchedulerCore:
                 self._watch.take(seat, message)
             case PeerGone(_, gone):
                 self._peer_gone(seat, gone)
+            case KeyCall():
+                self._call_keys(message)
             case Leave():
                 self._leave(seat, message)
+
+    def _call_keys(self, call: KeyCall) -> None:
+        seats = self._ledger.state.seats
+        if self._keys.callers >= CALLERS_A_SEAT * len(seats) + FEW_CALLERS:
+            self._keys.forget_callers_but({seat.session for seat in seats.values()})
+        done = self._keys.take(call)
+        self._ledger.ready.key_records += done.records
+        for answer in done.answers:
+            self._ledger.ready.send(answer.session, answer)
 
     def _register(self, message: Register) -> None:
         if self._ending.answer(message.session):

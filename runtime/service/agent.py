@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import faulthandler
+import itertools
 import os
 import threading
 import traceback
@@ -24,8 +25,10 @@ from runtime.core.agent_events import (
     Addressed,
     AgentEvent,
     AgentReady,
+    Answered,
     Began,
     BreakGroup,
+    Called,
     CommittedByAll,
     Compared,
     Completed,
@@ -35,6 +38,7 @@ from runtime.core.agent_events import (
     EnterAgain,
     Entered,
     Failed,
+    GaveUp,
     Heard,
     LeaveGently,
     Leaving,
@@ -53,7 +57,8 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Admitted, Digest, GenerationStarted, Place, Progress
+from runtime.core.key_calls import MAX_OPEN_CALLS, KeyAsk
+from runtime.core.messages import Admitted, Digest, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -64,6 +69,8 @@ from runtime.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    KeyValueError,
+    KeyValueTimeoutError,
     NumericsError,
     RefusedError,
     SameBitsError,
@@ -86,6 +93,8 @@ END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come
 AT_ONCE_S = 0.25  # a seat that is free is given in a few ms
 LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
+
+_MEMBER_LOST = "a member was lost: this generation is over"
 
 _Found = TypeVar("_Found")
 
@@ -156,6 +165,8 @@ class Agent:
         self._began: GenerationStarted | None = None
         self._map: Mapped | None = None
         self._again: EnterAgain | None = None
+        self._tickets = itertools.count(1)
+        self._key_answers: dict[int, KeyAnswer | None] = {}  # by the ticket of each call under way
         self._generation = 0  # the last that the main thread was told
         self.is_addressed = True
         self.committed_point: Point | None = None
@@ -278,6 +289,54 @@ class Agent:
         self._post(Completed(generation, step))
         return self._wait(lambda: self._over, until_interrupted=True)
 
+    def call_keys(self, ask: KeyAsk, timeout_s: float | None, *, is_wait: bool = False) -> KeyAnswer:
+        """Have the scheduler's keys do this, and wait for the answer, however often the scheduler is away meanwhile.
+
+        Args:
+            ask: what.
+            timeout_s: how long; None: TOPO_TIMEOUT.
+            is_wait: it may take as long as others like, so the end of this process's generation ends it, too.
+
+        Raises:
+            KeyValueError: too many calls of this process are under way.
+            KeyValueTimeoutError: no answer; whether a change was done is not known.
+            GenerationEndedError: of a wait.
+            SameBitsError: the process has no place in the job any more.
+        """
+        most_s = self._settings.topo_timeout_s if timeout_s is None else timeout_s
+        ticket = next(self._tickets)
+
+        def answer() -> KeyAnswer | None:
+            if is_wait and self.interrupted:
+                raise self._told_to_end() or GenerationEndedError(_MEMBER_LOST)
+            return self._key_answers[ticket]
+
+        with self._changed:
+            if not self._thread.is_alive():
+                raise KeyValueError(
+                    "runtime.kv: this process has left its job, or was forked from a worker. Fix: call it in the "
+                    "worker's own process, before it ends"
+                )
+            if len(self._key_answers) >= MAX_OPEN_CALLS:
+                raise KeyValueError(
+                    f"runtime.kv: {MAX_OPEN_CALLS} calls of this process are under way, the most there may be. Fix: "
+                    "let fewer threads wait, or one for all"
+                )
+            self._key_answers[ticket] = None
+        try:
+            self._post(Called(ticket, ask))
+            return self._wait(answer, ends_at=clock.now_s() + most_s)
+        except TimeoutError:
+            key = ask.key.decode(errors="replace")
+            raise KeyValueTimeoutError(
+                f"runtime.kv: no answer for key {key!r} within {most_s:g} s{_why_silent(ask)}"
+            ) from None
+        finally:
+            with self._changed:
+                is_answered = self._key_answers.pop(ticket) is not None
+            if not is_answered:
+                self._post(GaveUp(ticket))
+
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""
         self._is_dying = True
@@ -298,11 +357,13 @@ class Agent:
     def check(self) -> None:
         """Raise what ended this process's place in the job or its generation; else return at once."""
         if self.interrupted:
-            raise self._told_to_end() or GenerationEndedError("a member was lost: this generation is over")
+            raise self._told_to_end() or GenerationEndedError(_MEMBER_LOST)
         if self._members_change:
             raise HostsUpdatedInterrupt(self._members_change)
 
-    def _wait(self, found: Callable[[], _Found | None], *, until_interrupted: bool = False) -> _Found:
+    def _wait(
+        self, found: Callable[[], _Found | None], *, until_interrupted: bool = False, ends_at: float | None = None
+    ) -> _Found:
         with self._changed:
             while True:
                 error = self._told_to_end()
@@ -313,7 +374,10 @@ class Agent:
                     return value
                 if until_interrupted:
                     self.check()
-                self._changed.wait()
+                left_s = None if ends_at is None else ends_at - clock.now_s()
+                if left_s is not None and left_s <= 0:
+                    raise TimeoutError
+                self._changed.wait(left_s)
 
     def _told_to_end(self) -> SameBitsError | None:
         """What the main thread is to raise. Once it has that in hand it ends by itself, in its own time."""
@@ -427,6 +491,11 @@ class Agent:
                 with self._changed:
                     self._map = notice
                     self._changed.notify_all()
+            case Answered(ticket, answer):
+                with self._changed:
+                    if ticket in self._key_answers:
+                        self._key_answers[ticket] = answer
+                        self._changed.notify_all()
             case CommittedByAll(point):
                 self.committed_point = point
             case Over(point):
@@ -517,6 +586,13 @@ class Agent:
 def _reaches(restore: Point | None, committed: Point) -> bool:
     """Whether a generation that starts there still has the committed point behind it."""
     return restore is not None and restore >= committed
+
+
+def _why_silent(ask: KeyAsk) -> str:
+    if ask.op is KeyOp.WAIT:
+        return ". Fix: see why nobody writes it, or give a longer timeout_s"
+    unknown = "; whether the change was done is not known" if ask.changes else ""
+    return f"{unknown}. Fix: start a scheduler again (recover.sh), of this release: an older one has no keys"
 
 
 def share_of(session: str) -> float:

@@ -13,6 +13,7 @@ from runtime.core.messages import (
     Digests,
     Heartbeat,
     Join,
+    KeyCall,
     LastWords,
     Leave,
     PeerGone,
@@ -100,7 +101,16 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
         case Register():
             session = message.session
         case (
-            Heartbeat() | Join() | Publish() | LastWords() | Leave() | SavedPoints() | PeerGone() | Digests() | Still()
+            Heartbeat()
+            | Join()
+            | Publish()
+            | LastWords()
+            | Leave()
+            | SavedPoints()
+            | PeerGone()
+            | Digests()
+            | Still()
+            | KeyCall()
         ):
             session = message.sender.session
         case _:

@@ -21,6 +21,7 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.config import Settings, fixed_settings, require_secret
 from runtime.core import records
+from runtime.core.key_records import KeyRecord
 from runtime.core.ledger import Policy
 from runtime.core.messages import EndKind
 from runtime.core.ready import Ended, Level, Note, Ready, Send
@@ -45,6 +46,7 @@ from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
 from runtime.service.inbound import Inbound
+from runtime.service.key_file import KeyFile
 from runtime.service.probe_beat import ProbeBeat
 from runtime.service.unknown_peers import UnknownPeers
 from runtime.store import launcher_token
@@ -64,12 +66,14 @@ class _Pass:
     """What one pass of the loop collects before anything leaves the process."""
 
     records: list[records.Record] = field(default_factory=list)
+    key_records: list[KeyRecord] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     ended: Ended | None = None
 
     def add(self, ready: Ready) -> None:
         self.records += ready.records
+        self.key_records += ready.key_records
         self.sends += ready.sends
         self.notes += ready.notes
         self.ended = self.ended or ready.ended
@@ -114,6 +118,7 @@ class SchedulerService:
         self.strangers = UnknownPeers()
         self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
         self._events: EventWriter | None = None
+        self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
         """Ask for a graceful end; callable from any thread and from a signal handler."""
@@ -163,6 +168,7 @@ class SchedulerService:
                     self._events.close()
                 if journal is not None:
                     journal.close()
+                self._keys.close()
                 server.close()
 
     # ---- loading
@@ -272,9 +278,11 @@ class SchedulerService:
             journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
             if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
                 journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
-        if self._on_job is not None and core.state.seats:  # before that it may still become another job's, rebuilt
-            on_job, self._on_job = self._on_job, None
-            on_job(core.state.job, core.state.name)
+        if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
+            self._keys.load(core)
+            if self._on_job is not None:
+                self._on_job(core.state.job, core.state.name)
+        self._keys.append(this_pass.key_records, core)
         for send in this_pass.sends:
             server.send(send.session, send.message)
         if this_pass.notes:

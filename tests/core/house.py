@@ -295,4 +295,5 @@ def _both(first: Ready, second: Ready) -> Ready:
         first.sends + second.sends,
         first.notes + second.notes,
         first.ended or second.ended,
+        first.key_records + second.key_records,
     )

@@ -11,14 +11,15 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.core import messages, records
+from runtime.core import key_records, messages, records
 from runtime.errors import ProtocolError
 
 LONGEST_TEXT = 2000
+SCHEMAS = (messages.SCHEMA, records.SCHEMA, key_records.SCHEMA)
 
 
 def check(data: bytes) -> None:
-    for schema in (messages.SCHEMA, records.SCHEMA):
+    for schema in SCHEMAS:
         try:
             value = schema.unpack(data)
         except ProtocolError as error:
@@ -33,7 +34,7 @@ def check(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """One of every message and record."""
-    for schema in (messages.SCHEMA, records.SCHEMA):
+    for schema in SCHEMAS:
         for kind in schema.kinds:
             yield schema.pack(_example(kind))
 

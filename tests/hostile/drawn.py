@@ -16,6 +16,7 @@ FROM_ANYBODY = (
     messages.Register,
     messages.Heartbeat,
     messages.Join,
+    messages.KeyCall,
     messages.Publish,
     messages.LastWords,
     messages.Leave,
@@ -25,7 +26,7 @@ FROM_ANYBODY = (
     messages.StatusQuery,
     messages.StopJob,
 )
-FROM_NOBODY = (messages.Admitted, messages.GenerationStarted, messages.EndJob, messages.Status)
+FROM_NOBODY = (messages.Admitted, messages.GenerationStarted, messages.EndJob, messages.Status, messages.KeyAnswer)
 EDGES = (-(2**63), -1, 0, 1, 2, 3, 4, 5, 2**31, 2**63 - 1)
 WORDS = ("", "0", "1", "2", "3", "07", "-1", "a", "node-1", "٣", "9" * 30, "x" * 5000, "a b", "\x1b[2J", "\n", "digits")
 

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.core import messages, records
+from runtime.core import key_records, messages, records
 from runtime.core.ledger import Policy
 from runtime.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Join, Process, Register, RoundId
 from runtime.core.point import Point
@@ -50,6 +50,9 @@ KNOWN: dict[str, Sequence[Any]] = {
     "numerics": (NUMERICS,),
     "points": ((), (Point(5, 1),), (Point(9, 1), Point(5, 1))),
     "step": (0, 5, 9),
+    "key": (b"a", b"b"),
+    "number": (1, 2, 3),
+    "floor": (0, 1, 2),
 }
 HOSTILE = st.tuples(st.sampled_from(SESSIONS), messages_of([*FROM_ANYBODY, *FROM_NOBODY], KNOWN))
 PASSING = st.one_of(
@@ -110,6 +113,8 @@ class Scheduler:
 
     def _carry_out(self, ready: Ready) -> None:
         self._journal += [records.SCHEMA.pack(record) for record in ready.records]
+        for record in ready.key_records:
+            assert key_records.SCHEMA.unpack(key_records.SCHEMA.pack(record)) == record
         for send in ready.sends:
             self.line.send(send.session, send.message)
         for note in (*ready.notes, *self.strangers.lines(self.now)):

@@ -29,6 +29,7 @@ FIRST_STEPS = 2
 """What these take says nothing about the later ones: they build, compile and warm up."""
 
 _PHASES: tuple[tuple[str, Phase], ...] = (  # the first that the file's path has in it
+    ("runtime/training/process/key_value.py", Phase.USER),  # it waits for a key, as the script says
     ("runtime/training/group/", Phase.COMMUNICATION),
     ("torch/distributed/", Phase.COMMUNICATION),
     ("torch/_dynamo/", Phase.COMPILING),

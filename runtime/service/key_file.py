@@ -1,0 +1,115 @@
+"""The durable half of the scheduler's keys: a journal of their own, in ``RECOVERY_PATH/keys``.
+
+Here lives when it is opened, whose it is and when it is compacted; what is written is the core's, how it is written the
+job journal's (``store.journal``). Two ideas: a job that keeps no key durably has no such folder; and no trouble with
+it, short of a disk that refuses, ends a training: where it cannot be read every call is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runtime.core import key_records
+from runtime.core.key_records import KeyRecord, KeysOf
+from runtime.core.scheduler import SchedulerCore
+from runtime.errors import JournalDamagedError, ProtocolError
+from runtime.service import log
+from runtime.store.aside import move_aside
+from runtime.store.journal import JOURNAL_FILE, Journal
+
+KEYS_FOLDER = "keys"
+COMPACT_BYTES = 4 << 20
+APPEND_BYTES = 16 << 20
+"""Of one append: a pass may bring more than the journal takes at once."""
+
+
+class KeyFile:
+    """The keys' journal of one scheduler, who holds the folder's lock.
+
+    Args:
+        recovery_path: of the job; None where nothing outlives the scheduler (ENABLE_RECOVERY=0).
+
+    Attributes:
+        is_loaded: what was written before is known to the core.
+    """
+
+    def __init__(self, recovery_path: Path | None) -> None:
+        self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
+        self._journal: Journal | None = None
+        self._is_named = False  # whose keys they are is written
+        self.is_loaded = False
+
+    def load(self, core: SchedulerCore) -> None:
+        """Give the core what is written, once it is known which job this is. Another job's keys are moved aside.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self.is_loaded = True
+        if self._path is None or not (self._path / JOURNAL_FILE).exists():
+            return
+        try:
+            records = self._read(self._path)
+        except JournalDamagedError as error:
+            log.warn(f"{error}. Training goes on; runtime.kv is refused")
+            core.keys.refuse(f"the keys cannot be read: {error}")
+            return
+        if not records:  # killed between the folder and its first record
+            return
+        self._is_named = records[0] == KeysOf(core.state.job)
+        if self._is_named:
+            core.load_keys(records)
+        else:
+            self.close()
+            owner = records[0].job if isinstance(records[0], KeysOf) else ""
+            log.warn(f"{self._path} holds the keys of another job: moved aside to {move_aside(self._path, owner)}")
+
+    def _read(self, path: Path) -> list[KeyRecord]:
+        self._journal, payloads = Journal.open(path)
+        if self._journal.torn_tail is not None:
+            log.warn(str(self._journal.torn_tail))
+        try:
+            return [key_records.SCHEMA.unpack(payload) for payload in payloads]
+        except ProtocolError as error:
+            self.close()
+            raise JournalDamagedError(
+                f"{path / JOURNAL_FILE}: a record is none that this version knows ({error}). Fix: run the version that "
+                "wrote it, or move the folder away: the keys then begin anew"
+            ) from None
+
+    def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> None:
+        """Make these durable, in this order; nothing of them may be said before.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        if self._path is None or not records:
+            return
+        if self._journal is None:
+            self._journal, _ = Journal.open(self._path)
+        named = records if self._is_named else [KeysOf(core.state.job), *records]
+        for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
+            self._journal.append(part)
+        self._is_named = True
+        if self._journal.size_bytes > max(COMPACT_BYTES, 4 * self._journal.compacted_bytes):
+            kept = [KeysOf(core.state.job), *core.keys.snapshot()]
+            self._journal.compact([key_records.SCHEMA.pack(record) for record in kept])
+
+    def close(self) -> None:
+        """Let go of the file; again does nothing."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+def _parts(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size_bytes = 0
+    for payload in payloads:
+        if size_bytes + len(payload) > APPEND_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(payload)
+        size_bytes += len(payload)
+    yield part

@@ -1,0 +1,130 @@
+"""Whether a history of calls to one key can be put into an order that a single key would give (Wing and Gong, 1993).
+
+Pure: a history is who called when, with what answer. The order must keep every call that had returned before another
+one began in front of it. A call without an answer may have been done at any time since, or never. Versions are part of
+what is checked: they rise, and a compare-and-set is done exactly where its version is the key's.
+
+The search goes depth first over "which calls are placed, and what the key is then", and remembers what led nowhere
+(Lowe, "Testing for Linearizability", 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.core.key_calls import KeyAsk
+from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
+
+NEVER = 1 << 60
+
+
+@dataclass(slots=True)
+class Called:
+    """One call: when it began and ended, and what it was answered; None: never."""
+
+    ask: KeyAsk
+    began: int
+    ended: int = NEVER
+    answer: KeyAnswer | None = None
+
+
+class Key(NamedTuple):
+    """What the key is; absent: None. Where nobody was told the version it is above ``version``."""
+
+    value: bytes | None = None
+    version: int = 0
+    is_known: bool = True
+
+    def at(self, version: int) -> Key | None:
+        """The same with this version; None where that is not its."""
+        if self.is_known:
+            return self if version == self.version else None
+        return Key(self.value, version) if version > self.version else None
+
+
+def is_linearizable(calls: Sequence[Called]) -> bool:
+    """Whether one key can have given these answers."""
+    history = sorted(calls, key=lambda call: call.began)
+    must = sum(1 << index for index, call in enumerate(history) if call.answer is not None)
+    seen: set[tuple[int, Key]] = set()
+    stack: list[tuple[int, Key]] = [(0, Key())]
+    while stack:
+        placed, key = stack.pop()
+        if placed & must == must:
+            return True
+        if (placed, key) in seen:
+            continue
+        seen.add((placed, key))
+        left = [(index, call) for index, call in enumerate(history) if not placed >> index & 1]
+        first_end = min(call.ended for _, call in left)
+        for index, call in left:
+            if call.began > first_end:
+                break
+            stack += ((placed | 1 << index, after) for after in _after(key, call))
+    return False
+
+
+def _after(key: Key, call: Called) -> Iterator[Key]:
+    """What the key may be when this call was done; nothing where it would not have been answered so."""
+    ask, answer = call.ask, call.answer
+    if answer is None:
+        yield from _after_unanswered(key, ask)
+        return
+    if answer.outcome is KeyOutcome.ABSENT:
+        if key.value is None:
+            yield key
+        return
+    if answer.outcome is KeyOutcome.DIFFERS and answer.version == 0:
+        if key.value is None and ask.version:
+            yield key
+        return
+    if answer.outcome is KeyOutcome.DIFFERS or ask.op in (KeyOp.GET, KeyOp.WAIT):
+        now = None if key.value is None else key.at(answer.version)
+        if now is not None and _allows(now, ask, answer):
+            yield now
+        return
+    before: Key | None = key
+    if ask.op is KeyOp.COMPARE_AND_SET or (ask.op is KeyOp.DELETE and ask.version):
+        before = (key if ask.version == 0 else None) if key.value is None else key.at(ask.version)
+    if before is None or answer.version <= before.version or (ask.op is KeyOp.DELETE and key.value is None):
+        return
+    value = _written(before, ask)
+    if ask.op is not KeyOp.ADD or value == answer.value:
+        yield Key(value, answer.version)
+
+
+def _allows(now: Key, ask: KeyAsk, answer: KeyAnswer) -> bool:
+    if answer.outcome is KeyOutcome.DIFFERS:
+        return answer.version != ask.version
+    return now.value == answer.value and (ask.op is KeyOp.GET or answer.version > ask.version)
+
+
+def _after_unanswered(key: Key, ask: KeyAsk) -> Iterator[Key]:
+    match ask.op:
+        case KeyOp.GET | KeyOp.WAIT:
+            yield key
+        case KeyOp.COMPARE_AND_SET if key.value is None and ask.version:
+            yield key
+        case KeyOp.COMPARE_AND_SET | KeyOp.DELETE if key.value is not None and (
+            ask.version or ask.op is KeyOp.COMPARE_AND_SET
+        ):
+            if (before := key.at(ask.version)) is not None:
+                yield Key(_written(before, ask), before.version, is_known=False)
+            if not key.is_known or key.version != ask.version:
+                yield key
+        case KeyOp.DELETE if key.value is None:
+            yield key
+        case _:
+            yield Key(_written(key, ask), key.version, is_known=False)
+
+
+def _written(key: Key, ask: KeyAsk) -> bytes | None:
+    if ask.op is KeyOp.DELETE:
+        return None
+    if ask.op is KeyOp.ADD:
+        return msgspec.msgpack.encode(ask.amount + (0 if key.value is None else msgspec.msgpack.decode(key.value)))
+    return ask.value

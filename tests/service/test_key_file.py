@@ -1,0 +1,141 @@
+"""The keys' journal: read back by the next scheduler, another job's moved aside, a damaged one ends no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.core.key_records import KeyRecord
+from runtime.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from runtime.core.scheduler import SchedulerCore
+from runtime.core.state import JobState
+from runtime.service import key_file
+from runtime.service.key_file import KEYS_FOLDER, KeyFile
+from runtime.store.journal import JOURNAL_FILE, read_journal
+from tests.core.house import policy
+
+SENDER = Credential("job", "0", "s0", 1)
+
+
+def core_of(job: str = "job") -> SchedulerCore:
+    core = SchedulerCore(policy(1), JobState(), now=0.0, boot_id="boot", new_job_id=job)
+    core.start()
+    return core
+
+
+def opened(path: Path, job: str = "job") -> tuple[KeyFile, SchedulerCore]:
+    core, file = core_of(job), KeyFile(path)
+    file.load(core)
+    return file, core
+
+
+def put(file: KeyFile, core: SchedulerCore, key: bytes, value: bytes, number: int) -> KeyAnswer:
+    ready = core.keys.take(KeyCall(SENDER, number, number, KeyOp.PUT, key, value, is_durable=True))
+    file.append(ready.records, core)
+    return ready.answers[0]
+
+
+def value_of(core: SchedulerCore, key: bytes) -> bytes:
+    return core.keys.take(KeyCall(SENDER, 0, 0, KeyOp.GET, key)).answers[0].value
+
+
+def test_who_keeps_nothing_durably_has_no_folder(tmp_path: Path) -> None:
+    file, core = opened(tmp_path)
+    file.append(core.keys.take(KeyCall(SENDER, 1, 1, KeyOp.PUT, b"k", b"\x01")).records, core)
+    file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_scheduler_reads_what_was_written(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        file, core = opened(tmp_path)
+        put(file, core, b"key %d" % number, b"\x0a", number)
+        file.close()
+    _, core = opened(tmp_path)
+    assert [key for key, held in core.keys.keys.items() if held.value == b"\x0a"] == [b"key 1", b"key 2", b"key 3"]
+    assert (tmp_path / KEYS_FOLDER).stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / KEYS_FOLDER / JOURNAL_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_grows_is_compacted_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "COMPACT_BYTES", 4096)
+    file, core = opened(tmp_path)
+    for number in range(1, 200):
+        put(file, core, b"k", bytes([number]) * 100, number)
+        assert (tmp_path / KEYS_FOLDER / JOURNAL_FILE).stat().st_size < 6000
+    file.close()
+    assert value_of(opened(tmp_path)[1], b"k") == bytes([199]) * 100
+
+
+def test_more_than_one_append_takes_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "APPEND_BYTES", 300)
+    file, core = opened(tmp_path)
+    records: list[KeyRecord] = []
+    for number in range(1, 12):
+        call = KeyCall(SENDER, number, number, KeyOp.PUT, b"%d" % number, b"x" * 90, is_durable=True)
+        records += core.keys.take(call).records
+    file.append(records, core)
+    file.close()
+    assert len(opened(tmp_path)[1].keys.keys) == 11
+
+
+def test_another_jobs_keys_are_moved_aside(tmp_path: Path) -> None:
+    file, core = opened(tmp_path, "11111111-job")
+    put(file, core, b"k", b"\x01", 1)
+    file.close()
+    file, core = opened(tmp_path, "22222222-job")
+    assert dict(core.keys.keys) == {}
+    put(file, core, b"k", b"\x02", 1)
+    file.close()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [KEYS_FOLDER, f"{KEYS_FOLDER}.11111111.aside"]
+    assert value_of(opened(tmp_path, "22222222-job")[1], b"k") == b"\x02"
+
+
+def test_a_folder_whose_first_append_was_cut_off_is_begun_again(tmp_path: Path) -> None:
+    file, core = opened(tmp_path)
+    file.append([], core)
+    put(file, core, b"k", b"\x01", 1)
+    file.close()
+    path = tmp_path / KEYS_FOLDER / JOURNAL_FILE
+    path.write_bytes(path.read_bytes()[:-3])
+    file, core = opened(tmp_path)
+    assert dict(core.keys.keys) == {}
+    put(file, core, b"k", b"\x02", 1)
+    file.close()
+    assert value_of(opened(tmp_path)[1], b"k") == b"\x02"
+
+
+@pytest.mark.parametrize("damage", ["flip", "unknown"])
+def test_a_damaged_file_refuses_calls_and_ends_nothing(tmp_path: Path, damage: str) -> None:
+    file, core = opened(tmp_path)
+    for number in range(1, 4):
+        put(file, core, b"k%d" % number, b"\x01" * 50, number)
+    if damage == "unknown":
+        assert file._journal is not None
+        file._journal.append([msgspec.msgpack.encode([99, 1])])
+    file.close()
+    path = tmp_path / KEYS_FOLDER / JOURNAL_FILE
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[120] ^= 1
+        path.write_bytes(data)
+    file, core = opened(tmp_path)
+    answer = put(file, core, b"k", b"\x01", 9)
+    assert answer.outcome is KeyOutcome.REFUSED
+    assert "the keys cannot be read: " in answer.text
+    file.close()
+    if damage == "flip":
+        assert path.read_bytes() == bytes(data), "nothing was changed"
+    else:
+        found = read_journal(path.parent)
+        assert found is not None
+        assert len(found.payloads) == 5, "nothing was lost"
+
+
+def test_without_recovery_nothing_is_written() -> None:
+    file, core = KeyFile(None), core_of()
+    file.load(core)
+    assert put(file, core, b"k", b"\x01", 1).outcome is KeyOutcome.DONE
+    assert value_of(core, b"k") == b"\x01"
