@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 
+from runtime.core.hangs import Hang, fix_of, told_apart
 from runtime.core.ledger import Ledger, Presence
 from runtime.core.ready import Level
 from runtime.core.records import SeatLeft, SeatLost, SeatResumed
@@ -84,7 +85,10 @@ class Leases:
         self._closing.discard(seat.node)
         if seat.slot is not None:
             ledger.miss(seat.slot)
-        ledger.ready.say(f"{seat.title} ({seat.process}) is lost: {seat.reason}", Level.WARNING)
+        hang = told_apart(presence.sight_now(), ledger.policy.node_timeout_s)
+        fix = fix_of(hang, seat.process.pid) if hang.value in reason else ""
+        text = f"{seat.title} ({seat.process}) is lost: {seat.reason}"
+        ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Level.WARNING)
 
     def closing(self) -> list[Seat]:
         """Live seats whose connection is closed and has not come back: lost at once, if a collective failed too."""
@@ -117,6 +121,23 @@ class Leases:
         for entry in sorted(again):
             heapq.heappush(self._deadlines, entry)
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
+
+    def silent(self) -> list[Seat]:
+        """Whom ``expired`` will name for their silence; that stays to be asked."""
+        ledger, due = self._ledger, []
+        while self._deadlines and self._deadlines[0][0] <= ledger.now:
+            due.append(heapq.heappop(self._deadlines))
+        for entry in due:
+            heapq.heappush(self._deadlines, entry)
+        seats = [ledger.state.seats.get(node) for node in dict.fromkeys(node for _, node, _ in due)]
+        return [
+            seat
+            for seat in seats
+            if seat is not None
+            and seat.is_held
+            and not seat.is_retired
+            and ledger.presences[seat.node].lease_until <= ledger.now
+        ]
 
     def shift(self, gap_s: float) -> None:
         """The scheduler itself stood still for ``gap_s``: nobody may lose a lease by that.
@@ -151,7 +172,8 @@ class Leases:
         silent = f"silent for {policy.node_timeout_s:g} s (NODE_TIMEOUT)"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
             return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
-        return presence.lease_until, silent
+        hang = told_apart(presence.sight_now(), policy.node_timeout_s)
+        return presence.lease_until, silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
 
     def _quiet_from(self, seat: Seat) -> float:
         """The last accepted message or observed close, or what the journal proves about it."""

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from runtime.core.hangs import Sight
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
@@ -72,6 +73,12 @@ class Presence:
     step: int = 0
     last_words: str = ""
     is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
+    sight: Sight | None = None  # what was seen of its process when nothing came from it
+    seen_at: float = 0.0
+
+    def sight_now(self) -> Sight | None:
+        """What was seen of its process since it was heard last; None where nobody has looked."""
+        return self.sight if self.seen_at > (self.heard_at or 0.0) else None
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.core.ledger import NAMED, Ledger
+from runtime.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
+from runtime.core.ledger import NAMED, Ledger, Presence
 from runtime.core.messages import MAX_PLACE_CHARS, Activity, GiveUp, Phase, Progress, Still
 from runtime.core.ready import Level
 from runtime.core.state import Seat
@@ -28,20 +29,6 @@ FIRST_STEPS = 2
 FIRST_STEPS_S = 600.0
 LOOK_AGAIN_S = 0.5
 MOST_DOUBLINGS = 10
-
-
-class Hang(enum.Enum):
-    """What holds a rank, or all of them."""
-
-    STUCK = "stands still in the script's code"
-    BUSY = "computes"
-    LOADING = "waits for data"
-    SAVING = "commits"
-    COMPILING = "compiles"
-    SILENT = "is not heard of"
-    APART = "is in another collective"
-    LINK = "all wait in the same collective"
-    NOBODY_WAITS = "nobody waits for another"
 
 
 class Cure(enum.Enum):
@@ -67,7 +54,7 @@ PATIENCE: dict[Hang, Patience] = {
     Hang.LOADING: Patience(Cure.END, least_s=60.0),  # storage may be slow for a while, as at the start of an epoch
     Hang.SAVING: Patience(Cure.NONE),  # another process would wait for the same disk
     Hang.COMPILING: Patience(Cure.END, least_s=1800.0),
-    Hang.SILENT: Patience(Cure.NONE),  # its lease will end
+    **dict.fromkeys(SILENT_KINDS, Patience(Cure.NONE)),  # its lease will end
     Hang.APART: Patience(Cure.FORM_ANEW, least_s=30.0),
     Hang.LINK: Patience(Cure.FORM_ANEW, least_s=30.0),
     Hang.NOBODY_WAITS: Patience(Cure.NONE),  # all evaluate, or none has a reason to go on
@@ -84,6 +71,7 @@ class Member:
     step: int
     progress: Progress | None
     silent_s: float = 0.0  # where that is too long: what it told is old, if it told anything
+    sight: Sight | None = None  # of one that is silent
 
     @property
     def waits(self) -> bool:
@@ -102,7 +90,7 @@ class Standstill:
 
 def judge(members: Sequence[Member]) -> Standstill:
     """Who holds up whom, where nobody has come on for a while. A function of where everybody stands."""
-    silent = [(member, Hang.SILENT) for member in members if member.silent_s]
+    silent = [(member, told_apart(member.sight, member.silent_s)) for member in members if member.silent_s]
     heard = [member for member in members if not member.silent_s]
     waiting = tuple(member for member in heard if member.waits)
     holding = [(member, _hang(member.progress)) for member in heard if member.progress and not member.waits]
@@ -152,8 +140,9 @@ def sentence(found: Standstill, still_s: float) -> str:
 
 def _standing(member: Member, hang: Hang) -> str:
     who, progress = f"worker {member.node}", member.progress
-    if hang is Hang.SILENT:
-        return f"{who} has not been heard of for {member.silent_s:.0f} s"
+    if hang in SILENT_KINDS:
+        silent = f"{who} has not been heard of for {member.silent_s:.0f} s"
+        return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
     if progress is None:
         return f"{who} has returned from the training function"
     if hang is Hang.APART:
@@ -197,6 +186,7 @@ class Watch:
 
     Attributes:
         said: what was said of the present standstill; empty where the job comes on.
+        found: who holds the others up in it; None where the job comes on.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -205,6 +195,7 @@ class Watch:
         self._look_at: float | None = None
         self._ended_at_step: dict[int, int] = {}  # step → how often somebody was ended there
         self.said = ""
+        self.found: Standstill | None = None
 
     def take(self, seat: Seat, message: Still) -> None:
         """A member stands still, or comes on again."""
@@ -218,7 +209,7 @@ class Watch:
         """The generation is over."""
         if self._told or self._look_at is not None:
             self._told.clear()
-            self._look_at, self.said = None, ""
+            self._look_at, self.said, self.found = None, "", None
 
     def deadline(self) -> float | None:
         """When ``tick`` is worth calling."""
@@ -241,6 +232,7 @@ class Watch:
             self._come_on()
             return ""
         found, step = judge(members), max(member.step for member in members)
+        self.found = found
         if not self.said:
             self.said = f"{sentence(found, still_s)}{self._then(found, timeout_s, step)}"
             self._ledger.ready.say(self.said, Level.WARNING)
@@ -251,7 +243,7 @@ class Watch:
     def _come_on(self) -> None:
         if self.said:
             self._ledger.ready.say("the job comes on")
-            self.said = ""
+            self.said, self.found = "", None
 
     def _timeout_s(self, still: Sequence[Progress]) -> float:
         fixed_s = self._ledger.policy.step_timeout_s
@@ -271,20 +263,32 @@ class Watch:
                 or presence.generation != ledger.state.generation_number
             ):
                 return None
-            silent_s = ledger.now - (presence.heard_at or ledger.now)
-            if silent_s <= ledger.policy.node_timeout_s / 2:
-                silent_s = 0.0
+            silent_s, sight = self._silent_s(presence), presence.sight_now()
             if presence.activity is Activity.DONE:
-                members.append(Member(node, presence.step, None, silent_s))
+                members.append(Member(node, presence.step, None, silent_s, sight))
             elif told is not None and told[0].step == presence.step:
                 progress, at = told[1], told[2]
                 progress = progress._replace(still_s=progress.still_s + ledger.now - at)
-                members.append(Member(node, presence.step, progress, silent_s))
+                members.append(Member(node, presence.step, progress, silent_s, sight))
             elif silent_s:
-                members.append(Member(node, presence.step, None, silent_s))
+                members.append(Member(node, presence.step, None, silent_s, sight))
             else:
                 return None
         return members
+
+    def _silent_s(self, presence: Presence) -> float:
+        """How long nothing has come from it; 0 where that is nothing to speak of."""
+        silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
+        return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0
+
+    def silent(self) -> list[Seat]:
+        """Members of whom it may be said at the next tick that nothing comes from them."""
+        deadline, committed = self.deadline(), self._ledger.state.generation
+        if deadline is None or self._ledger.now < deadline or not self._told or committed is None:
+            return []
+        presences = self._ledger.presences
+        nodes = [node for node, _ in committed.members if node in presences and self._silent_s(presences[node])]
+        return [self._ledger.state.seats[node] for node in nodes]
 
     def _patience_s(self, hang: Hang, timeout_s: float, step: int) -> float:
         """Longer where somebody was ended at this step before: it did not help."""
@@ -323,5 +327,5 @@ class Watch:
             assert member.progress is not None, "a silent one is left to its lease"
             why = f"it held the others up for {still_s:.0f} s in {_where(member.progress, hang)} (HANG=end)"
             ledger.tell(member.node, GiveUp(ledger.state.job, ledger.state.term, seat.incarnation, why))
-        self.said = ""
+        self.said, self.found = "", None
         return "" if over else sentence(found, still_s)

@@ -13,6 +13,7 @@ from runtime.core.admission import Admission
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
+from runtime.core.hangs import Sight
 from runtime.core.key_records import KeyRecord
 from runtime.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from runtime.core.leases import Leases
@@ -38,7 +39,7 @@ from runtime.core.messages import (
     Still,
 )
 from runtime.core.point import Point
-from runtime.core.progress import Watch
+from runtime.core.progress import Standstill, Watch
 from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
 from runtime.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
@@ -74,6 +75,14 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Somebody on the host of this session's process has looked at it, because nothing comes from it."""
+
+    session: str
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody asks for a graceful end."""
 
@@ -85,7 +94,7 @@ class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | StopRequested | Tick
+Event = Received | Closed | Stalled | Seen | StopRequested | Tick
 
 
 class SchedulerCore:
@@ -158,6 +167,8 @@ class SchedulerCore:
                 self._closed(session, gone)
             case Stalled(gap_s):
                 self._stalled(gap_s)
+            case Seen(session, sight):
+                self._seen(session, sight)
             case StopRequested(by):
                 self._ending.stop(by)
         ready = self._finish_step()
@@ -217,6 +228,17 @@ class SchedulerCore:
         return self._watch.said
 
     @property
+    def found(self) -> Standstill | None:
+        """The same, as values."""
+        return self._watch.found
+
+    def silent(self, now: float) -> list[Seat]:
+        """Of whom the Tick that is due will say that nothing comes from them: a shell may look at their processes."""
+        self._ledger.now = now
+        seats = {seat.node: seat for seat in (*self._leases.silent(), *self._watch.silent())}
+        return list(seats.values())
+
+    @property
     def policy(self) -> Policy:
         """The job's settings."""
         return self._ledger.policy
@@ -263,7 +285,7 @@ class SchedulerCore:
         elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
-        elif not (isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, Still))):
+        elif not (isinstance(event, Tick | Seen) or (isinstance(event, Received) and isinstance(event.message, Still))):
             self._repeats.forget()
 
     # ---- events
@@ -517,6 +539,13 @@ class SchedulerCore:
         for seat in self._leases.closing():
             if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
                 self._lose(seat, "its connection closed and a collective with it failed")
+
+    def _seen(self, session: str, sight: Sight) -> None:
+        """Only words follow from it."""
+        node = self._ledger.sessions.get(session)
+        presence = self._ledger.presences.get(node) if node is not None else None
+        if presence is not None:
+            presence.sight, presence.seen_at = sight, self._ledger.now
 
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)

@@ -45,6 +45,7 @@ from runtime.ops.progress import JsonScreen, Screen
 from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.showing import LOOK_S, Showing
+from runtime.ops.stalls import Stalls
 from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
 from runtime.ops.unjoined import PATIENCE_S, Silence
@@ -89,6 +90,7 @@ class Follower:
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
+        self._stalls = Stalls(settings)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = kept_start.read(settings.log_dir)
         self._script = kept.script if kept is not None else settings.job_name or "train.py"
@@ -407,10 +409,22 @@ class Follower:
         for identity, number in orders.signals:
             send_signal(identity, number)
         if not following.is_closing:
+            self._look_at_stalls(now)
             is_linked, running = following.is_linked, following.running()
             self._showing.show(following.view, is_linked=is_linked, running=running, now=now)
         else:
             self._showing.show_lines()
+
+    def _look_at_stalls(self, now: float) -> None:
+        """Where the job does not come on: what this machine's processes are in, and the end of who cannot end."""
+        following = self._following
+        here = {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
+        self._stalls.look(following.view if following.is_linked else None, here, now)
+        found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
+        for line in found.lines:
+            self._screen.say(line)
+        for identity in found.end:
+            send_signal(identity, signal.SIGKILL)
 
 
 def _clock_time(at: float) -> str:

@@ -64,6 +64,16 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """Whom to look at, by node, of a job that does not come on; ``silent`` are those culprits who say nothing."""
+
+    step: int
+    culprits: tuple[str, ...]
+    silent: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job as its scheduler, or its journal, tells it.
 
@@ -102,6 +112,7 @@ class JobView:
     losses: int = 0
     last_losses: tuple[str, ...] = ()
     standstill: str = ""  # who holds the others up, where no step is made
+    stall: Stall | None = None  # the same, as values
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -138,6 +149,7 @@ class JobView:
             losses=content.get("losses", 0),
             last_losses=tuple(content.get("last_losses", ())),
             standstill=content.get("standstill", ""),
+            stall=_stall(content.get("stall")),
         )
 
     @property
@@ -188,6 +200,13 @@ def _worker(content: dict[str, Any]) -> WorkerView:
         step=content["step"],
         is_joining=content.get("joining", False),
     )
+
+
+def _stall(content: dict[str, Any] | None) -> Stall | None:
+    if content is None:  # none, or a scheduler of the last release
+        return None
+    culprits, silent, waiting = (tuple(content[name]) for name in ("culprits", "silent", "waiting"))
+    return Stall(content["step"], culprits, silent, waiting)
 
 
 def _interruption(content: dict[str, Any]) -> Interruption:

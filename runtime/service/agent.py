@@ -407,6 +407,8 @@ class Agent:
         self._lonely_at = clock.now_s() + LONELY_S
         wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # nobody may ever answer
         while not self._left:
+            if self.life_sign is not None:
+                self.life_sign.beat()
             self._client.wait(self._pause_s(wake_at))
             for event in [self._passed(), *self._arrived()]:  # what it says is said of the present step
                 self._carry_out(self._core.step(event, clock.now_s()))
@@ -427,10 +429,12 @@ class Agent:
             self._observed_at, self._progress = now, self.observe()
         return Passed(self.step, self._progress)
 
-    def _pause_s(self, wake_at: float | None) -> float | None:
+    def _pause_s(self, wake_at: float | None) -> float:
+        """Never longer than a heartbeat's interval: that Python runs here is to be seen (``LifeSign.beat``)."""
         deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
-        earliest = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if earliest is None else max(0.0, earliest - clock.now_s())
+        longest_at = clock.now_s() + self._settings.heartbeat_interval_s
+        earliest = min((at for at in deadlines if at is not None), default=longest_at)
+        return max(0.0, min(earliest, longest_at) - clock.now_s())
 
     def _arrived(self) -> list[AgentEvent]:
         events: list[AgentEvent] = []

@@ -12,13 +12,19 @@ import ctypes
 import errno
 import mmap
 import os
+import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from runtime.core.values import Int, Value
+from runtime.service import clock
 
+_NAME = "samebits-life-sign"
 _SIZE_BYTES = 4096
 _MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
+_BEAT_AT = 256
+_BEAT = struct.Struct("d")
 _HARMLESSLY = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # it may be a stranger's by now
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 
@@ -42,7 +48,7 @@ class LifeSign:
     """
 
     def __init__(self, host: str, session: str) -> None:
-        descriptor = os.memfd_create("samebits-life-sign", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _SIZE_BYTES)
         self._mapped = mmap.mmap(descriptor, _SIZE_BYTES)
         self._mapped[_MUTEX_BYTES : _MUTEX_BYTES + len(session)] = session.encode()
@@ -67,6 +73,10 @@ class LifeSign:
         # The kernel reads the lock at the thread's end: the end of the interpreter must not unmap it before.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mutex))
         _libc.pthread_mutex_lock(self._mutex)
+
+    def beat(self) -> None:
+        """The control thread runs Python now; whoever is on the host can see when it last did (``quiet_s``)."""
+        _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
     def give_up(self) -> None:
         """Called by the thread that holds it, once: what comes now is no death."""
@@ -129,6 +139,30 @@ class DeathWatch:
         if sign.wait_for_death():
             self._tell(session)
         self._watched.discard(session)
+
+
+def quiet_s(pid: int) -> float | None:
+    """Seconds since the control thread of this process last ran Python; None where that is not to be seen."""
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            if _is_a_sign(entry):
+                descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    (beat_at,) = _BEAT.unpack(os.pread(descriptor, _BEAT.size, _BEAT_AT))
+                finally:
+                    os.close(descriptor)
+                age_s = clock.now_s() - beat_at
+                return age_s if beat_at > 0 and age_s >= 0 else None
+    except (OSError, struct.error):  # another user's, gone, or no sign of ours
+        return None
+    return None
+
+
+def _is_a_sign(entry: Path) -> bool:
+    try:
+        return str(entry.readlink()).startswith(f"/memfd:{_NAME} ")
+    except OSError:  # a descriptor that is closed meanwhile
+        return False
 
 
 def _mutex_in(mapped: mmap.mmap) -> ctypes.Array[ctypes.c_char]:

@@ -25,7 +25,7 @@ from runtime.core.key_records import KeyRecord
 from runtime.core.ledger import Policy
 from runtime.core.messages import EndKind
 from runtime.core.ready import Ended, Level, Note, Ready, Send
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import (
     ForeignFolderError,
@@ -41,7 +41,7 @@ from runtime.errors import (
 from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
-from runtime.service import clock, log
+from runtime.service import clock, log, sights
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
@@ -58,6 +58,7 @@ COMPACT_BYTES = 4 << 20
 COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
 CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
+MOST_LOOKS = 32  # at silent processes, in one pass: each takes a ms
 _LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
 
 
@@ -229,6 +230,8 @@ class SchedulerService:
                     self._carry_out(server, journal, core, this_pass)
                     this_pass = _Pass(ended=this_pass.ended)
             if events or wake_at is None or wake_at <= now:
+                for seen in self._seen_silent(core, now):
+                    this_pass.add(core.step(seen, now))
                 this_pass.add(core.step(Tick(), now))
                 wake_at = core.wake_at()
             this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)
@@ -335,6 +338,15 @@ class SchedulerService:
         self._gone[descriptor] = session
         server.watch(descriptor)
         return False
+
+    def _seen_silent(self, core: SchedulerCore, now: float) -> list[Seen]:
+        """What those of this host are seen to do of whom it will be said that nothing comes from them."""
+        here, found = host_id(), []
+        for seat in core.silent(now)[:MOST_LOOKS]:
+            if seat.process.host == here:
+                sight = sights.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
+                found += [Seen(seat.session, sight)] if sight is not None else []
+        return found
 
     def _seen_dead(self, server: Server, descriptors: set[int]) -> list[Closed]:
         dead = []

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from runtime.core.hangs import SILENT_KINDS
+from runtime.core.ledger import NAMED
 from runtime.core.messages import MAX_STOPPED_BY, Status, StatusQuery, StopJob
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
@@ -46,6 +48,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         "seat_free_in_s": core.seat_free_in_s(),
         "first_cause": core.first_cause,
         "standstill": core.standstill,
+        "stall": _stall(core),
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
     if whole or sum(map(len, nodes.values())) <= LISTED_WORKERS:
@@ -220,6 +223,20 @@ def _node(seat: Seat) -> dict[str, Any]:
         "started_at": seat.process.started_at,
         "activity": "unknown",
         "step": 0,
+    }
+
+
+def _stall(core: SchedulerCore) -> dict[str, Any] | None:
+    """Whom to look at, of a job that does not come on: who holds the others up, and some who wait."""
+    found = core.found
+    if found is None:
+        return None
+    members = [*(member for member, _ in found.culprits), *found.waiting]
+    return {
+        "step": max((member.step for member in members), default=0),
+        "culprits": [member.node for member, _ in found.culprits[:NAMED]],
+        "silent": [member.node for member, hang in found.culprits[:NAMED] if hang in SILENT_KINDS],
+        "waiting": [member.node for member in found.waiting[:NAMED]],
     }
 
 

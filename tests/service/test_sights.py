@@ -1,0 +1,103 @@
+"""What is seen of a process from its host: real processes that run, are stopped, and hold Python's lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.core.hangs import Doing, Hang, told_apart
+from runtime.service.sights import MOST_THREADS, look, threads
+from runtime.store.process_identity import ProcessIdentity
+
+ROOT = Path(__file__).resolve().parents[2]
+BEATS = """
+import os, threading, time
+from runtime.service.life_sign import LifeSign
+sign = LifeSign("here", "session")
+def beat():
+    while True:
+        sign.beat()
+        time.sleep(0.02)
+threading.Thread(target=beat, daemon=True).start()
+time.sleep(0.1)
+os.write(1, b"ready")
+"""
+SLEEPS = "time.sleep(600)\n"
+HOLDS_THE_GIL = "import ctypes\nctypes.PyDLL(None).sleep(600)\n"
+SILENT_S = 0.5
+
+Start = Callable[[str], ProcessIdentity]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a source, and returns when it has said that it is ready."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def run(source: str) -> ProcessIdentity:
+        child = subprocess.Popen(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        children.append(child)
+        assert child.stdout is not None and child.stdout.read(5) == b"ready"
+        return ProcessIdentity.of_child(child.pid)
+
+    yield run
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def wait_for(identity: ProcessIdentity, hang: Hang) -> None:
+    """Until it is seen in that."""
+    deadline_s = time.monotonic() + 60.0
+    while told_apart(look(identity), SILENT_S) is not hang:
+        assert time.monotonic() < deadline_s, look(identity)
+        time.sleep(0.01)
+
+
+def test_one_whose_python_runs_is_cut_off_where_nothing_comes_from_it(start: Start) -> None:
+    wait_for(start(BEATS + SLEEPS), Hang.CUT_OFF)
+
+
+def test_one_that_holds_pythons_lock_runs_no_python(start: Start) -> None:
+    identity = start(BEATS + HOLDS_THE_GIL)
+    wait_for(identity, Hang.LOCKED)
+    sight = look(identity)
+    assert sight is not None and sight.doing is Doing.RUNS and (sight.quiet_s or 0) > SILENT_S / 2
+
+
+def test_a_stopped_one_is_stopped_and_its_threads_are_to_be_seen(start: Start) -> None:
+    identity = start(BEATS + SLEEPS)
+    os.kill(identity.pid, signal.SIGSTOP)
+    wait_for(identity, Hang.STOPPED)
+    seen = threads(identity.pid)
+    assert 2 <= len(seen) <= MOST_THREADS and all("state T" in line and line.isprintable() for line in seen)
+    os.kill(identity.pid, signal.SIGCONT)
+    wait_for(identity, Hang.CUT_OFF)
+
+
+def test_one_without_a_sign_or_with_nonsense_in_it_is_only_silent(start: Start) -> None:
+    assert told_apart(look(start("import os, time\nos.write(1, b'ready')\n" + SLEEPS)), SILENT_S) is Hang.SILENT
+    for value in ("math.inf", "math.nan", "1e300", "-1.0", "0.0"):
+        lies = f"life_sign._BEAT.pack_into(sign._mapped, life_sign._BEAT_AT, {value})\n"
+        source = BEATS.replace("threading.Thread(target=beat, daemon=True).start()", lies)
+        sight = look(start("import math\nfrom runtime.service import life_sign\n" + source + SLEEPS))
+        assert sight is not None and sight.quiet_s is None, value
+
+
+def test_who_is_gone_or_another_by_now_is_not_seen(start: Start) -> None:
+    identity = start(BEATS + SLEEPS)
+    assert look(ProcessIdentity(identity.pid, identity.started_at + 1)) is None
+    os.kill(identity.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOWAIT)
+    assert look(identity) is None and isinstance(threads(identity.pid), list)
