@@ -1,4 +1,4 @@
-"""The sdist and its wheel: built from a copy of the sources, opened, and run from a place that knows nothing of the repository."""
+"""The sdist and its wheel: built from a copy of the sources, opened, and run where nothing knows of the repository."""
 
 from __future__ import annotations
 

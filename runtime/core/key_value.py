@@ -145,8 +145,9 @@ class KeyStore:
 
     def snapshot(self) -> Iterator[KeyRecord]:
         """The fewest records whose replay gives the durable keys, and what was answered of them."""
-        for key in self._durable:
-            yield KeyWritten(key, *self._keys[key])
+        for key, value in self._keys.items():
+            if key in self._durable:
+                yield KeyWritten(key, *value)
         for session, caller in self._callers.items():
             kept = tuple(
                 KeptAnswer(one.number, one.version, one.value)

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from runtime.core import messages, records
 from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
 from runtime.core.point import Point
-from runtime.core.values import Schema, Value
+from runtime.core.values import Meta, Schema, Value
 from runtime.errors import ProtocolError
 from runtime.net import copies
 from runtime.service import buddy
 from runtime.training.process import member_info
 
+EDGES: dict[type, Any] = {int: (-(2**63), 2**63 - 1), float: (-1e300, 1e300)}
 STORED = Path(__file__).parents[1] / "stored" / "packed.json"
 """Of every type of value, bytes that the last release wrote, and its fields in order."""
 
@@ -33,17 +34,17 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=20),
-    messages.Progress: st.builds(  # its numbers have bounds that the plain hints do not tell
-        messages.Progress,
-        phase=st.sampled_from(messages.Phase),
-        collectives=st.integers(0, 2**63 - 1),
-        steps=st.integers(0, 2**63 - 1),
-        still_s=st.floats(0, 1e9),
-        longest_s=st.floats(0, 1e9),
-        rests=st.booleans(),
-        place=st.text(max_size=20),
-    ),
 }
+
+
+def bounded(kind: type, bounds: Meta) -> st.SearchStrategy[Any]:
+    """Values of a plain type within what its annotation allows."""
+    if kind in EDGES:
+        least, most = EDGES[kind]
+        numbers = st.integers if kind is int else st.floats
+        return numbers(least if bounds.ge is None else bounds.ge, most if bounds.le is None else bounds.le)
+    sizes = {"min_size": bounds.min_length or 0, "max_size": min(20, bounds.max_length or 20)}
+    return (st.binary if kind is bytes else st.text)(**sizes)
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -51,6 +52,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint in SCALARS:
         return SCALARS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        kind, bounds = arguments
+        return bounded(kind, bounds) if kind in (*EDGES, bytes, str) else values_of(kind)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return st.lists(values_of(arguments[0]), max_size=4).map(tuple)
     if origin is tuple:
@@ -59,7 +63,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.none() | values_of(next(one for one in arguments if one is not type(None)))
     if issubclass(hint, enum.Enum):
         return st.sampled_from(list(hint))
-    hints = typing.get_type_hints(hint)
+    hints = typing.get_type_hints(hint, include_extras=True)
     return st.builds(hint, **{name: values_of(hints[name]) for name in hint.__match_args__})
 
 

@@ -27,7 +27,7 @@ from runtime.errors import RefusedError, SecretError
 from runtime.net.curve import derive_keys
 from runtime.net.server import MAX_INCOMING_BYTES, Server
 from runtime.service import scheduler as scheduler_module
-from runtime.service import strangers
+from runtime.service import unknown_peers
 from runtime.service.agent import Agent
 from runtime.service.unknown_peers import Offence
 from runtime.store import journal as journals
@@ -61,7 +61,7 @@ class Attacked:
 
     def count(self, offence: Offence) -> int:
         assert self.house.service is not None
-        return self.house.service.unknown_peers.totals[offence]
+        return self.house.service.strangers.totals[offence]
 
     def wait(self, wanted: Callable[[], bool], patience_s: float = 30.0) -> None:
         """Poll what only the scheduler's thread changes."""
@@ -173,10 +173,10 @@ def test_a_flood_of_registrations_is_answered_and_said_once(
         flood = registration("0", "flooder", attacked.fixed)
         for _ in range(count):
             flooder.send(flood)
-        attacked.wait(lambda: attacked.count(Offence.REGISTRATION) >= count - strangers.REFUSALS_SAID, 60)
+        attacked.wait(lambda: attacked.count(Offence.REGISTRATION) >= count - unknown_peers.REFUSALS_SAID, 60)
     attacked.wait(lambda: any(" more registrations: " in record.message for record in caplog.records))
     said = [record.message for record in caplog.records if "refused" in record.message]
-    assert sum("ALIVE" in line and line.startswith("refused pid 4242") for line in said) == strangers.REFUSALS_SAID
+    assert sum("ALIVE" in line and line.startswith("refused pid 4242") for line in said) == unknown_peers.REFUSALS_SAID
     assert 1 <= sum(" more registrations: " in line for line in said) <= 3  # a line in 30 s
     assert any("from 127.0.0.1" in line for line in said)
     attacked.finish()

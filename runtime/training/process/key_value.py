@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from runtime.core.key_calls import KeyAsk
 from runtime.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, KeyAnswer, KeyOp, KeyOutcome
 from runtime.errors import KeyValueError, UsageError
-from runtime.service.agent import KeyAsk
 from runtime.training.process import context
 
 __all__ = ["Versioned", "add", "compare_and_set", "delete", "get", "put", "read", "wait"]
