@@ -1,12 +1,13 @@
 """What SameBits relies on inside torch: each private interface of groups, gloo, DDP and autograd behind one function.
 
 Each function says what it relies on; ``tests/training/test_torch_private.py`` probes it on the torch that is installed.
-Never here: what is done with them, or anything of torch's that is documented. FSDP2's insides are touched in
-``sharding/riding.py`` alone.
+What differs between versions differs here, and for FSDP2 in ``fsdp2_private``, and nowhere else.
+Never here: what is done with them, or anything of torch's that is documented.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -87,7 +88,10 @@ def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) 
 
     Relies on ``distributed_c10d._world``'s dictionaries, ``_process_group_name``, ``_update_default_pg``, and on
     ``_register_pg_in_world``, or before torch 2.13 on ``_register_process_group`` and what that function sets.
+    Its ``new_group`` is what ``dist.new_group`` then calls, also before torch 2.13: :func:`asks_default_group`.
     """
+    if "new_group" not in _c10d._new_group_with_tag.__code__.co_names:
+        _c10d._new_process_group_helper = asks_default_group(_c10d._new_process_group_helper)
     world = _c10d._world
     name = _c10d._process_group_name([], use_hashed_name=False)
     backend = dist.Backend(dist.Backend.GLOO)
@@ -105,6 +109,7 @@ def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) 
         )
     else:
         _register_by_hand(pg, backend, store, name, config, ranks)
+        world.tags_to_pg.setdefault("", []).append(pg)
     _c10d._update_default_pg(pg)
     world.pg_coalesce_state.clear()
 
@@ -117,9 +122,40 @@ def _register_by_hand(
     world.pg_map[pg], world.pg_names[pg], world.pg_backend_config[pg] = (backend, store), name, config
     _c10d._register_process_group(name, pg)
     world.pg_group_ranks[pg] = dict(ranks)
-    world.tags_to_pg.setdefault("", []).append(pg)
     world.tags_to_pg.setdefault(tag, []).append(pg)
     world.pg_to_tag[pg] = tag
+
+
+def asks_default_group(helper: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``_new_process_group_helper`` that lets the default group make its subgroups, where it has a ``new_group``.
+
+    Relies on how ``_new_group_with_tag`` calls it, on what it returns, and on what :func:`_register_by_hand` does.
+    """
+    if hasattr(helper, "__wrapped__"):
+        return helper
+
+    @functools.wraps(helper)
+    def asking(
+        size: int, rank: int, ranks: Sequence[int], backend: str, store: Store, name: str, *rest: Any, **options: Any
+    ) -> Any:
+        make = getattr(dist.group.WORLD, "new_group", None)
+        if not ranks or make is None:
+            return helper(size, rank, ranks, backend, store, name, *rest, **options)
+        pg = make(
+            list(ranks),
+            timeout=options["timeout"],
+            pg_options=options["backend_options"],
+            group_name=name,
+            group_desc=options["group_desc"],
+        )
+        if pg is None:
+            return _c10d.GroupMember.NON_GROUP_MEMBER, None
+        own_store = dist.PrefixStore(f"{name}/", store)
+        places = {one: place for place, one in enumerate(ranks)}
+        _register_by_hand(pg, backend, own_store, name, str(_c10d.BackendConfig(backend)), places)
+        return pg, own_store
+
+    return asking
 
 
 def is_registered(pg: object) -> bool:
@@ -265,3 +301,11 @@ def reduces_past_reducer(ddp: DistributedDataParallel) -> bool:
 def uses_python_reducer(ddp: DistributedDataParallel) -> bool:
     """Whether there are no buckets at all. Relies on ``DDP._use_python_reducer``."""
     return bool(ddp._use_python_reducer)
+
+
+def ends_by_hand(ddp: DistributedDataParallel) -> bool:
+    """Whether the script itself ends each backward pass, which it can since torch 2.15.
+
+    Relies on ``DDP.require_manual_backward_finalization``.
+    """
+    return bool(getattr(ddp, "require_manual_backward_finalization", False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -81,26 +82,93 @@ def test_torch_knows_the_group_and_its_subgroups_until_it_is_uninstalled(group: 
     assert not dist.is_initialized() and not torch_private.is_registered(pg)
 
 
+def registries() -> list[dict[Any, Any]]:
+    world = distributed_c10d._world
+    return [
+        dict(world.pg_map),
+        dict(world.pg_names),
+        dict(world.pg_backend_config),
+        {one: dict(ranks) for one, ranks in world.pg_group_ranks.items()},
+        {tag: list(groups) for tag, groups in world.tags_to_pg.items()},
+        dict(world.pg_to_tag),
+    ]
+
+
 def test_the_way_by_hand_registers_what_torchs_own_function_does(group: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     pg, _, store = group
-    world = distributed_c10d._world
-
-    def registries() -> list[dict[object, object]]:
-        return [
-            dict(world.pg_map),
-            dict(world.pg_names),
-            dict(world.pg_backend_config),
-            {one: dict(ranks) for one, ranks in world.pg_group_ranks.items()},
-            {tag: list(groups) for tag, groups in world.tags_to_pg.items()},
-            dict(world.pg_to_tag),
-        ]
-
     by_torch = registries()
     torch_private.uninstall_default_group(pg)
     monkeypatch.delattr(distributed_c10d, "_register_pg_in_world", raising=False)
     torch_private.install_default_group(pg, store, 1)
     assert registries() == by_torch
     dist.all_reduce(torch.ones(1))
+
+
+class MakesItsOwn(dist.ProcessGroup):
+    """A default group that is asked for its subgroups."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self.asked: list[object] = []
+        self.made: dist.ProcessGroup | None = None
+
+    def new_group(self, ranks: list[int], **options: object) -> dist.ProcessGroup | None:
+        self.asked.append((ranks, options))
+        return self.made
+
+
+def subgroup_of(store: dist.Store) -> dist.ProcessGroup:
+    made = dist.ProcessGroup(store, 0, 1)
+    mesh = torch_private.gloo_mesh(store, 0, 1, torch_private.gloo_device("127.0.0.1"), TIMEOUT, TIMEOUT)
+    torch_private.dress_group(made, mesh, "8", "undefined")
+    return made
+
+
+@pytest.fixture
+def asked(group: Made) -> Iterator[MakesItsOwn]:
+    pg, mesh, store = group
+    torch_private.uninstall_default_group(pg)
+    own = MakesItsOwn(pg)
+    torch_private.dress_group(own, mesh, "7", "a probe")
+    torch_private.install_default_group(own, store, 1)
+    yield own
+    torch_private.uninstall_default_group(own)
+
+
+def test_a_default_group_that_makes_its_subgroups_is_asked_for_them(asked: MakesItsOwn, group: Made) -> None:
+    asked.made = subgroup_of(dist.PrefixStore("sub", group[2]))
+    assert dist.new_group([0], timeout=TIMEOUT, group_desc="mine") is asked.made
+    ((ranks, options),) = asked.asked  # type: ignore[misc]
+    assert ranks == [0] and options["timeout"] == TIMEOUT and options["group_desc"] == "mine"  # type: ignore[has-type]
+    assert torch_private.subgroups_of(asked) == [asked.made]
+    assert dist.get_process_group_ranks(asked.made) == [0]
+    assert distributed_c10d._world.tags_to_pg[""] == [asked]
+    asked.made = None
+    assert dist.new_group([0]) is dist.GroupMember.NON_GROUP_MEMBER
+
+
+def test_the_way_of_older_versions_to_a_subgroup_asks_and_registers_as_torch_does(
+    asked: MakesItsOwn, group: Made
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("torch made the group")
+
+    helper = torch_private.asks_default_group(never)
+    assert torch_private.asks_default_group(helper) is helper
+    options = {"backend_options": None, "timeout": TIMEOUT, "pg_tag": None, "device_id": None, "group_desc": "mine"}
+    made = asked.made = subgroup_of(dist.PrefixStore("sub", group[2]))
+    assert helper(1, 0, [0], "gloo", group[2], "9", **options)[0] is made
+    by_hand = registries()
+    asked.made = subgroup_of(dist.PrefixStore("other", group[2]))
+    by_torch = dist.new_group([0])
+    assert by_torch is asked.made
+    for one, other in zip(by_hand, registries(), strict=True):
+        assert other.keys() - one.keys() <= {by_torch, f"ptd:{distributed_c10d._world.pg_names[by_torch]}"}
+        kinds = [type(entries.get(made)) for entries in (one, other)]
+        assert kinds == [type(other.get(by_torch))] * 2
+    with pytest.raises(AssertionError, match="torch made"):
+        helper(1, 0, [], "gloo", group[2], "10", **options)
 
 
 def test_a_backward_pass_has_a_number_and_calls_back_before_its_end() -> None:
@@ -162,6 +230,7 @@ def test_what_a_wrapper_is_asked_for(group: Made) -> None:
     pg, _, _ = group
     ddp = DistributedDataParallel(Net())
     assert not torch_private.reduces_past_reducer(ddp) and not torch_private.uses_python_reducer(ddp)
+    assert not torch_private.ends_by_hand(ddp)
     torch_private.give_reducer_group(ddp, pg)
     stepped(ddp, 1)
     torch_private.make_buffers_rank_0s(ddp)

@@ -253,6 +253,7 @@ def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> Non
         ),
         "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": has_sparse,
         "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": has_no_buckets,
+        "require_manual_backward_finalization: a lost peer would leave half a step": torch_private.ends_by_hand(ddp),
     }
     for reason, present in reasons.items():
         if present:

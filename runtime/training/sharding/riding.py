@@ -6,7 +6,7 @@ generation a process is a group of one, where ``fully_shard`` leaves every param
 as it would with DDP, and the first generation cuts the parameters, which stay the same objects, as ``fully_shard``
 would have done on that many ranks. From then on only process groups change: ranks, sizes and places stay.
 
-What is touched here is torch's private side of FSDP2, of torch 2.13.
+What is touched here is torch's private side of FSDP2; what differs between versions of it is ``fsdp2_private``'s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from runtime.errors import UsageError
+from runtime.training import fsdp2_private
 from runtime.training.group.group import discard
 from runtime.training.sharding import pieces
 
@@ -66,13 +67,16 @@ def _unsupported(group: Any) -> str:
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     infos = [group.mesh_info, *(param.mesh_info for param in group.fsdp_params)]
-    if any(type(one) is not FSDPMeshInfo or one.mesh.ndim != 1 or one.is_spmd_mesh for one in infos):
+    if any(
+        type(one) is not FSDPMeshInfo or one.mesh.ndim != 1 or fsdp2_private.is_part_of_larger_mesh(one)
+        for one in infos
+    ):
         return "a mesh of its own (hybrid sharding, several dimensions)"
     if any(param.is_dtensor for param in group.fsdp_params):
         return "parameters that were DTensors before (tensor parallelism)"
     if group.post_forward_mesh_info not in (None, group.mesh_info):
         return "reshard_after_forward with a number, which is another mesh"
-    if group.mesh_info.reduce_scatter_process_group is not None:
+    if fsdp2_private.has_reduce_scatter_group(group.mesh_info):
         return "set_separate_reduce_scatter_group: a group that ends with its generation"
     return ""
 
@@ -125,7 +129,7 @@ def reset(module: nn.Module) -> None:
             param.sharded_param.grad = None
     for state in _states(module):
         if state._is_root:
-            state._reset_iter_state()
+            fsdp2_private.reset_iteration(state)
 
 
 # --- one group to the next --------------------------------------------------------------------------------------------
@@ -174,11 +178,11 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 
 def _shard_parameter(param: Any) -> None:
     """As ``fully_shard`` does it to a parameter that is whole; the parameter's object stays, its contents change."""
-    parameter, number = param.sharded_param, param._orig_param_uid
+    parameter = param.sharded_param
     whole = nn.Parameter(pieces.local(parameter).to(param.device), requires_grad=parameter.requires_grad)
-    param._init_sharded_param(whole, param.device, lambda _: param.fsdp_placement, param.mesh_info)
+    fsdp2_private.cut_parameter(param, whole)
     parameter._local_tensor, parameter._spec = param.sharded_param._local_tensor, param.sharded_param._spec
-    param.sharded_param, param._orig_param_uid = parameter, number
+    param.sharded_param = parameter
     param._setattr_on_modules(parameter)
     if param.post_forward_mesh_info is not None:
         param._init_sharded_post_forward_param_metadata(whole)
@@ -209,7 +213,7 @@ def _states(module: nn.Module) -> Iterator[Any]:
 
 
 def _groups(module: nn.Module) -> list[Any]:
-    return [group for state in _states(module) for group in state._fsdp_param_groups]
+    return [group for state in _states(module) for group in fsdp2_private.groups_of(state)]
 
 
 def _mesh_infos(module: nn.Module) -> Iterable[Any]:

@@ -1,0 +1,98 @@
+"""What differs between versions of torch inside FSDP2: each difference behind one function, as in ``torch_private``.
+
+Each function says what it relies on; ``tests/training/test_fsdp2_private.py`` probes it. Never here: what is the same
+in all versions that were tried, which ``sharding/riding.py`` touches itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+
+def groups_of(state: Any) -> Sequence[Any]:
+    """The parameter groups of an ``FSDPState``.
+
+    Relies on ``_fsdp_param_groups``, or before torch 2.12 on ``_fsdp_param_group``: one, or None.
+    """
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def is_part_of_larger_mesh(info: Any) -> bool:
+    """Whether ``fully_shard`` was told to use some dimensions of a mesh, which it can be since torch 2.12.
+
+    Relies on ``FSDPMeshInfo.is_spmd_mesh``.
+    """
+    return bool(getattr(info, "is_spmd_mesh", False))
+
+
+def has_reduce_scatter_group(info: Any) -> bool:
+    """Whether gradients are reduced over a group of their own, which they can be since torch 2.13.
+
+    Relies on ``FSDPMeshInfo.reduce_scatter_process_group``.
+    """
+    return getattr(info, "reduce_scatter_process_group", None) is not None
+
+
+def cut_parameter(param: Any, whole: nn.Parameter) -> None:
+    """Have an ``FSDPParam`` make its ``sharded_param`` from a whole parameter, on the mesh that it has now.
+
+    Relies on ``_init_sharded_param``, which is given the mesh since torch 2.12, and then gives the parameter a new
+    ``_orig_param_uid``.
+    """
+    mesh = (param.mesh_info,) if "mesh_info" in inspect.signature(param._init_sharded_param).parameters else ()
+    number = getattr(param, "_orig_param_uid", None)
+    param._init_sharded_param(whole, param.device, lambda _: param.fsdp_placement, *mesh)
+    if number is not None:
+        param._orig_param_uid = number
+
+
+def reset_iteration(root: Any) -> None:
+    """Give up whatever a cut-off forward or backward pass has left in a root ``FSDPState`` and the states below it.
+
+    Relies on ``_reset_iter_state``, or before torch 2.13 on what that resets.
+    """
+    if hasattr(root, "_reset_iter_state"):
+        root._reset_iter_state()
+        return
+    stream, shared, below = root._device_handle.current_stream(), root._comm_ctx, root._state_ctx
+    scattered = vars(shared).get("reduce_scatter_states", [getattr(shared, "reduce_scatter_state", None)])
+    for one in (shared.all_gather_state, *scattered):
+        _wait_for_event(stream, one)
+    shared.all_gather_state = None
+    if hasattr(shared, "reduce_scatter_states"):
+        shared.reduce_scatter_states.clear()
+    else:
+        shared.reduce_scatter_state = None  # before torch 2.12
+    shared.post_forward_order.clear()
+    idle = type(root._training_state).IDLE
+    for state in below.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = idle
+        for group in groups_of(state):
+            _reset_group(group, stream, idle)
+    below.iter_forward_root = None
+    below.post_backward_final_callback_queued = False
+
+
+def _reset_group(group: Any, stream: Any, idle: object) -> None:
+    _wait_for_event(stream, group._all_reduce_state)
+    for event in (group._post_reduce_event, group._reshard_after_forward_event):
+        if event is not None:
+            stream.wait_event(event)
+    group._all_gather_result = group._all_reduce_state = group._partial_reduce_output = None
+    group._post_reduce_event = group._reshard_after_forward_event = None
+    group._post_forward_indices.clear()
+    group._training_state = idle
+    group._to_sharded()
+
+
+def _wait_for_event(stream: Any, holder: Any) -> None:
+    """Of what is held until it has happened, where anything is."""
+    if holder is not None and holder.event is not None:
+        stream.wait_event(holder.event)

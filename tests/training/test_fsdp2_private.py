@@ -1,0 +1,64 @@
+"""What differs between versions of torch inside FSDP2 is there, and does what ``fsdp2_private`` says it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+
+from runtime.training import fsdp2_private
+from runtime.training.sharding import riding
+from tests.training.sharding.worlds import loss_of, sharded_model, world
+
+
+def fsdp_states(model: nn.Module) -> list[FSDPState]:
+    found = [_get_module_fsdp_state(one) for one in model.modules()]
+    return [state for state in found if state is not None]
+
+
+def test_a_sharded_model_has_its_groups_and_no_mesh_of_another_kind() -> None:
+    with world():
+        states = fsdp_states(sharded_model())
+        groups = [group for state in states for group in fsdp2_private.groups_of(state)]
+        assert [len(group.fsdp_params) for group in groups] == [4, 2]
+        for group in groups:
+            assert not fsdp2_private.is_part_of_larger_mesh(group.mesh_info)
+            assert not fsdp2_private.has_reduce_scatter_group(group.mesh_info)
+
+
+def test_a_parameter_is_cut_from_a_whole_one_and_keeps_its_number() -> None:
+    with world():
+        (param, *_) = fsdp2_private.groups_of(fsdp_states(sharded_model())[0])[0].fsdp_params
+        number, before = vars(param).get("_orig_param_uid"), param.sharded_param
+        whole = nn.Parameter(torch.arange(28.0).reshape(7, 4))
+        fsdp2_private.cut_parameter(param, whole)
+        assert param.sharded_param is not before and vars(param).get("_orig_param_uid") == number
+        assert torch.equal(param.sharded_param._local_tensor, whole)
+        assert param.sharded_param._spec.placements == (param.fsdp_placement,)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_cut_off_iteration_leaves_nothing(by_hand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by_hand:
+        monkeypatch.delattr(FSDPState, "_reset_iter_state", raising=False)
+    with world():
+        model, undisturbed = sharded_model(), sharded_model()
+        loss_of(undisturbed, 1).backward()
+
+        def cut_off(*_: object) -> None:
+            raise ConnectionError("a peer is gone")
+
+        handle = model[0].register_forward_hook(lambda module, inputs, output: output.register_hook(cut_off) and None)
+        with pytest.raises(ConnectionError):
+            loss_of(model, 0).backward()
+        handle.remove()
+        root, below = fsdp_states(model)
+        groups = [group for state in (root, below) for group in fsdp2_private.groups_of(state)]
+        assert any(not group.is_sharded for group in groups) and root._state_ctx.post_backward_final_callback_queued
+        riding.reset(model)  # the gradients, and then all else by the function that is probed
+        assert all(group.is_sharded and not group._post_forward_indices for group in groups)
+        assert not root._state_ctx.post_backward_final_callback_queued and root._state_ctx.iter_forward_root is None
+        loss_of(model, 1).backward()
+        for one, other in zip(model.parameters(), undisturbed.parameters(), strict=True):
+            assert torch.equal(one.grad._local_tensor, other.grad._local_tensor)  # type: ignore[union-attr]
