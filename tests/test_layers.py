@@ -96,7 +96,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "training": (
-        ("fsdp2_private", "torch_private"),
+        ("fsdp2_private", "torch_private", "torch_versions"),
         ("group",),
         ("process", "sharding"),
         ("state",),

@@ -1,6 +1,7 @@
 """What SameBits relies on inside torch: each private interface of groups, gloo, DDP and autograd behind one function.
 
-Each function says what it relies on; ``tests/training/test_torch_private.py`` probes it on the torch that is installed.
+Each function says what it relies on; ``tests/training/test_torch_private.py`` probes it on the torch that is installed,
+``python -m tests.torch_versions`` on every version that ``torch_versions`` names.
 What differs between versions differs here, and for FSDP2 in ``fsdp2_private``, and nowhere else.
 Never here: what is done with them, or anything of torch's that is documented.
 """

@@ -50,6 +50,7 @@ from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
 from runtime.training.process.sigterm import Departure
 from runtime.training.process.torchrun_calls import TorchrunCalls
+from runtime.training.torch_versions import not_tried
 
 COLLECTIVE_TOO_EARLY = (
     "a collective before runtime.elastic.run would run in this process alone. Fix: move the call into the function "
@@ -189,6 +190,8 @@ def init() -> None:
     job_name = settings.job_name or Path(sys.argv[0]).name
     if settings.role is Role.SCHEDULER:
         _serve(settings, ending)
+    if warning := not_tried(str(torch.__version__)):
+        log.warn(warning)
     if alone is not None:
         ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
         settings = ending.scheduler.settings

@@ -1,4 +1,4 @@
-"""What a process is told of its place before the first generation."""
+"""What a process is told before the first generation: its place, and of a torch that was not tried."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import runtime
 from runtime.training.process import context
+from runtime.training.torch_versions import not_tried
 
 
 def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", devices: int = 0) -> None:
@@ -42,3 +43,22 @@ def test_after_the_first_generation_the_place_says_it(monkeypatch: pytest.Monkey
     seated(monkeypatch, slot=5, devices=4)
     monkeypatch.setattr(context.current("the test"), "generation", SimpleNamespace(local_rank=6))
     assert runtime.get_local_rank() == 6
+
+
+@pytest.mark.parametrize(("installed", "is_told"), [(None, False), ("2.99.1+cu140", True), ("1.13.1", True)])
+def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
+    installed: str | None, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    taken: list[object] = []
+    for name, value in {"ROLE": "worker", "WORKER_NUM": "2", "SCHED_PORT": "9", "NODE_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    if installed is not None:
+        monkeypatch.setattr(torch, "__version__", installed)
+    monkeypatch.setattr(context._Ending, "install", lambda _: None)
+    monkeypatch.setattr(context.log, "set_up", lambda _: None)
+    monkeypatch.setattr(context.log, "warn", said.append)
+    monkeypatch.setattr(context, "_take_seat", lambda settings, *_: taken.append(settings))
+    runtime.init()
+    assert said == ([not_tried(installed or "")] if is_told else [])
+    assert len(taken) == 1, "it was refused"
