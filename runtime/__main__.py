@@ -214,6 +214,12 @@ def _exit_codes(arguments: Arguments) -> int:
     return exit_codes.main(arguments)
 
 
+def _causes(arguments: Arguments) -> int:
+    from runtime.ops import causes
+
+    return causes.main(arguments)
+
+
 def _doctor(arguments: Arguments) -> int:
     from runtime.ops import doctor
 
@@ -309,6 +315,7 @@ SUBCOMMANDS = (
     Subcommand("env", "print the table of environment variables", _env),
     Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
     Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
+    Subcommand("causes", "print what is taken for which cause, and what is done about it", _causes),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
 )
 

@@ -109,6 +109,7 @@ class Settings:
     watchdog: bool
     step_timeout_s: float | None
     hang: str
+    cause_table: Path | None
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float

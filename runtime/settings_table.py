@@ -349,6 +349,12 @@ VARIABLES: tuple[Variable, ...] = (
         "`tell`：只指出，不结束。",
     ),
     Variable(
+        "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
+        "A TOML file with your own rows of the [table of causes](messages.md): what is tried again, what ends a job.",
+        "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
+        example="causes.toml",
+    ),
+    Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
         "Smallest world that trains on; below it everybody waits.",
         "可继续训练的最小 world size；低于它则全体等待。",

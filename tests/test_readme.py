@@ -23,6 +23,7 @@ from runtime import config, errors
 from runtime.__main__ import SUBCOMMANDS
 from runtime.errors import SameBitsError
 from runtime.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
+from runtime.ops.causes import cause_table, cause_table_zh
 from tests.system.job import Job
 from tests.system.processes import WarmStarter
 
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
 CHAPTERS = (
     *("architecture", "training", "porting", "worlds", "checkpoints"),
-    *("operating", "clusters", "exit-codes", "seeing", "security", "comparison", "testing"),
+    *("operating", "clusters", "exit-codes", "messages", "seeing", "security", "comparison", "testing"),
 )
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
@@ -130,6 +131,11 @@ def error_classes() -> set[type[SameBitsError]]:
 )
 def test_the_exit_codes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
     assert generated(pages, "exit-codes") == table()
+
+
+@pytest.mark.parametrize(("pages", "table"), [(ENGLISH, cause_table), (CHINESE, cause_table_zh)], ids=["en", "zh"])
+def test_the_causes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+    assert generated(pages, "causes") == table()
 
 
 def test_every_error_has_its_row_and_one_answer_to_each_code() -> None:

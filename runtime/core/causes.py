@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.core.cause_table import Notice, Observation
+from runtime.core.hangs import Hang, told_apart
+from runtime.core.ledger import Presence
 from runtime.core.records import CauseFound
 
 AT_ONCE_S = 0.5
@@ -61,6 +64,20 @@ class Causes:
         for earlier in [one for one in self._of if one < generation]:
             del self._of[earlier]
             self._followers.pop(earlier, None)
+
+
+def observed(presence: Presence, words: str, lease_s: float) -> Observation:
+    """What a scheduler knows of the loss of a process; ``words`` are its own, empty where it has said none."""
+    if presence.hang is not None:
+        return Observation(hang=presence.hang)
+    if words:
+        return Observation(error=words, is_failure=True)
+    if presence.is_gone:
+        return Observation(notice=Notice.GONE)
+    if presence.closed_at is not None:
+        return Observation(notice=Notice.CLOSED)
+    hang = told_apart(presence.sight_now(), lease_s)
+    return Observation(notice=Notice.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
 
 
 def sentence(causes: Sequence[CauseFound], followers: Sequence[int] = ()) -> str:

@@ -8,6 +8,7 @@ then told to everybody, and the scheduler leaves when they have left, or a littl
 from __future__ import annotations
 
 from runtime.core.admission import Admission
+from runtime.core.cause_table import Observation, Retry
 from runtime.core.causes import Causes
 from runtime.core.ledger import Ledger
 from runtime.core.messages import EndJob, EndKind
@@ -153,8 +154,13 @@ class Ending:
         ledger = self._ledger
         seats = (ledger.state.seat_of_slot(slot) for slot in ledger.absent)
         return 2 * len(ledger.absent) >= self._world.size() and all(
-            seat is not None and ledger.presences[seat.node].last_words for seat in seats
+            seat is not None and self._is_own_error(ledger.presences[seat.node].last_words) for seat in seats
         )
+
+    def _is_own_error(self, words: str) -> bool:
+        """Whether it died of what the program does again: not of a device, a disk or a network that it ran into."""
+        row = self._ledger.policy.causes.of(Observation(error=words, is_failure=True))
+        return bool(words) and row.retry is not Retry.YES
 
     def _emptiness_s(self) -> float:
         """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""

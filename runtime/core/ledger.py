@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from runtime.core.hangs import Sight
+from runtime.core.cause_table import DEFAULT, CauseTable
+from runtime.core.hangs import Hang, Sight
 from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
@@ -48,6 +49,7 @@ class Policy:
     watches: bool = True  # whether members come on
     step_timeout_s: float | None = None  # without a step; None: learned
     ends_stuck: bool = True  # else it is only said who they are
+    causes: CauseTable = field(default=DEFAULT, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)
@@ -75,6 +77,7 @@ class Presence:
     is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
     sight: Sight | None = None  # what was seen of its process when nothing came from it
     seen_at: float = 0.0
+    hang: Hang | None = None  # for which it was told to give up its seat
 
     def sight_now(self) -> Sight | None:
         """What was seen of its process since it was heard last; None where nobody has looked."""

@@ -16,6 +16,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.core.cause_table import DEFAULT, CauseTable, Strategy
 from runtime.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
 from runtime.core.ledger import NAMED, Ledger, Presence
 from runtime.core.messages import MAX_PLACE_CHARS, Activity, GiveUp, Phase, Progress, Still
@@ -32,33 +33,33 @@ MOST_DOUBLINGS = 10
 
 
 class Cure(enum.Enum):
-    """What is done once patience is over."""
+    """What is done once patience is over: what the table of causes has for it, as far as it can be done from here."""
 
     END = "the process is ended, and replaced"
     FORM_ANEW = "the group is formed anew, from the last commit"
     NONE = "nothing: trying again would not help, or is somebody else's to decide"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a hang is looked on: this many step timeouts, and, where those are learned, so many seconds at least."""
-
-    cure: Cure
-    timeouts: float = 2.0
-    least_s: float = 0.0
-
-
-PATIENCE: dict[Hang, Patience] = {
-    Hang.STUCK: Patience(Cure.END, least_s=30.0),  # the script may be waiting for another program
-    Hang.BUSY: Patience(Cure.END, least_s=600.0),  # an evaluation on one rank is no hang
-    Hang.LOADING: Patience(Cure.END, least_s=60.0),  # storage may be slow for a while, as at the start of an epoch
-    Hang.SAVING: Patience(Cure.NONE),  # another process would wait for the same disk
-    Hang.COMPILING: Patience(Cure.END, least_s=1800.0),
-    **dict.fromkeys(SILENT_KINDS, Patience(Cure.NONE)),  # its lease will end
-    Hang.APART: Patience(Cure.FORM_ANEW, least_s=30.0),
-    Hang.LINK: Patience(Cure.FORM_ANEW, least_s=30.0),
-    Hang.NOBODY_WAITS: Patience(Cure.NONE),  # all evaluate, or none has a reason to go on
+TIMEOUTS = 2.0
+"""So many step timeouts a hang is looked on."""
+LEAST_PATIENCE_S: dict[Hang, float] = {
+    Hang.STUCK: 30.0,  # the script may be waiting for another program
+    Hang.BUSY: 600.0,  # an evaluation on one rank is no hang
+    Hang.LOADING: 60.0,  # storage may be slow for a while, as at the start of an epoch
+    Hang.COMPILING: 1800.0,
+    Hang.APART: 30.0,
+    Hang.LINK: 30.0,
 }
+"""Where the timeouts are learned, at least so many seconds."""
+_CURES = {Strategy.SPARE: Cure.END, Strategy.RESTART: Cure.END, Strategy.ROLL_BACK: Cure.FORM_ANEW}
+
+
+def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
+    """What is done about it."""
+    if hang in SILENT_KINDS:  # it would not hear; its lease will end
+        return Cure.NONE
+    return _CURES.get(table.strategy_for(hang), Cure.NONE)
+
 
 _BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}
 
@@ -292,13 +293,16 @@ class Watch:
 
     def _patience_s(self, hang: Hang, timeout_s: float, step: int) -> float:
         """Longer where somebody was ended at this step before: it did not help."""
-        patience, before = PATIENCE[hang], min(self._ended_at_step.get(step, 0), MOST_DOUBLINGS)
-        least_s = 0.0 if self._ledger.policy.step_timeout_s else patience.least_s
-        return float(max(patience.timeouts * timeout_s, least_s) * 2**before)
+        before = min(self._ended_at_step.get(step, 0), MOST_DOUBLINGS)
+        least_s = 0.0 if self._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
+        return float(max(TIMEOUTS * timeout_s, least_s) * 2**before)
+
+    def _cure_of(self, hang: Hang) -> Cure:
+        return cure_of(hang, self._ledger.policy.causes)
 
     def _then(self, found: Standstill, timeout_s: float, step: int) -> str:
         hangs = [hang for _, hang in found.culprits] if found.common is None else [found.common]
-        cures = {PATIENCE[hang].cure: hang for hang in hangs if PATIENCE[hang].cure is not Cure.NONE}
+        cures = {cure: hang for hang in hangs if (cure := self._cure_of(hang)) is not Cure.NONE}
         if not cures:
             return ""
         if not self._ledger.policy.ends_stuck:
@@ -313,7 +317,7 @@ class Watch:
         ledger = self._ledger
 
         def is_over(hang: Hang, cure: Cure) -> bool:
-            return PATIENCE[hang].cure is cure and still_s >= self._patience_s(hang, timeout_s, step)
+            return self._cure_of(hang) is cure and still_s >= self._patience_s(hang, timeout_s, step)
 
         over = [(one, hang) for one, hang in found.culprits if found.common is None and is_over(hang, Cure.END)]
         common = [found.common] if found.common else [hang for _, hang in found.culprits]
@@ -326,6 +330,7 @@ class Watch:
             seat = ledger.state.seats[member.node]
             assert member.progress is not None, "a silent one is left to its lease"
             why = f"it held the others up for {still_s:.0f} s in {_where(member.progress, hang)} (HANG=end)"
+            ledger.presences[member.node].hang = hang
             ledger.tell(member.node, GiveUp(ledger.state.job, ledger.state.term, seat.incarnation, why))
         self.said, self.found = "", None
         return "" if over else sentence(found, still_s)

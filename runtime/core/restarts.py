@@ -12,7 +12,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from runtime import errors
+from runtime.core.cause_table import DEFAULT, CauseTable, Observation, Retry
 
 WINDOW_S = 3600.0
 """MAX_RESTARTS bounds the deaths of a place over any stretch of this length."""
@@ -34,62 +34,12 @@ class Sort(enum.Enum):
     ENDED = "the job is over, as the scheduler has told it"
 
 
-_SORTS: dict[int, Sort] = {
-    **dict.fromkeys(
-        (
-            errors.FencedError.exit_code,
-            errors.DuplicateNodeError.exit_code,
-            errors.SchedulerUnreachableError.exit_code,
-            errors.LockedError.exit_code,
-            errors.StuckError.exit_code,
-            errors.ProtocolError.exit_code,
-            errors.CommunicationError.exit_code,
-            errors.SchedulerLeftError.exit_code,
-        ),
-        Sort.OUTSIDE,
-    ),
-    **dict.fromkeys(
-        (
-            errors.SettingsError.exit_code,
-            errors.RefusedError.exit_code,
-            errors.NumericsError.exit_code,
-            errors.ForeignFolderError.exit_code,
-            errors.UsageError.exit_code,
-            errors.LayoutError.exit_code,
-            errors.SecretError.exit_code,
-            errors.DivergenceError.exit_code,
-        ),
-        Sort.HOPELESS,
-    ),
-    **dict.fromkeys(
-        (
-            errors.FormationTimeoutError.exit_code,
-            errors.JobFailedError.exit_code,
-            errors.JobInterruptedError.exit_code,
-            errors.JobStoppedError.exit_code,
-            errors.ScriptFailedError.exit_code,
-            errors.UntrainedError.exit_code,
-            errors.UnequalError.exit_code,
-        ),
-        Sort.ENDED,
-    ),
-}
+_SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS, Retry.OVER: Sort.ENDED}
 
 
-def sort_of(status: int | None, *, is_failure: bool) -> Sort:
-    """What kind of cause it was.
-
-    Args:
-        status: the exit status; None where a signal ended the process, or nobody knows what did.
-        is_failure: an exception of the script's own ended it.
-    """
-    if status is None:
-        return Sort.OWN if is_failure else Sort.OUTSIDE
-    if is_failure and status == 1:
-        return Sort.OWN
-    if status > 128:  # what a shell shows of a signal: a worker that SIGTERM has asked to leave, say
-        return Sort.OUTSIDE
-    return _SORTS.get(status, Sort.OWN)
+def sort_of(seen: Observation, table: CauseTable = DEFAULT) -> Sort:
+    """What kind of cause it was, by the table of causes."""
+    return _SORTS[table.of(seen).retry]
 
 
 @dataclass(frozen=True, slots=True)

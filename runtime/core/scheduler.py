@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.core.admission import Admission
+from runtime.core.causes import observed
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
@@ -43,6 +44,7 @@ from runtime.core.progress import Standstill, Watch
 from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
 from runtime.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
+from runtime.core.remedies import Means, judged
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.repeats import Repeats
 from runtime.core.state import JobState, Seat
@@ -610,9 +612,23 @@ class SchedulerCore:
         else:
             presence, now = self._ledger.presences[seat.node], self._ledger.now
             number, step = committed.generation, presence.step
-            cause = CauseFound(number, rank, seat.node, seat.process, step, now, seat.reason)
-            self._ending.lost(cause, spoke=spoke or bool(presence.last_words))
+            spoke = spoke or bool(presence.last_words)
+            text = f"{seat.reason} ({self._judgement_of(presence, seat.reason if spoke else '')})"
+            cause = CauseFound(number, rank, seat.node, seat.process, step, now, text)
+            self._ending.lost(cause, spoke=spoke)
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
+
+    def _judgement_of(self, presence: Presence, words: str) -> str:
+        """The class of a member's loss, and what is done about it; ``words`` are its own."""
+        ledger, policy = self._ledger, self._ledger.policy
+        row = policy.causes.of(observed(presence, words, policy.node_timeout_s))
+        means = Means(
+            goes_on=policy.recovery,
+            spares=len(ledger.state.spares),
+            has_launcher=bool(policy.token),
+            shrinks_after_s=policy.shrink_grace_s if ledger.present() >= policy.min_world_size else None,
+        )
+        return judged(row, means)
 
     def _gone(self, seat: Seat, why: str) -> None:
         """The seat has no live holder any more, for whatever reason."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from runtime.commands import spelled
 from runtime.config import Settings
+from runtime.core.cause_table import Observation
 from runtime.core.restarts import Loss, sort_of
 from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
 from runtime.ops import end_summary, kept_start
@@ -40,7 +41,7 @@ from runtime.ops.local_processes import (
     watch,
 )
 from runtime.ops.log_ends import LogEnds
-from runtime.ops.memory_kills import MemoryKills
+from runtime.ops.memory_kills import OUT_OF_MEMORY, MemoryKills
 from runtime.ops.progress import JsonScreen, Screen
 from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
@@ -50,6 +51,7 @@ from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
 from runtime.ops.unjoined import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict, verdict_of
+from runtime.service import cause_file
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
@@ -90,7 +92,8 @@ class Follower:
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
-        self._stalls = Stalls(settings)
+        self._causes = cause_file.table_of(settings)
+        self._stalls = Stalls(settings, self._causes)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = kept_start.read(settings.log_dir)
         self._script = kept.script if kept is not None else settings.job_name or "train.py"
@@ -336,7 +339,9 @@ class Follower:
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         error = cause.error if isinstance(cause, Failure) else cause or str(death)
-        loss = Loss(sort_of(death.status, is_failure=is_failure), f"{error} {death.status}", step)
+        is_out_of_memory = is_failure is False and str(cause).startswith(OUT_OF_MEMORY)
+        seen = Observation(death.status, death.signal, error, is_failure, is_out_of_memory)
+        loss = Loss(sort_of(seen, self._causes), f"{error} {death.status}", step)
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())

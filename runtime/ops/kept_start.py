@@ -77,9 +77,10 @@ class KeptStart:
 
 def settings_in(folder: Path, settings: Settings) -> Settings:
     """The same settings with paths that do not depend on the current folder; a URL never does."""
-    secret_file = settings.cluster_secret_file
+    secret_file, cause_table = settings.cluster_secret_file, settings.cause_table
     return replace(
         settings,
+        cause_table=folder / cause_table if cause_table is not None else None,
         cluster_secret_file=folder / secret_file if secret_file is not None else None,
         recovery_path=folder / settings.recovery_path,
         checkpoint_path=path if isinstance(path := settings.checkpoint_path, str) else folder / path,
@@ -309,6 +310,8 @@ def settings_here(*, only_looks: bool = False) -> Settings:
         "CHECKPOINT_PATH": str(absolute.checkpoint_path),
         "LOG_DIR": str(absolute.log_dir),
     }
+    if absolute.cause_table is not None:
+        folders["CAUSE_TABLE"] = str(absolute.cause_table)
     if absolute.cluster_secret_file is not None:
         folders["CLUSTER_SECRET_FILE"] = str(absolute.cluster_secret_file)
     older = {**kept.environment, **folders}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = "out of memory"
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 SETTLED_S = 5.0  # from the count of a kill to the end of its victim, whose memory has to be freed first
 _NO_LIMIT_BYTES = 1 << 60  # v1 writes a number near 2^63 where v2 writes "max"
@@ -61,8 +62,8 @@ class MemoryKills:
         group.seen += 1
         limit = _limit_bytes(group.limit)
         if limit:
-            return f"out of memory (the kernel's limit for its control group, {limit / 2**30:.2f} GiB)"
-        return "out of memory (the kernel's choice: its control group has no limit of its own)"
+            return f"{OUT_OF_MEMORY} (the kernel's limit for its control group, {limit / 2**30:.2f} GiB)"
+        return f"{OUT_OF_MEMORY} (the kernel's choice: its control group has no limit of its own)"
 
     def _files(self, pid: int) -> list[tuple[Path, Path]]:
         try:

@@ -28,6 +28,7 @@ from runtime.ops.run_options import Request
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from runtime.ops.spawning import OF_ONE_PROCESS, Way
 from runtime.ops.starting import Former, Found, Plan
+from runtime.service import cause_file
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable, launcher_token
 from runtime.store.aside import aside_id, move_aside, short_id
@@ -83,6 +84,7 @@ def read_start(request: Request) -> Ready:
     )
     settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
+    cause_file.table_of(settings)
     return Ready(settings, start, said)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.config import Settings
+from runtime.core.cause_table import DEFAULT, CauseTable, Strategy
 from runtime.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
 from runtime.errors import StoreError
 from runtime.ops.job_view import JobView, Presence, WorkerView
@@ -35,6 +36,8 @@ SETTLED_S = 1.0
 """A lost process that still runs may be ending just now."""
 LEAST_PATIENCE_S = 30.0
 """From its loss to the end of a process that is stopped or holds Python's lock, where STEP_TIMEOUT is not set."""
+CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
+"""What a process cannot come out of by itself, while a signal still ends it."""
 _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
 
 
@@ -96,18 +99,22 @@ class Stalls:
 
     Args:
         settings: the job's, with an absolute LOG_DIR.
+        causes: whether who is stopped, or holds Python's lock, is ended.
         ask, see: how a process is asked for its stacks, and looked at.
     """
 
     def __init__(
         self,
         settings: Settings,
+        causes: CauseTable = DEFAULT,
+        *,
         ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
         see: Callable[[ProcessIdentity], Sight | None] = sights.look,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
         self._silent_s = settings.node_timeout_s
-        self._ends = settings.hang == "end"
+        ended = {hang for hang in CANNOT_LEAVE if causes.strategy_for(hang) in (Strategy.SPARE, Strategy.RESTART)}
+        self._ended = ended if settings.hang == "end" else set()
         fixed_s = settings.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
         self._ask, self._see = ask, see
@@ -145,9 +152,8 @@ class Stalls:
             if node in self._lost and self._lost[node].identity.pid == looked.pid:
                 self._lost[node].hang = looked.hang
         for node, lost in self._lost.items():
-            if lost.is_over or not (may_end and self._ends) or lost.hang not in (Hang.STOPPED, Hang.LOCKED):
-                continue
-            if now - lost.since >= self._patience_s:
+            is_due = may_end and not lost.is_over and now - lost.since >= self._patience_s
+            if is_due and lost.hang in self._ended:
                 lost.is_over = True
                 if told_apart(self._see(lost.identity), self._silent_s) is lost.hang:
                     what = f"{lost.hang.value}, {now - lost.since:.0f} s after it was lost"

@@ -41,7 +41,7 @@ from runtime.errors import (
 from runtime.net.address import local_addresses
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
-from runtime.service import clock, log, sights
+from runtime.service import cause_file, clock, log, sights
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
 from runtime.service.history import history_of
@@ -414,6 +414,7 @@ def policy_of(settings: Settings) -> Policy:
         watches=settings.watchdog,
         step_timeout_s=settings.step_timeout_s,
         ends_stuck=settings.hang == "end",
+        causes=cause_file.table_of(settings),
     )
 
 

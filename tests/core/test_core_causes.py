@@ -60,7 +60,7 @@ def lost_house() -> House:
 
 def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler() -> None:
     house = lost_house()
-    said = f"rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED}"
+    said = f"rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED} (node; the others wait for it)"
     assert house.core.first_cause == said
     house.crash(1.0)
     assert house.core.first_cause == said

@@ -338,7 +338,8 @@ def test_a_job_without_workers_is_interrupted() -> None:
     house.tick(9.9)
     assert house.ended is None
     house.tick(0.1)
-    first = "rank 1 (node 1, host host-a, pid 1001) failed first: ValueError: no such sample; rank 0 followed"
+    said = "ValueError: no such sample (software; the others wait for it)"
+    first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {said}; rank 0 followed"
     assert house.records(JobInterrupted) == [
         JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}", generation=1)
     ]
@@ -360,6 +361,7 @@ def test_a_job_that_its_own_script_has_ended_says_so() -> None:
     assert house.ended is None, "somebody may start its workers again"
     house.tick(0.1)
     failed = "failed at train.py:41: ValueError: loss is nan"
+    failed += " (data; the others wait for it)"
     first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {failed}; rank 0 followed"
     assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 

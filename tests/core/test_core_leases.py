@@ -204,8 +204,9 @@ def test_last_words_are_the_reason() -> None:
     house.receive("s1", LastWords(house.credential("1"), "CUDA out of memory", 41))
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "CUDA out of memory"
-    assert (
-        house.core.first_cause == "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: CUDA out of memory"
+    assert house.core.first_cause == (
+        "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: CUDA out of memory "
+        "(software; the others wait for it)"
     )
     house.close("s0", gone=True)
     assert house.core.first_cause.startswith(
@@ -224,7 +225,8 @@ def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
     house.close("new", gone=True)
     house.beat("0")
     assert house.core.first_cause == (
-        "rank 1 (node 1, host host-a, pid 1002) failed first: its connection closed and its process is gone"
+        "rank 1 (node 1, host host-a, pid 1002) failed first: its connection closed and its process is gone "
+        "(node; the others wait for it)"
     )
     house.register("1", session="newest")
     house.train()

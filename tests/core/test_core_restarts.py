@@ -8,6 +8,7 @@ import pytest
 
 from runtime import errors
 from runtime.core import restarts
+from runtime.core.cause_table import Observation
 from runtime.core.restarts import Again, Loss, Never, Restarts, Sort, sort_of
 
 KILLED = Loss(Sort.OUTSIDE)
@@ -121,7 +122,7 @@ def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
     ],
 )
 def test_what_the_status_says(status: int | None, is_failure: bool, sort: Sort) -> None:
-    assert sort_of(status, is_failure=is_failure) is sort
+    assert sort_of(Observation(status, is_failure=is_failure)) is sort
 
 
 def test_what_cannot_help_ends_the_job_at_once_and_its_own_end_is_no_death() -> None:

@@ -58,7 +58,7 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
 
 
 def stalls_in(folder: Path, host: Host, **changes: Any) -> Stalls:
-    return Stalls(settings_in(folder, **changes), host.ask, host.see)
+    return Stalls(settings_in(folder, **changes), ask=host.ask, see=host.see)
 
 
 def standing(stall: Stall | None = STALL, **presences: Presence) -> JobView:

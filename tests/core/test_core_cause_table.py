@@ -1,0 +1,234 @@
+"""The table of causes: what each observation is taken for, that nothing from outside ends a job, and what is done."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from runtime import errors
+from runtime.core.cause_table import (
+    DEFAULT,
+    TABLE,
+    UNKNOWN,
+    CauseClass,
+    Notice,
+    Observation,
+    Retry,
+    Row,
+    Signal,
+    Strategy,
+)
+from runtime.core.hangs import SILENT_KINDS, Doing, Hang, Sight
+from runtime.core.messages import GiveUp, LastWords
+from runtime.core.progress import Cure, cure_of
+from runtime.core.remedies import Means, chosen, judged
+from runtime.core.restarts import Again, Loss, Restarts, Sort, sort_of
+from runtime.core.scheduler import Seen
+from runtime.exit_codes import EXIT_CODES
+from runtime.exit_codes import Again as ExitAgain
+from tests.core.house import House, training_house
+from tests.core.test_core_progress import SLEEPS, pass_time, training_for_a_while
+
+
+def failure(error: str) -> Observation:
+    return Observation(1, None, error, is_failure=True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause", "retry"),
+    [
+        (Observation(signal=signal.SIGKILL), CauseClass.NODE, Retry.YES),
+        (Observation(status=137), CauseClass.NODE, Retry.YES),
+        (Observation(status=143), CauseClass.NODE, Retry.YES),
+        (Observation(signal=signal.SIGKILL, is_out_of_memory=True), CauseClass.NODE, Retry.YES),
+        (Observation(signal=signal.SIGSEGV), CauseClass.SOFTWARE, Retry.YES),
+        (Observation(signal=signal.SIGABRT, error="uncorrectable ECC error encountered"), CauseClass.DEVICE, Retry.YES),
+        (failure("RuntimeError: CUDA error: uncorrectable ECC error encountered"), CauseClass.DEVICE, Retry.YES),
+        (failure("RuntimeError: CUDA error: device-side assert triggered"), CauseClass.SOFTWARE, Retry.ONCE),
+        (failure("torch.OutOfMemoryError: CUDA out of memory"), CauseClass.SOFTWARE, Retry.ONCE),
+        (failure("OSError: [Errno 28] No space left on device: 'x'"), CauseClass.STORAGE, Retry.YES),
+        (Observation(71, None, "x: writing: No space left on device"), CauseClass.STORAGE, Retry.YES),
+        (failure("OSError: [Errno 5] Input/output error"), CauseClass.STORAGE, Retry.YES),
+        (failure("ConnectionResetError: [Errno 104] Connection reset by peer"), CauseClass.NETWORK, Retry.YES),
+        (failure("ConnectionRefusedError: [Errno 111] Connection refused"), CauseClass.SOFTWARE, Retry.ONCE),
+        (failure("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "), CauseClass.NODE, Retry.YES),
+        (failure("ValueError: loss is NaN"), CauseClass.DATA, Retry.ONCE),
+        (failure("PIL.UnidentifiedImageError: cannot identify image file"), CauseClass.DATA, Retry.ONCE),
+        (failure("KeyError: 'x'"), CauseClass.SOFTWARE, Retry.ONCE),
+        (Observation(errors.SettingsError.exit_code), CauseClass.SOFTWARE, Retry.NO),
+        (Observation(errors.StuckError.exit_code), CauseClass.NETWORK, Retry.YES),
+        (Observation(errors.ScriptFailedError.exit_code), CauseClass.SOFTWARE, Retry.OVER),
+        (Observation(status=3), CauseClass.SOFTWARE, Retry.ONCE),
+        (Observation(hang=Hang.STUCK), CauseClass.SOFTWARE, Retry.YES),
+        (Observation(hang=Hang.SAVING), CauseClass.STORAGE, Retry.YES),
+        (Observation(hang=Hang.CUT_OFF), CauseClass.NETWORK, Retry.YES),
+        (Observation(notice=Notice.GONE), CauseClass.NODE, Retry.YES),
+        (Observation(notice=Notice.CLOSED), CauseClass.UNKNOWN, Retry.YES),
+        (Observation(notice=Notice.SILENT), CauseClass.UNKNOWN, Retry.YES),
+        (Observation(), CauseClass.UNKNOWN, Retry.YES),
+    ],
+)
+def test_what_was_observed_has_its_class_and_whether_trying_again_helps(
+    seen: Observation, cause: CauseClass, retry: Retry
+) -> None:
+    row = DEFAULT.of(seen)
+    assert (row.cause, row.retry) == (cause, retry), row.fault
+
+
+def test_signals_have_the_systems_numbers() -> None:
+    assert {one.value for one in Signal} == {getattr(signal, f"SIG{one.name}") for one in Signal}
+
+
+def test_only_software_and_data_end_a_job() -> None:
+    for row in TABLE:
+        if row.retry is not Retry.YES:
+            assert row.cause in (CauseClass.SOFTWARE, CauseClass.DATA), row.fault
+        if row.retry in (Retry.NO, Retry.OVER):
+            assert row.strategies == (Strategy.STOP,), row.fault
+
+
+def test_every_row_is_reached_says_what_to_do_and_has_a_name_of_its_own() -> None:
+    assert len({row.fault for row in TABLE}) == len(TABLE)
+    for row in TABLE:
+        example = Observation(
+            status=min(row.statuses, default=None) if row.fault != "it ended by itself with a status of its own" else 3,
+            signal=max(row.signals, default=None) if len(row.signals) < 9 else signal.SIGKILL,
+            error=row.texts[0] if row.texts else "",
+            is_failure=bool(row.is_failure),
+            is_out_of_memory=bool(row.is_out_of_memory),
+            hang=min(row.hangs, key=str, default=None),
+            notice=min(row.notices, key=str, default=None),
+        )
+        assert DEFAULT.of(example) is row, row.fault
+        assert row.fix and row.fix.isprintable() and row.strategies
+
+
+def test_every_hang_has_one_row_and_a_silent_one_is_never_asked_to_leave() -> None:
+    for hang in set(Hang) - {Hang.SILENT}:
+        assert sum(hang in row.hangs for row in TABLE) == 1, hang
+    assert all(cure_of(hang) is Cure.NONE for hang in SILENT_KINDS)
+    ended = {hang for hang in Hang if cure_of(hang) is Cure.END}
+    assert ended == {Hang.STUCK, Hang.BUSY, Hang.LOADING, Hang.COMPILING}
+    assert {hang for hang in Hang if cure_of(hang) is Cure.FORM_ANEW} == {Hang.APART, Hang.LINK}
+
+
+def test_it_agrees_with_the_exit_codes() -> None:
+    """What a loop in a shell is told never to start again, no supervisor starts again for ever."""
+    for one in EXIT_CODES:
+        retry = DEFAULT.of(Observation(one.code)).retry
+        if one.again is ExitAgain.NO and one.code not in (errors.FencedError.exit_code, 81, 130, 143):
+            assert retry is not Retry.YES, one
+        if one.again is ExitAgain.YES and one.code in (66, 67, 73, 79, 83, 84, 137):
+            assert retry is Retry.YES, one
+
+
+# ---- what is done
+
+
+ROW = DEFAULT.of(Observation(notice=Notice.GONE))
+
+
+@pytest.mark.parametrize(
+    ("means", "strategy", "words"),
+    [
+        (Means(goes_on=False, spares=1), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
+        (Means(spares=1, has_launcher=True), Strategy.SPARE, "a spare takes over"),
+        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process takes its place"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others go on without it after 10 s (SHRINK_GRACE)"),
+        (Means(), Strategy.WAIT, "the others wait for it"),
+    ],
+)
+def test_the_first_strategy_that_is_at_hand_is_followed(means: Means, strategy: Strategy, words: str) -> None:
+    assert chosen(ROW, means) == (strategy, words)
+
+
+@pytest.mark.parametrize("error", ["KeyError: 1", "ValueError: loss is nan"])
+def test_what_the_program_does_twice_ends_the_job_where_somebody_tries_again(error: str) -> None:
+    row = DEFAULT.of(failure(error))
+    assert chosen(row, Means(has_launcher=True))[1] == "the same twice at one step ends the job"
+    assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
+
+
+def test_a_strategy_that_nobody_can_follow_is_a_wait() -> None:
+    row = Row("x", CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN), "y")
+    assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
+    assert judged(UNKNOWN, Means(spares=2)) == "cause unknown; a spare takes over"
+
+
+# ---- where it is read
+
+
+@pytest.mark.parametrize("seen", [Observation(status=status) for status in (None, *range(256))])
+def test_kills_and_all_that_comes_from_outside_never_end_a_job(seen: Observation) -> None:
+    if sort_of(seen) is not Sort.OUTSIDE:
+        return
+    budget = Restarts(32767)
+    assert all(isinstance(budget.died("2", Loss(Sort.OUTSIDE), float(at)), Again) for at in range(50))
+
+
+def causes_of(house: House) -> str:
+    return house.core.first_cause
+
+
+def test_the_first_cause_says_class_and_what_is_done_and_keeps_both() -> None:
+    house = training_house(3)
+    house.close("s1", gone=True)
+    assert causes_of(house).endswith("its process is gone (node; the others wait for it)")
+    house.crash(1.0)
+    assert causes_of(house).endswith("its process is gone (node; the others wait for it)")
+
+
+def test_with_a_launcher_another_process_takes_its_place() -> None:
+    house = training_house(2, token=b"t" * 32)
+    house.close("s1", gone=True)
+    assert causes_of(house).endswith("(node; another process takes its place)")
+
+
+@pytest.mark.parametrize(
+    ("words", "judgement"),
+    [
+        ("ValueError: loss is nan", "data; the others wait for it"),
+        ("KeyError: 'x'", "software; the others wait for it"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error", "device; the others wait for it"),
+        ("OSError: [Errno 28] No space left on device", "storage; the others wait for it"),
+    ],
+)
+def test_last_words_are_judged(words: str, judgement: str) -> None:
+    house = training_house(2)
+    house.receive("s1", LastWords(house.credential("1"), words, 41))
+    house.close("s1", gone=True)
+    assert causes_of(house).endswith(f"{words} ({judgement})")
+
+
+def test_a_silent_one_is_unknown_and_a_stopped_one_is_not() -> None:
+    for sight, judgement in (
+        (None, "cause unknown"),
+        (Sight(Doing.STOPPED), "node"),
+        (Sight(Doing.RUNS, 0.1), "network"),
+    ):
+        house = training_house(2)
+        house.now += 6.0
+        house.beat("0")
+        if sight is not None:
+            house.step(Seen("s1", sight))
+        house.tick()
+        assert f"({judgement}; the others wait for it)" in causes_of(house)
+
+
+def test_one_that_was_told_to_give_up_is_judged_by_its_hang() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    pass_time(house, 13, n2=SLEEPS)
+    (why,) = [one.text for sent in house.sent.values() for one in sent if isinstance(one, GiveUp)]
+    house.leave("2", on_purpose=False, text=why)
+    assert "(HANG=end) (software; the others wait for it)" in causes_of(house)
+
+
+def test_a_job_whose_workers_all_met_a_full_disk_is_interrupted_and_not_failed() -> None:
+    house = training_house()
+    for node in "10":
+        house.say_last(node, "OSError: [Errno 28] No space left on device")
+        house.leave(node, on_purpose=False, text="OSError")
+    house.tick()
+    house.tick(10.0)
+    assert house.ended is not None and house.ended.kind.name == "INTERRUPTED"
