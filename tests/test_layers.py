@@ -37,7 +37,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": (
         *(
             "core.agent_events",
-            "core.key_calls",
             "core.lines",
             "core.messages",
             "core.point",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.core.key_calls import KeyAsk
 from runtime.core.messages import (
     Admitted,
     Copy,
@@ -18,6 +17,7 @@ from runtime.core.messages import (
     FromWorker,
     GenerationStarted,
     KeyAnswer,
+    KeyOp,
     LiveStep,
     OrphanedPage,
     Page,
@@ -131,6 +131,23 @@ class SawDeath:
     """The process of that session, on this host, is dead."""
 
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAsk:
+    """What a thread of the worker wants of a key; the fields are :class:`KeyCall`'s."""
+
+    op: KeyOp
+    key: bytes
+    value: bytes = b""
+    version: int = 0
+    amount: int = 0
+    is_durable: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something: then it is to be done once."""
+        return self.op not in (KeyOp.GET, KeyOp.WAIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,30 +10,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from runtime.core.agent_events import KeyAsk
 from runtime.core.key_records import MAX_KEPT_ANSWERS
-from runtime.core.messages import Credential, KeyCall, KeyOp
+from runtime.core.messages import Credential, KeyCall
 
 SAY_AGAIN_S = 2.0
 SAY_AGAIN_MOST_S = 32.0
 MAX_OPEN_CALLS = 64
 """Of one process: so many threads may have one under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyAsk:
-    """What a thread of the worker wants of a key; the fields are :class:`KeyCall`'s."""
-
-    op: KeyOp
-    key: bytes
-    value: bytes = b""
-    version: int = 0
-    amount: int = 0
-    is_durable: bool = False
-
-    @property
-    def changes(self) -> bool:
-        """Whether it may change something: then it is to be done once."""
-        return self.op not in (KeyOp.GET, KeyOp.WAIT)
 
 
 @dataclass(slots=True)

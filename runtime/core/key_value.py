@@ -101,7 +101,7 @@ class KeyStore:
         self._term = term
         self._version = term << _TERM_BITS
         self._keys: dict[bytes, Versioned] = {}
-        self._durable: set[bytes] = set()
+        self._durable: dict[bytes, None] = {}  # in the order they were written
         self._bytes = 0
         self._callers: dict[str, _Caller] = {}
         self._waits: dict[bytes, dict[tuple[str, int], int]] = {}  # by key and call, the version it must be above
@@ -180,7 +180,7 @@ class KeyStore:
 
     def forget_callers_but(self, sessions: Collection[str]) -> None:
         """All other sessions are over: they are fenced before they reach these keys."""
-        for session in self._callers.keys() - sessions:
+        for session in [session for session in self._callers if session not in sessions]:
             for number in list(self._callers[session].waits):
                 self._end_wait(session, number)
             del self._callers[session]
@@ -311,13 +311,13 @@ class KeyStore:
         self._keys[key] = held
         self._bytes += len(key) + len(held.value)
         if durable:
-            self._durable.add(key)
+            self._durable[key] = None
 
     def _drop(self, key: bytes) -> None:
         held = self._keys.pop(key, None)
         if held is not None:
             self._bytes -= len(key) + len(held.value)
-        self._durable.discard(key)
+        self._durable.pop(key, None)
 
 
 def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:

@@ -40,6 +40,7 @@ from runtime.core.agent_events import (
     Failed,
     GaveUp,
     Heard,
+    KeyAsk,
     LeaveGently,
     Leaving,
     Mapped,
@@ -57,7 +58,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.key_calls import MAX_OPEN_CALLS, KeyAsk
+from runtime.core.key_calls import MAX_OPEN_CALLS
 from runtime.core.messages import Admitted, Digest, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
 from runtime.core.point import Point
 from runtime.errors import (

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime.core.key_calls import KeyAsk, KeyCalls
+from runtime.core.agent_events import KeyAsk
+from runtime.core.key_calls import KeyCalls
 from runtime.core.key_records import SCHEMA, KeyRecord
 from runtime.core.key_value import KeyStore, replay
 from runtime.core.messages import Credential, KeyAnswer, KeyCall, KeyOp

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.core.key_calls import KeyAsk
+from runtime.core.agent_events import KeyAsk
 from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
 
 NEVER = 1 << 60

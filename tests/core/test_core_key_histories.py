@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from runtime.core import key_value
-from runtime.core.key_calls import KeyAsk, KeyCalls
+from runtime.core.agent_events import KeyAsk
+from runtime.core.key_calls import KeyCalls
 from runtime.core.key_records import KeyDeleted, KeyRecord, KeyWritten
 from runtime.core.key_value import KeyReady, KeyStore
 from runtime.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
@@ -76,7 +77,7 @@ class _NotDurableAgain(KeyStore):
 
     def take(self, call: KeyCall) -> KeyReady:
         if not call.is_durable and call.op is not KeyOp.DELETE:
-            self._durable.discard(call.key)
+            self._durable.pop(call.key, None)
         return super().take(call)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from runtime.core import key_value
 from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, Passed
-from runtime.core.key_calls import SAY_AGAIN_S, KeyAsk, KeyCalls
+from runtime.core.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
+from runtime.core.key_calls import SAY_AGAIN_S, KeyCalls
 from runtime.core.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
 from runtime.core.key_value import KeyStore, Versioned, newest, replay
 from runtime.core.messages import (

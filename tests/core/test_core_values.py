@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.core import messages, records
+from runtime.core import key_records, messages, records
 from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
 from runtime.core.point import Point
 from runtime.core.values import Meta, Schema, Value
@@ -71,6 +71,7 @@ WIRE = [*typing.get_args(messages.FromWorker), *typing.get_args(messages.FromSch
 WIRE += [messages.StatusQuery, messages.StopJob]
 JOURNAL = [*typing.get_args(records.Record)]
 EVERY = [*((messages.SCHEMA, kind) for kind in dict.fromkeys(WIRE)), *((records.SCHEMA, kind) for kind in JOURNAL)]
+EVERY += [(key_records.SCHEMA, kind) for kind in typing.get_args(key_records.KeyRecord)]
 NAMES = [kind.__name__ for _, kind in EVERY]
 
 PLAIN = st.recursive(
@@ -153,7 +154,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @given(PLAIN)
 def test_garbage_is_a_protocol_error(plain: Any) -> None:
-    for schema in (messages.SCHEMA, records.SCHEMA):
+    for schema in (messages.SCHEMA, records.SCHEMA, key_records.SCHEMA):
         try:
             value = read(schema, plain)
         except ProtocolError:

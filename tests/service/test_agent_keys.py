@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.core.key_calls import MAX_OPEN_CALLS, KeyAsk
+from runtime.core.agent_events import KeyAsk
+from runtime.core.key_calls import MAX_OPEN_CALLS
 from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
 from runtime.core.ready import Ended
 from runtime.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime.core.key_calls import KeyAsk
+from runtime.core.agent_events import KeyAsk
 from runtime.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, KeyAnswer, KeyOp, KeyOutcome
 from runtime.errors import KeyValueError, UsageError
 from runtime.training.process import context
