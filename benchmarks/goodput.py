@@ -5,6 +5,10 @@ the same model one after the other, each for the same time, and lose a rank ever
 warm spare (the victim is started again as the next one), SameBits without (the victim is started again and waits for
 nothing), torchrun. The one idea: only steps that were kept count, so whatever a recovery costs, a restart, a redone
 step, a spare's imports on the same cores, is in the figure; where it went, the job's own events say.
+
+A machine that others use too is faster at one time than at another. So each contestant stands between two windows of
+the undisturbed run, and is held against those two alone; where they differ by more than 5 %, its figure is given, said
+to be not comparable, and left out of the ratios.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ CHECKPOINT_EVERY = "100"
 BEGIN_WITHIN_S = 240.0
 LOOK_S = 0.2
 RECENT_S = 2.0
+COMPARABLE = 0.05
+"""By so much of their mean the two undisturbed windows around a contestant may differ."""
 
 
 @dataclass(slots=True)
@@ -45,6 +51,40 @@ class Run:
     def goodput(self, step_s: float) -> float:
         """Of the time, what its steps would have taken undisturbed."""
         return self.steps * step_s / self.wall_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step took."""
+        return self.wall_s / self.steps if self.steps else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A contestant, and the undisturbed run right before and right after it."""
+
+    run: Run
+    before: Run
+    after: Run
+
+    @property
+    def step_s(self) -> float:
+        """Of both windows together."""
+        return (self.before.wall_s + self.after.wall_s) / max(1, self.before.steps + self.after.steps)
+
+    @property
+    def spread(self) -> float:
+        """By which share of their mean the two windows differ."""
+        return abs(self.before.step_s - self.after.step_s) / self.step_s
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the machine was as fast after the contestant as before it."""
+        return self.spread <= COMPARABLE
+
+    @property
+    def goodput(self) -> float:
+        """The contestant's, by the two windows."""
+        return self.run.goodput(self.step_s)
 
 
 @dataclass(slots=True)
@@ -138,36 +178,57 @@ def _torchrun(workers: int, module: list[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, *module]
 
 
-def report(plain: Run, runs: dict[str, Run], peer: Run | None) -> Report:
-    """As the last line has it."""
-    step_s = plain.wall_s / plain.steps
+def report(trials: dict[str, Paired], has_peer: bool) -> Report:
+    """As the last line has it; a figure whose windows differ too much is in no ratio."""
 
-    def figures(run: Run) -> dict[str, float]:
-        spent = {f"{name}_s": rounded(seconds) for name, seconds in run.buckets_s.items()}
-        return {"wall_s": rounded(run.wall_s), "kept_steps": run.steps, "kills_count": run.kills, **spent}
+    def figures(one: Paired) -> dict[str, float]:
+        spent = {f"{name}_s": rounded(seconds) for name, seconds in one.run.buckets_s.items()}
+        return {
+            "wall_s": rounded(one.run.wall_s),
+            "kept_steps": one.run.steps,
+            "kills_count": one.run.kills,
+            "undisturbed_before_ms": rounded(one.before.step_s * 1000),
+            "undisturbed_after_ms": rounded(one.after.step_s * 1000),
+            **spent,
+        }
 
-    peers = {"torchrun": MISSING if peer is None else figures(peer)}
-    goodputs = {f"goodput_{name}": rounded(run.goodput(step_s)) for name, run in runs.items()}
-    if peer is not None:
-        goodputs["goodput_torchrun"] = rounded(peer.goodput(step_s))
+    windows = [window for one in trials.values() for window in (one.before, one.after)]
+    every = [window.step_s * 1000 for window in windows]
     return Report(
         benchmark="goodput",
-        floor={"undisturbed_step_ms": rounded(step_s * 1000), "undisturbed_steps": plain.steps},
-        peers=peers,
-        ours={name: figures(run) for name, run in runs.items()},
-        ratios=goodputs,
+        floor={
+            "undisturbed_step_ms": rounded(sum(every) / len(every)),
+            "undisturbed_fastest_step_ms": rounded(min(every)),
+            "undisturbed_slowest_step_ms": rounded(max(every)),
+        },
+        peers={TORCHRUN: figures(trials[TORCHRUN]) if has_peer else MISSING},
+        ours={name: figures(one) for name, one in trials.items() if name != TORCHRUN},
+        ratios={f"goodput_{name}": rounded(one.goodput) for name, one in trials.items() if one.is_comparable},
     )
 
 
-def people(plain: Run, runs: dict[str, Run], peer: Run | None) -> str:
+def people(trials: dict[str, Paired]) -> str:
     """For people."""
-    step_s = plain.wall_s / plain.steps
-    every = {"undisturbed, plain DDP": plain, **runs, **({} if peer is None else {"torchrun": peer})}
     rows = [
-        [name, run.kills, run.steps, f"{run.wall_s:.0f}", f"{run.steps / run.wall_s:.1f}", f"{run.goodput(step_s):.3f}"]
-        for name, run in every.items()
+        [
+            name,
+            one.run.kills,
+            one.run.steps,
+            f"{one.run.wall_s:.0f}",
+            f"{one.run.steps / one.run.wall_s:.1f}",
+            f"{one.before.step_s * 1000:.1f}, {one.after.step_s * 1000:.1f}",
+            f"{one.goodput:.3f}" if one.is_comparable else f"({one.goodput:.3f})",
+        ]
+        for name, one in trials.items()
     ]
-    return table(["", "kills", "steps kept", "s", "steps/s", "goodput"], rows)
+    head = ["", "kills", "steps kept", "s", "steps/s", "undisturbed ms/step before, after", "goodput"]
+    odd = [
+        f"{name}: not comparable: the undisturbed run before it and after it differ by {one.spread:.0%} (more than "
+        f"{COMPARABLE:.0%}); the machine was not equally fast"
+        for name, one in trials.items()
+        if not one.is_comparable
+    ]
+    return "\n".join([table(head, rows), *odd])
 
 
 def main() -> None:
@@ -179,19 +240,30 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two ranks, 40 seconds each")
     options = parser.parse_args()
     workers, for_s = (2, 40.0) if options.quick else (options.workers, options.seconds)
-    missing = {"torchrun": needs} if (needs := torchrun_needs()) else {}
+    missing = {TORCHRUN: needs} if (needs := torchrun_needs()) else {}
     progress = Progress(f"{workers} ranks, a kill every {options.every:g} s, {for_s:g} s each", missing)
     rng = random.Random(options.seed)
-    half = undisturbed(workers, for_s / 4, rng)  # before and after all others: the machine may not be ours alone
-    progress.say(f"undisturbed: {half.steps / half.wall_s:.1f} steps/s")
-    runs = {}
-    for name, spares in (("spare", 1), ("restart", 0)):
-        runs[name] = ours(workers, spares, for_s, options.every, rng)
-        progress.say(f"SameBits, {name}: {runs[name].steps / runs[name].wall_s:.1f} steps/s, {runs[name].kills} kills")
-    peer = None if missing else torchrun(workers, for_s, options.every, rng)
-    other = undisturbed(workers, for_s / 4, rng)
-    plain = Run(half.wall_s + other.wall_s, half.steps + other.steps)
-    report(plain, runs, peer).print(people(plain, runs, peer))
+    contestants: dict[str, Callable[[], Run]] = {
+        "spare": lambda: ours(workers, 1, for_s, options.every, rng),
+        "restart": lambda: ours(workers, 0, for_s, options.every, rng),
+    }
+    if not missing:
+        contestants[TORCHRUN] = lambda: torchrun(workers, for_s, options.every, rng)
+
+    def window() -> Run:
+        found = undisturbed(workers, for_s / 4, rng)
+        progress.say(f"undisturbed: {found.steps / found.wall_s:.1f} steps/s")
+        return found
+
+    trials: dict[str, Paired] = {}
+    before = window()
+    for name, contestant in contestants.items():
+        run = contestant()
+        progress.say(f"{name}: {run.steps / run.wall_s:.1f} steps/s, {run.kills} kills")
+        after = window()
+        trials[name] = Paired(run, before, after)
+        before = after
+    report(trials, not missing).print(people(trials))
 
 
 if __name__ == "__main__":

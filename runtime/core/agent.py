@@ -197,7 +197,7 @@ class AgentCore:
             case Heard():
                 self._hear(event.message)
             case Saved():
-                self._reports.saved = event.points
+                self._reports.saved, self._reports.stalled_s = event.points, event.stalled_s
                 self._report_saved()
             case Compared():
                 self._reports.digests = event.digests

@@ -99,9 +99,10 @@ class Trains:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """These points are durable on the process's disk: its newest, rising."""
+    """These points are durable on the process's disk: its newest, rising; so long its steps have waited for saves."""
 
     points: tuple[Point, ...]
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

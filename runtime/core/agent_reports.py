@@ -27,6 +27,7 @@ class Reports:
 
     Attributes:
         saved: the points that its disk holds, the newest last.
+        stalled_s: how long its steps have waited for saves.
         digests: of its commits.
         to_explain: which of them is wanted with its parts: the point and the number of the commit.
         progress: where it stands still; None where it comes on.
@@ -34,6 +35,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.saved: tuple[Point, ...] = ()
+        self.stalled_s = 0.0
         self.digests: tuple[Digest, ...] = ()
         self.to_explain: tuple[Point, int] | None = None
         self.progress: Progress | None = None
@@ -41,7 +43,7 @@ class Reports:
 
     def of_saved(self, sender: Credential) -> list[FromWorker]:
         """What the disk holds, where it holds anything."""
-        return [SavedPoints(sender, self.saved[-MAX_SAVED_POINTS:])] if self.saved else []
+        return [SavedPoints(sender, self.saved[-MAX_SAVED_POINTS:], self.stalled_s)] if self.saved else []
 
     def of_digests(self, sender: Credential) -> list[FromWorker]:
         """The newest digests, where there are any; one has its parts where those were asked for."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.core.messages import Activity, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened
+from runtime.core.messages import Activity, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, SavedPoints
 from runtime.core.ready import Level, Note, Send
 from runtime.core.records import (
     GenerationCommitted,
@@ -63,6 +63,7 @@ class Kind(enum.StrEnum):
     FINISHED = "finished"
     REBUILT = "rebuilt"
     NOTE = "note"
+    ASKED = "asked"  # by a person, of the job; not the scheduler's to tell
     CARRIED = "carried"
 
 
@@ -90,6 +91,8 @@ class Event:
         return {**head, **{name: value for name, value in tail.items() if value}, **self.more}
 
 
+STALLS_TOLD = frozenset({Kind.STEP, Kind.COMMITTED, Kind.TRAINED})
+"""Events that tell how long steps have waited for saves, as ``stalled_ms`` since the last one that did."""
 _KINDS = frozenset(map(str, Kind))
 _HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
 
@@ -130,6 +133,9 @@ class Chronicle:
         self._step = 0
         self._committed: int | None = None  # a point that no event tells yet
         self._committed_at = 0.0
+        self._stalled_s: dict[str, tuple[int, float]] = {}  # by node: incarnation, and what it has told
+        self._waited_s: dict[str, float] = {}  # by node: of it, in this generation
+        self._waits_told_s = 0.0  # by events of this generation
         self._events: list[Event] = []
 
     def heard(self, message: object, now: float) -> None:
@@ -138,6 +144,8 @@ class Chronicle:
             self._joined_last = message.sender.node
         elif type(message) is Heartbeat and message.activity is Activity.TRAINING:
             self._trains(message, now)
+        elif type(message) is SavedPoints:
+            self._take_stall(message)
 
     def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
         """The events of one pass, in order."""
@@ -168,6 +176,24 @@ class Chronicle:
         share = (self._sampled_at - since) / SAMPLES_A_STRETCH
         return min(max(share, SHORTEST_SAMPLE_S), LONGEST_SAMPLE_S)
 
+    def _take_stall(self, message: SavedPoints) -> None:
+        """What a process has told grows; of one that was seated by an earlier scheduler start, what it tells first is
+        not counted: that start has."""
+        node, incarnation = message.sender.node, message.sender.incarnation
+        since, before = self._stalled_s.get(node, (incarnation, message.stalled_s))
+        grown = message.stalled_s - (before if since == incarnation else 0.0)
+        self._stalled_s[node] = incarnation, message.stalled_s
+        if grown > 0:
+            self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
+
+    def _stalls(self, kind: Kind) -> dict[str, float]:
+        """How long steps have waited for saves since that was told last: as long as the rank that waited longest."""
+        if kind not in STALLS_TOLD:
+            return {}
+        waited_s = max(self._waited_s.values(), default=0.0)
+        stalled_ms, self._waits_told_s = _ms(waited_s - self._waits_told_s), waited_s
+        return {"stalled_ms": stalled_ms} if stalled_ms else {}
+
     def _tell_committed(self, now: float) -> None:
         """Points may be committed many times a second: as often as steps they are told, and the last one always."""
         if self._committed is not None:
@@ -185,7 +211,8 @@ class Chronicle:
     ) -> None:
         state, at = self._state, self._wall_s + now
         text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-        self._events.append(Event(kind, at, state.term, state.generation_number, self._step, node, text, more or {}))
+        more = {**(more or {}), **self._stalls(kind)}
+        self._events.append(Event(kind, at, state.term, state.generation_number, self._step, node, text, more))
 
     def _trains(self, message: Heartbeat, now: float) -> None:
         node = message.sender.node
@@ -204,14 +231,17 @@ class Chronicle:
     def _note(self, record: Record, now: float, counts: dict[Kind, int]) -> None:
         match record:
             case SeatGranted(node, slot, incarnation, _, process):
+                self._stalled_s[node] = incarnation, 0.0
                 self._seat(Kind.SEATED, now, counts, node, str(process), {"slot": slot, "incarnation": incarnation})
             case SpareAdmitted(node, incarnation, _, process):
+                self._stalled_s[node] = incarnation, 0.0
                 self._seat(Kind.SPARE, now, counts, node, str(process), {"incarnation": incarnation})
             case SlotGiven(node, slot):
                 self._seat(Kind.PROMOTED, now, counts, node, "the spare takes a slot", {"slot": slot})
             case SeatResumed(node, _):
                 self._seat(Kind.RETURNED, now, counts, node, "heard again", self._slot(node))
             case SeatLost(node, _, since, reason):
+                self._stalled_s.pop(node, None)
                 silent_ms = {"silent_ms": _ms(now - since)}
                 self._look(now)
                 self._seat(Kind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
@@ -260,6 +290,8 @@ class Chronicle:
 
     def _begin_generation(self, record: GenerationCommitted, now: float) -> None:
         self._awaited, self._trains_since, self._began = _members(record), None, record.generation
+        self._waited_s.clear()
+        self._waits_told_s = 0.0
         self._look(now)
         self._add(
             Kind.GENERATION,

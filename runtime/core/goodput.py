@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.core.events import Event, Kind
+from runtime.core.events import STALLS_TOLD, Event, Kind
 
 
 class Bucket(enum.StrEnum):
@@ -25,6 +25,7 @@ class Bucket(enum.StrEnum):
     WAITING = "waiting_for_seats"  # somebody is missing whose place nobody takes yet
     RESTORING = "restoring"  # the generation is decided; its group forms and its state is obtained
     REDONE = "redone"  # steps that had been done before a loss
+    STALLS = "checkpoint_stalls"  # steps waited for a save
     IDLE = "idle"  # no scheduler and no training, or nothing left to do
 
 
@@ -48,18 +49,23 @@ class Goodput:
     sample_step: int = 0  # in training: the step at the mark
     high_step: int = 0  # the greatest step that was ever seen
     away_from_us: int = 0
+    owed_us: int = 0  # of what was not passed yet: waiting for saves
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Take one event into account; a clock that went back is taken to have stood still."""
         at = max(self.seen_us, round(event.at * 1e6))
+        if event.kind is Kind.ASKED:
+            return
         if event.kind is Kind.CARRIED:
             self._carry(event.more)
             return
         if self.began_us is None:
             self.began_us = self.mark_us = at
         before, self.seen_us = self.seen_us or at, at
+        if event.kind in STALLS_TOLD:
+            self.owed_us += _us_of(event.more.get("stalled_ms"))
         match event.kind:
             case Kind.SCHEDULER:
                 self._start_scheduler(at, before)
@@ -86,8 +92,12 @@ class Goodput:
         """Microseconds by bucket, up to the last event or ``until`` (seconds since 1970), where that is later."""
         found = {bucket: self.totals_us.get(bucket, 0) for bucket in Bucket}
         if self.began_us is not None:
-            is_again = self.stage in (_Stage.TRAINING, _Stage.AWAY) and self.sample_step < self.high_step
-            found[Bucket.REDONE if is_again else self._bucket()] += self._end_us(until) - self.mark_us
+            trains = self.stage in (_Stage.TRAINING, _Stage.AWAY)
+            spent = self._end_us(until) - self.mark_us
+            stalled = min(self.owed_us, spent) if trains else 0
+            is_again = trains and self.sample_step < self.high_step
+            found[Bucket.STALLS] += stalled
+            found[Bucket.REDONE if is_again else self._bucket()] += spent - stalled
         return found
 
     def wall_us(self, until: float | None = None) -> int:
@@ -108,7 +118,7 @@ class Goodput:
     def _carry(self, more: Mapping[str, Any]) -> None:
         if self.began_us is not None:
             return  # the events before it are here: they say the same, from the beginning
-        numbers = {name: more.get(name) for name in _CARRIED if name != "stage"}
+        numbers = {name: more.get(name, 0 if name == "owed_us" else None) for name in _CARRIED if name != "stage"}
         totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
         if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
             return
@@ -116,7 +126,7 @@ class Goodput:
             return
         for name, value in numbers.items():
             setattr(self, name, value)
-        self.stage = _Stage(stage)
+        self.stage, self.owed_us = _Stage(stage), max(0, self.owed_us)
         self.missing = {slot for slot in missing if type(slot) is int}
         self.totals_us = {bucket: totals[bucket] for bucket in Bucket if type(totals.get(bucket)) is int}
         owed = self.mark_us - (self.began_us or 0) - sum(self.totals_us.values())
@@ -145,7 +155,10 @@ class Goodput:
 
     def _pass_training(self, at: int, step: int) -> None:
         """Steps up to the greatest that was seen are redone; within a sample they are taken to last equally long."""
-        spent, done = at - self.mark_us, step - self.sample_step
+        stalled = min(self.owed_us, at - self.mark_us)
+        self.owed_us -= stalled
+        self._spend(Bucket.STALLS, stalled)
+        spent, done = at - self.mark_us - stalled, step - self.sample_step
         again = min(self.high_step, step) - self.sample_step
         if self.sample_step >= self.high_step:
             redone = 0
@@ -167,6 +180,7 @@ class Goodput:
             self._pass(at)
         else:
             self._pass(at)
+        self.owed_us = 0
         if self.stage != _Stage.STARTING:
             self.stage = _Stage.FORMING
 
@@ -206,4 +220,9 @@ def goodput_of(events: Iterable[Event]) -> Goodput:
     return fold
 
 
-_CARRIED = ("began_us", "mark_us", "seen_us", "stage", "sample_step", "high_step", "away_from_us")
+def _us_of(ms: object) -> int:
+    """An hour at most, in microseconds: what a file says is believed within bounds."""
+    return round(min(max(ms, 0), 3_600_000) * 1000) if isinstance(ms, int | float) and ms == ms else 0
+
+
+_CARRIED = ("began_us", "mark_us", "seen_us", "stage", "sample_step", "high_step", "away_from_us", "owed_us")

@@ -332,6 +332,7 @@ class SavedPoints(Value, frozen=True, tag=9):
 
     sender: Credential
     points: Annotated[tuple[Point, ...], Meta(max_length=MAX_SAVED_POINTS)]
+    stalled_s: Seconds = 0.0  # that the sender's steps have waited for saves, since its process began
 
 
 class Digests(Value, frozen=True, tag=11):

@@ -125,6 +125,7 @@ class Agent:
 
     Attributes:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
+        stalled_s: seconds that steps have waited for saves; the main thread adds to it, saved points report it.
         observe: called in the control thread, oftener than it beats: where the main thread stands, if it stands still.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
@@ -139,6 +140,7 @@ class Agent:
         self.node = settings.node_id or f"{uuid.uuid4().hex[:12]}"
         self.session = uuid.uuid4().hex
         self.step = 0
+        self.stalled_s = 0.0
         self.observe: Callable[[], Progress | None] = lambda: None
         self._progress: Progress | None = None
         self._observed_at = 0.0
@@ -268,7 +270,7 @@ class Agent:
 
     def report_saved(self, points: Sequence[Point]) -> None:
         """Tell the scheduler which points this process's disk holds, rising."""
-        self._post(Saved(tuple(points)))
+        self._post(Saved(tuple(points), self.stalled_s))
 
     def report_digests(self, digests: Sequence[Digest]) -> None:
         """Tell the scheduler what this process's state was at its commits."""

@@ -8,26 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goodput import Members, Run, people, report
+from benchmarks.goodput import Members, Paired, Run, people, report
 from benchmarks.moments import Channel, Notebook
 from benchmarks.report import MISSING, problems
 
 PLAIN = Run(wall_s=10, steps=1000)
+SLOWER = Run(wall_s=10, steps=940)
 SPARE = Run(wall_s=100, steps=9700, kills=6, buckets_s={"productive": 97.0, "forming": 3.0})
 
 
 def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made() -> None:
-    document = report(PLAIN, {"spare": SPARE}, Run(wall_s=100, steps=5000, kills=6)).document()
+    peer = Run(wall_s=100, steps=5000, kills=6)
+    trials = {"spare": Paired(SPARE, PLAIN, PLAIN), "torchrun": Paired(peer, PLAIN, PLAIN)}
+    document = report(trials, has_peer=True).document()
     assert problems(document) == []
     assert document["ratios"] == {"goodput_spare": 0.97, "goodput_torchrun": 0.5}
     assert document["ours"]["spare"]["productive_s"] == 97
     assert document["floor"]["undisturbed_step_ms"] == 10
 
 
+def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
+    fast, slow = Run(wall_s=10, steps=2000), Run(wall_s=10, steps=1000)
+    trials = {
+        "spare": Paired(Run(wall_s=10, steps=1900), fast, fast),
+        "restart": Paired(Run(wall_s=10, steps=900), slow, slow),
+    }
+    document = report(trials, has_peer=False).document()
+    assert document["ratios"] == {"goodput_spare": 0.95, "goodput_restart": 0.9}
+    floor = document["floor"]
+    assert (floor["undisturbed_fastest_step_ms"], floor["undisturbed_slowest_step_ms"]) == (5, 10)
+
+
+def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
+    odd = Paired(SPARE, PLAIN, SLOWER)
+    assert not odd.is_comparable and Paired(SPARE, PLAIN, Run(wall_s=10, steps=960)).is_comparable
+    document = report({"spare": odd}, has_peer=False).document()
+    assert problems(document) == [] and document["ratios"] == {}
+    assert document["ours"]["spare"]["undisturbed_before_ms"] == 10
+    said = people({"spare": odd})
+    assert "not comparable" in said and "(1.000)" in said
+
+
 def test_a_peer_that_is_missing_is_said_to_be() -> None:
-    document = report(PLAIN, {"spare": SPARE}, None).document()
-    assert document["peers"] == {"torchrun": MISSING}
-    assert "torchrun" not in people(PLAIN, {"spare": SPARE}, None)
+    trials = {"spare": Paired(SPARE, PLAIN, PLAIN)}
+    assert report(trials, has_peer=False).document()["peers"] == {"torchrun": MISSING}
+    assert "torchrun" not in people(trials)
 
 
 def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from runtime.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from runtime.core.messages import Activity, Join
+from runtime.core.messages import Activity, Join, SavedPoints
+from runtime.core.point import Point
 from runtime.core.ready import Level, Note, Ready
 from runtime.core.recoveries import recoveries_of
 from runtime.core.scheduler import Received
@@ -139,3 +140,44 @@ def test_no_message_but_join_and_heartbeat_is_looked_at() -> None:
     chronicle.heard(object(), 1.0)
     chronicle.heard(Join, 1.0)
     assert chronicle.take([], [], [], 1.0) == []
+
+
+def stalled(house: Watched, node: str, step: int, seconds: float) -> None:
+    """The node's process says what it holds, and how long its steps have waited for saves in all."""
+    house.told(node, (step, 1))
+    credential = house.credential(node)
+    house.receive(credential.session, SavedPoints(credential, (Point(step, 1),), seconds))
+
+
+def stalls(house: Watched) -> list[float]:
+    return [event.more["stalled_ms"] for event in house.events if "stalled_ms" in event.more]
+
+
+def test_steps_wait_for_saves_as_long_as_the_rank_that_waited_longest() -> None:
+    house = trained()
+    for step, waits in [(10, (0.2, 0.5)), (20, (0.6, 0.55)), (20, (0.6, 0.55))]:
+        house.now += 5
+        for node, seconds in zip("01", waits, strict=True):
+            stalled(house, node, step, seconds)
+        for node in "01":
+            house.beat(node, step=step)
+    assert sum(stalls(house)) == 600
+
+
+def test_what_an_earlier_scheduler_start_was_told_is_not_told_again() -> None:
+    house = trained()
+    stalled(house, "0", 10, 0.5)
+    house.now += 5
+    house.beat("0", step=11)
+    assert stalls(house) == [500]
+    house.crash(after_s=1)
+    for node in "01":
+        house.register(node, f"s{node}", incarnation=1, job=house.core.state.job)
+        house.beat(node, step=30)
+    stalled(house, "0", 20, 0.75)
+    house.now += 5
+    house.beat("0", step=31)
+    stalled(house, "0", 30, 1.0)
+    house.now += 5
+    house.beat("0", step=32)
+    assert stalls(house) == [500, 250]

@@ -76,6 +76,21 @@ def test_after_the_end_no_time_counts_until_somebody_starts_it_again() -> None:
     assert spent(again, until=204) == {"start_up": 8, "productive": 21, "idle": 75}
 
 
+def test_what_steps_have_waited_for_saves_is_neither_productive_nor_redone() -> None:
+    saved = [event(Kind.COMMITTED, 110, 40, stalled_ms=500), event(Kind.STEP, 115, 100, stalled_ms=250.5)]
+    assert spent([*START, *saved]) == {"start_up": 5, "productive": 9.2495, "checkpoint_stalls": 0.7505}
+    again = [*START, *KILL[:-1], event(Kind.COMMITTED, 139, 190, stalled_ms=1000), KILL[-1]]
+    found = spent(again)
+    assert (found["checkpoint_stalls"], found["redone"]) == (1, 4.5)
+
+
+def test_no_more_is_taken_for_waiting_than_training_has_lasted() -> None:
+    nothing = event(Kind.COMMITTED, 105.5, 1, stalled_ms=float("nan"))
+    lies = [event(Kind.COMMITTED, 106, 1, stalled_ms=10**9), event(Kind.ROUND, 107, 2)]
+    assert spent([*START, nothing, *lies], until=110) == {"start_up": 5, "checkpoint_stalls": 2, "forming": 3}
+    assert spent([*START, lies[0]], until=110) == {"start_up": 5, "checkpoint_stalls": 5}
+
+
 def test_a_world_that_only_grows_trains_until_its_next_generation() -> None:
     grown = [event(Kind.ROUND, 110, 10, gently=True), event(Kind.GENERATION, 112, 12, restore=12)]
     assert spent([*START, *grown, event(Kind.TRAINING, 113, 12)]) == {"start_up": 5, "productive": 7, "restoring": 1}
@@ -90,6 +105,7 @@ def drawn(rng: random.Random, length: int) -> list[Event]:
             "slot": rng.choice([0, 1, 2, "x", None, 10**30]),
             "gently": rng.choice([True, False]),
             "restore": rng.choice([None, 0, 7, "x"]),
+            "stalled_ms": rng.choice([0, 0.4, 250, 10**12, -5, None, "x"]),
         }
         kind = rng.choice([kind for kind in Kind if kind is not Kind.CARRIED])
         events.append(Event(kind, at, 1, rng.randrange(5), rng.randrange(100), "1", "", more))
@@ -133,6 +149,8 @@ def test_what_is_carried_over_stands_for_the_events_it_was_made_of(seed: int) ->
         {**goodput_of(START + KILL).carried(), "totals_us": {"productive": 10**15}},
         {**goodput_of(START + KILL).carried(), "totals_us": []},
         {**goodput_of(START + KILL).carried(), "mark_us": -5},
+        {**goodput_of(START + KILL).carried(), "owed_us": -(10**12)},
+        {**goodput_of(START + KILL).carried(), "owed_us": 10**18},
     ],
 )
 def test_a_lie_in_what_is_carried_breaks_no_sum(more: dict[str, object]) -> None:
@@ -169,4 +187,4 @@ def test_what_is_no_event_is_none(plain: object) -> None:
 
 
 def test_every_bucket_has_a_name_of_its_own() -> None:
-    assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 7
+    assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 8

@@ -4,7 +4,7 @@
   const $ = (id) => document.getElementById(id);
   const MOST_EVENTS = 5000, SHOWN_EVENTS = 400, MOST_POINTS = 3000, MANY = 64;
   const SIGNS = { training: "●", done: "✔", finished: "✔", forming: "◐", waiting: "○", seated: "·", lost: "✕", left: "–", warm: "◇", warming: "◌", unknown: "?", retired: "–" };
-  const BUCKETS = ["productive", "start_up", "forming", "waiting_for_seats", "restoring", "redone", "idle"];
+  const BUCKETS = ["productive", "start_up", "forming", "waiting_for_seats", "restoring", "redone", "checkpoint_stalls", "idle"];
   const PHASES = ["decide", "wait_for_seats", "meet", "restore"];
   const embedded = $("data") ? JSON.parse($("data").textContent) : null;
   let state = null, events = [], steps = [], losses = [], chosen = null, alive = false, skew = 0, drawn = {}, dirty = true;
@@ -228,6 +228,22 @@
     event.preventDefault(); cells[at].tabIndex = -1; cells[to].tabIndex = 0; cells[to].focus();
   });
   $("close").addEventListener("click", () => choose(null));
+  async function act(deed) {
+    const what = deed === "drill" ? word(deed) : `${word(deed)}: ${chosen}`;
+    if ((deed !== "drill" && chosen === null) || !confirm(`${what}\n\n${word("sure")}`)) return;
+    let text;
+    try {
+      const order = deed === "drill" ? { do: deed } : { do: deed, node: chosen };
+      const answer = await fetch("api/act", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(order) });
+      text = await answer.text();
+    } catch { text = word("gone"); }
+    $("done").hidden = false; $("done").textContent = text.trim();
+  }
+  const deeds = [...document.querySelectorAll("[data-deed]")];
+  for (const button of deeds) button.addEventListener("click", () => act(button.dataset.deed));
+  async function askWhatMayBeDone() {
+    try { const answer = await fetch("api/health"); const may = answer.ok && (await answer.json()).may_act; for (const button of deeds) button.hidden = !may; } catch { /* the stream tells */ }
+  }
   $("filter").addEventListener("input", () => paintEvents());
   $("kind").addEventListener("change", () => paintEvents());
   $("language").addEventListener("click", () => { language = language === "zh" ? "en" : "zh"; keep(); dress(); });
@@ -241,7 +257,7 @@
   }
   function listen() {
     const source = new EventSource("api/stream");
-    source.addEventListener("open", () => begin().catch(() => undefined));
+    source.addEventListener("open", () => { askWhatMayBeDone(); begin().catch(() => undefined); });
     source.addEventListener("state", (event) => takeState(JSON.parse(event.data)));
     source.addEventListener("events", (event) => { takeEvents(JSON.parse(event.data)); });
     source.addEventListener("anew", () => begin().catch(() => undefined));

@@ -175,8 +175,10 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.committed(step)
         if points.due.is_at(step):  # on every rank, whatever its disk does
+            began_s = time.monotonic()
             with points.due.saving():
                 points.save(step)
+            self._agent.stalled_s += time.monotonic() - began_s
         else:
             points.leave_out(step)
 
