@@ -126,6 +126,7 @@ class Settings:
     log_dir: Path
     probe_file: Path | None
     dashboard_port: int | None
+    dashboard_actions: bool
     job_name: str
     device: str | None
     cluster_secret: str | None = field(repr=False)

@@ -442,6 +442,11 @@ VARIABLES: tuple[Variable, ...] = (
         example="8265", shown_default=("no page", "没有页面"),
     ),
     Variable(
+        "DASHBOARD_ACTIONS", "dashboard_actions", _SWITCH, "0", _JOB,
+        "`1`: who shows the page's token can kill a worker from it, or have one leave. `0`: the page only shows.",
+        "`1`：出示令牌者可在页面上杀死某个 worker 或让其退出。`0`：页面只供查看。",
+    ),
+    Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
         "Name a new worker is recognised by.",
         "作业名，用于核对新加入的 worker。",

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from runtime.config import Settings, is_loopback
-from runtime.dashboard.guard import Guard, token_of
+from runtime.dashboard.guard import Guard, action_token_of, token_of
 from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
 from runtime.ops import kept_start
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits dashboard",
         description="Serve a page that shows the job that was started in this folder, live, and after its end. It only "
-        "shows. Ctrl-C ends it; the job does not notice.",
+        "shows, unless DASHBOARD_ACTIONS=1. Ctrl-C ends it; the job does not notice.",
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
     parser.add_argument(
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
             "Fix: pip install 'samebits[dashboard]'"
         )
     settings = kept_start.settings_here(only_looks=True)
-    token = token_of(cluster_keys(settings.cluster_secret, settings.cluster_secret_file))
+    keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+    token = token_of(keys)
     if token is None and not is_loopback(options.host):
         raise SettingsError(
             [
@@ -58,24 +59,28 @@ def main(arguments: Sequence[str]) -> int:
                 "job's>, or listen on 127.0.0.1 and reach it with `ssh -L`"
             ]
         )
-    return _serve(settings, options.host, options.port, token, options.linger)
+    listener = _listen(options.host, options.port)
+    names = frozenset({options.host.lower(), socket.gethostname().lower(), settings.sched_host.lower()})
+    guard = Guard(names, token, action_token_of(keys, is_on=settings.dashboard_actions))
+    return _serve(settings, options.host, listener, guard, options.linger)
 
 
-def _serve(settings: Settings, host: str, port: int, token: str | None, linger_s: float | None) -> int:
+def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard, linger_s: float | None) -> int:
     import uvicorn
 
+    from runtime.dashboard.actions import Actions
     from runtime.dashboard.report import html_of_folder
     from runtime.dashboard.server import Pages, app_of
     from runtime.dashboard.watching import Watch
 
-    listener = _listen(host, port)
-    names = frozenset({host.lower(), socket.gethostname().lower(), settings.sched_host.lower()})
     link = SchedulerLink(settings)
     try:
-        guard, pages = Guard(names, token), Pages(Watch(settings, link), linger_s)
-        app = app_of(pages, guard, lambda: html_of_folder(settings))
+        pages = Pages(Watch(settings, link), linger_s)
+        actions = Actions(settings) if guard.action_token is not None else None
+        app = app_of(pages, guard, lambda: html_of_folder(settings), actions)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}/"
+        token = guard.action_token or guard.token
         print(f"samebits: the dashboard is at {address}{f'?token={token}' if token else ''}", flush=True)
         config = uvicorn.Config(
             app,

@@ -2,7 +2,8 @@
 
 Only the judging lives here. The one idea: a page on loopback is reachable from every web site that the user's browser
 opens, so a request must name this server as its host (DNS rebinding needs a name of the attacker's), must come from no
-other site, can only read, and where the job has a secret must show a token that is made of it.
+other site, can only read, and where the job has a secret must show a token that is made of it. An action, where they
+are on at all, must show a token in any case, and say itself that it comes from this very page.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,6 +19,9 @@ from http import HTTPStatus
 from runtime.net.curve import ClusterKeys
 
 COOKIE = "samebits_token"
+ACTION = "/api/act"
+ACTION_TYPE = "application/json"
+"""A form of another site cannot send this type, and a script of one must ask first (fetch.spec.whatwg.org, CORS)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,15 +43,23 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``names`` are the host names, besides addresses and localhost, under which this server is reached."""
+    """``names`` are the host names, besides addresses and localhost, under which this server is reached.
+
+    ``token`` is what a reader must show, None: nothing; ``action_token`` what an action must, None: there are none.
+    """
 
     names: frozenset[str]
     token: str | None
+    action_token: str | None = None
 
     def judge(self, method: str, headers: Mapping[str, str], token: str | None) -> Refused | None:
         """None where the request may be answered. ``headers`` have lower-case names."""
-        if method not in ("GET", "HEAD"):
-            return Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this page only shows: GET and HEAD are answered")
+        if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
+            return Refused(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "this page only shows: GET and HEAD are answered. Fix: DASHBOARD_ACTIONS=1 where it is started lets it "
+                "do more",
+            )
         host = headers.get("host", "")
         if not self._is_own(host):
             return Refused(
@@ -58,16 +71,30 @@ class Guard:
         is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
             return Refused(HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address")
-        if self.token is None:
-            return None
-        shown = token or _bearer(headers) or _cookie(headers)
-        if shown is None or not hmac.compare_digest(shown.encode(), self.token.encode()):
+        if self.token is not None and not _shows(self.token, headers, token):
             return Refused(
                 HTTPStatus.UNAUTHORIZED,
                 "the job has a CLUSTER_SECRET, and this request shows no token of it. Fix: open the address that "
                 "`samebits dashboard` printed",
             )
+        return self._judge_action(headers) if method == "POST" else None
+
+    def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
+        """What is sent to be done: the token in a header or cookie, never in an address that others may have seen."""
+        if headers.get("origin") is None:
+            return Refused(HTTPStatus.FORBIDDEN, "an action says from which page it comes, and this one has no Origin")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
+            return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action is {ACTION_TYPE}")
+        if not self.may_act(headers):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "an action needs the page's token. Fix: open the address that `samebits dashboard` printed",
+            )
         return None
+
+    def may_act(self, headers: Mapping[str, str]) -> bool:
+        """Whether a page that sends these headers could act."""
+        return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def _is_own(self, host: str) -> bool:
         name = host_name(host)
@@ -98,6 +125,16 @@ def token_of(keys: ClusterKeys | None) -> str | None:
     if keys is None:
         return None
     return hashlib.blake2b(key=keys.scheduler.secret, person=b"dashboard", digest_size=24).hexdigest()
+
+
+def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
+    """What an action must show: the job's token, or, where the job has no secret, one that is made up here and now."""
+    return (token_of(keys) or secrets.token_hex(24)) if is_on else None
+
+
+def _shows(expected: str, headers: Mapping[str, str], token: str | None) -> bool:
+    shown = token or _bearer(headers) or _cookie(headers)
+    return shown is not None and hmac.compare_digest(shown.encode(), expected.encode())
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The web server: a few GET routes over one ``Watch``, and one stream of server-sent events for every open page.
+"""The web server: a few routes over one ``Watch``, and one stream of server-sent events for every open page.
 
 Here live routes, the stream and its bounds; who may ask is ``guard``'s. The one idea: one task looks at the job and
 makes each message once, whoever many pages are open; a page that reads too slowly is closed and comes back by itself.
@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from runtime.core.events import Event
-from runtime.dashboard.guard import COOKIE, HEADERS, Guard
+from runtime.dashboard.actions import Actions
+from runtime.dashboard.guard import ACTION, COOKIE, HEADERS, Guard
 from runtime.dashboard.metrics import exposition
 from runtime.dashboard.watching import Watch
 
@@ -111,8 +112,8 @@ class Pages:
         return len(self._queues) >= MOST_PAGES
 
 
-def app_of(pages: Pages, guard: Guard, report: Callable[[], str]) -> Starlette:
-    """The application. ``report`` makes the post-mortem page of ``report``."""
+def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actions | None = None) -> Starlette:
+    """The application. ``report`` makes the post-mortem page of ``report``; without ``actions`` nothing can be done."""
     watch = pages.watch
 
     async def file(request: Request) -> Response:
@@ -142,8 +143,14 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str]) -> Starlette:
         headers = {"content-disposition": 'attachment; filename="samebits-report.html"'}
         return Response(await asyncio.to_thread(report), media_type="text/html", headers=headers)
 
-    async def health(_: Request) -> Response:
-        return JSONResponse({"linked": watch.is_linked})
+    async def health(request: Request) -> Response:
+        may_act = actions is not None and guard.may_act(dict(request.headers.items()))
+        return JSONResponse({"linked": watch.is_linked, "may_act": may_act})
+
+    async def act(request: Request) -> Response:
+        assert actions is not None
+        done = await actions.take(request)
+        return PlainTextResponse(f"{done.text}\n", done.status)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -158,6 +165,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str]) -> Starlette:
             Route("/api/stream", stream),
             Route("/api/log", log),
             Route("/api/health", health),
+            *([Route(ACTION, act, methods=["POST"])] if actions is not None else []),
             Route("/metrics", metrics),
             Route("/report", mortem),
             Route("/", file),
@@ -200,7 +208,7 @@ class _Guarded:
         refused = self._guard.judge(scope["method"], headers, token)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
-        if token is not None and scope["path"] == "/":
+        if token is not None and scope["path"] == "/" and scope["method"] != "POST":
             answer = RedirectResponse("/", 303)  # so that the token stays in no history
             answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return answer

@@ -24,7 +24,8 @@ from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, WorkerView, stored_view
 from runtime.ops.local_processes import SCHEDULER, name_of
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
-from runtime.service.events import events_in
+from runtime.service.events import asked_events, events_in, merged
+from runtime.store import asked_log
 from runtime.store.event_log import Tail
 
 MOST_EVENTS = 5000
@@ -64,6 +65,7 @@ class Watch:
         self._view: JobView | None = None
         self._stored: JobView | None = None
         self._is_linked = False
+        self._asked = self._asked_bytes = 0  # of what people have asked: how many, and the size of the file
         self._losses: dict[int, float] = {}  # by step
         self._logs: dict[Path, int] = {}  # how much of each was read
 
@@ -74,7 +76,8 @@ class Watch:
             lines, is_anew = self._tail.new_lines()
         except (OSError, StoreError):
             lines, is_anew = [], False
-        events = events_in(lines)
+        asked = self._asked_since(0 if is_anew else self._asked)
+        events = merged(events_in(lines), asked)
         if is_anew:
             self.events.clear()
             self._goodput, self._recoveries, self._steps = Goodput(), Recoveries(), []
@@ -83,6 +86,20 @@ class Watch:
         if events or self._view is None:
             self._stored = self._read_journal()
         return Changed(events, is_anew, is_told or bool(events))
+
+    def _asked_since(self, known: int) -> list[Event]:
+        """What people have asked of the job, but for the first so many."""
+        try:
+            path = self._settings.recovery_path / asked_log.ASKED_FILE
+            size = _size_of(path)
+            if size == self._asked_bytes and known:
+                return []
+            found = asked_events(self._settings.recovery_path) if size else []
+        except (OSError, StoreError):
+            return []
+        known = min(known, len(found)) if size >= self._asked_bytes else 0
+        self._asked, self._asked_bytes = len(found), size
+        return found[known:]
 
     def _take_news(self) -> bool:
         told = self._link.take() if self._link is not None else []

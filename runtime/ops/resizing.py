@@ -73,11 +73,16 @@ def remove(arguments: Sequence[str]) -> int:
     leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
     log_dir, _ = kept_start.read_here()
     with StartLock(log_dir):
-        _remove(log_dir, leaving)
+        release(log_dir, leaving)
     return 0
 
 
-def _remove(log_dir: Path, leaving: Sequence[str]) -> None:
+def release(log_dir: Path, leaving: Sequence[str]) -> None:
+    """Have these nodes of this machine leave for good; the lock is held.
+
+    Raises:
+        UsageError: the job cannot do without them, they are not of this machine, or no scheduler answers.
+    """
     _, kept = kept_start.read_here()
     settings = kept_start.settings_here()
     nodes = kept_start.nodes_of(log_dir, settings)
@@ -123,7 +128,7 @@ def bring_to(log_dir: Path, size: int) -> None:
         _add(log_dir, size - len(there))
     elif size < len(there):
         nodes = kept_start.nodes_of(log_dir, settings)
-        _remove(log_dir, last_to_come([node for node in there if node in nodes], len(there) - size))
+        release(log_dir, last_to_come([node for node in there if node in nodes], len(there) - size))
     else:
         _say(f"the job has {size} workers")
 

@@ -7,6 +7,7 @@ nothing else. It is called after everything is durable and sent, and no failure 
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from runtime.core.records import Record
 from runtime.core.scheduler import Event as CoreEvent
 from runtime.core.scheduler import Received, SchedulerCore
 from runtime.service import clock, log
+from runtime.store import asked_log
 from runtime.store.event_log import EventLog, read_lines
 
 
@@ -72,12 +74,26 @@ def events_in(lines: Iterable[str]) -> list[Event]:
 
 
 def read_events(recovery_path: Path) -> list[Event]:
-    """The job's events, the oldest first; none where there are none.
+    """The job's events, the oldest first, with what people have asked of it; none where there are none.
 
     Raises:
         StoreError: the disk refuses, or a file is another user's.
     """
-    return events_in(read_lines(recovery_path))
+    return merged(events_in(read_lines(recovery_path)), asked_events(recovery_path))
+
+
+def asked_events(recovery_path: Path) -> list[Event]:
+    """What people have asked of the job, the oldest first.
+
+    Raises:
+        StoreError: as :func:`read_events`.
+    """
+    return [event for event in events_in(asked_log.read(recovery_path)) if event.kind is Kind.ASKED]
+
+
+def merged(events: Iterable[Event], asked: Iterable[Event]) -> list[Event]:
+    """Both by their times; the order of each stays."""
+    return list(heapq.merge(events, asked, key=lambda event: event.at))
 
 
 def _carried(lines: list[str]) -> str:

@@ -1,0 +1,298 @@
+"""What the page may have done to a job: refused to whoever shows no token, written down, and done to its own alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from runtime.config import Settings
+from runtime.core.events import Event, Kind
+from runtime.core.goodput import goodput_of
+from runtime.dashboard.actions import MOST_BYTES, Actions, order_in, user_of
+from runtime.dashboard.guard import ACTION, Guard, action_token_of
+from runtime.dashboard.server import Pages, app_of
+from runtime.dashboard.watching import Watch
+from runtime.errors import UsageError
+from runtime.net.curve import derive_keys
+from runtime.ops import acting
+from runtime.ops.acting import Deed, act
+from runtime.service.events import merged, read_events
+from runtime.store import asked_log
+from runtime.store.process_identity import ProcessIdentity, write_pid_file
+
+HOST = "http://127.0.0.1:8265"
+TOKEN = "t0ken"
+RIGHT = {"origin": HOST, "content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+WORKER_1 = {"do": "kill", "node": "1"}
+
+
+@pytest.fixture
+def settings(make_folder: Callable[..., Settings]) -> Settings:
+    return make_folder()
+
+
+@contextmanager
+def opened(settings: Settings, guard: Guard, *, acts: bool = True) -> Iterator[TestClient]:
+    actions = Actions(settings) if acts else None
+    app = app_of(Pages(Watch(settings, None)), guard, lambda: "", actions)
+    with TestClient(app, base_url=HOST) as client:
+        yield client
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    with opened(settings, Guard(frozenset(), None, TOKEN)) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a pid file of the job says is worker 1."""
+    started = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
+    )
+    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(started.pid))
+    yield started
+    started.kill()
+    started.wait()
+
+
+def asked(settings: Settings) -> list[Event]:
+    return [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED]
+
+
+# ---- who may
+
+
+def test_actions_are_off_unless_they_are_asked_for(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
+    assert not settings.dashboard_actions
+    assert action_token_of(None, is_on=False) is None
+    with opened(settings, Guard(frozenset(), None), acts=False) as client:
+        assert client.post(ACTION, json=WORKER_1, headers=RIGHT).status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        assert client.get("/api/health").json()["may_act"] is False
+    assert worker.poll() is None and asked(settings) == []
+
+
+def test_on_loopback_too_an_action_needs_a_token_that_nobody_can_know() -> None:
+    tokens = {action_token_of(None, is_on=True) for _ in range(10)}
+    assert len(tokens) == 10 and all(token is not None and len(token) == 48 for token in tokens)
+    keys = derive_keys(b"0123456789abcdef")
+    assert action_token_of(keys, is_on=True) == action_token_of(keys, is_on=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"authorization": None}, HTTPStatus.UNAUTHORIZED),
+        ({"authorization": "Bearer t0kem"}, HTTPStatus.UNAUTHORIZED),
+        ({"authorization": "Basic t0ken"}, HTTPStatus.UNAUTHORIZED),
+        ({"origin": None}, HTTPStatus.FORBIDDEN),
+        ({"origin": "http://evil.example"}, HTTPStatus.FORBIDDEN),
+        ({"origin": "null"}, HTTPStatus.FORBIDDEN),
+        ({"origin": "http://127.0.0.1:8266"}, HTTPStatus.FORBIDDEN),
+        ({"sec-fetch-site": "cross-site"}, HTTPStatus.FORBIDDEN),
+        ({"sec-fetch-site": "same-site"}, HTTPStatus.FORBIDDEN),
+        ({"host": "evil.example"}, HTTPStatus.MISDIRECTED_REQUEST),
+        ({"content-type": "text/plain"}, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+        ({"content-type": "application/x-www-form-urlencoded"}, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+    ],
+)
+def test_who_may_not_act_changes_nothing(
+    client: TestClient,
+    settings: Settings,
+    worker: subprocess.Popen[bytes],
+    changes: dict[str, str | None],
+    status: HTTPStatus,
+) -> None:
+    headers = {name: value for name, value in {**RIGHT, **changes}.items() if value is not None}
+    answer = client.post(ACTION, content=json.dumps(WORKER_1), headers=headers)
+    assert answer.status_code == status, answer.text
+    assert TOKEN not in answer.text
+    assert worker.poll() is None and asked(settings) == []
+
+
+def test_a_token_in_the_address_lets_nobody_act(client: TestClient, worker: subprocess.Popen[bytes]) -> None:
+    headers = {name: value for name, value in RIGHT.items() if name != "authorization"}
+    assert client.post(f"{ACTION}?token={TOKEN}", json=WORKER_1, headers=headers).status_code == HTTPStatus.UNAUTHORIZED
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_an_action_is_posted(client: TestClient, worker: subprocess.Popen[bytes], method: str) -> None:
+    answer = client.request(method, ACTION, headers=RIGHT)
+    assert answer.status_code in (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_FOUND)
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("path", ["/", "/api/everything", "/metrics", "/report"])
+def test_nothing_else_is_posted(client: TestClient, path: str) -> None:
+    assert client.post(path, headers=RIGHT).status_code == HTTPStatus.METHOD_NOT_ALLOWED
+
+
+def test_reading_needs_no_token_where_the_job_has_no_secret_and_tells_who_may_act(client: TestClient) -> None:
+    assert client.get("/api/health").json()["may_act"] is False
+    assert client.get("/", params={"token": TOKEN}).status_code == HTTPStatus.OK  # and the cookie is set
+    assert client.get("/api/health").json()["may_act"] is True
+
+
+def test_a_job_with_a_secret_lets_nobody_act_who_may_not_read(settings: Settings) -> None:
+    with opened(settings, Guard(frozenset(), TOKEN, TOKEN)) as client:
+        headers = {name: value for name, value in RIGHT.items() if name != "authorization"}
+        assert client.post(ACTION, json=WORKER_1, headers=headers).status_code == HTTPStatus.UNAUTHORIZED
+
+
+# ---- what is no order
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"null", b'"kill"', b'{"do": "kill", "node": 1}', b'{"do": "stop", "node": "1"}'),
+        *(b'{"do": ["kill"], "node": "1"}', b'{"do": "kill", "node": "1", "more": 1}', b"\xff\xfe", b"[" * 400),
+        b'{"do": "kill", "node": "' + b"1" * 200 + b'"}',
+    ],
+)
+def test_what_is_no_order_does_nothing(
+    client: TestClient, settings: Settings, worker: subprocess.Popen[bytes], body: bytes
+) -> None:
+    answer = client.post(ACTION, content=body, headers=RIGHT)
+    assert answer.status_code == HTTPStatus.BAD_REQUEST
+    assert worker.poll() is None and asked(settings) == []
+
+
+def test_too_long_an_order_is_not_read(client: TestClient) -> None:
+    answer = client.post(ACTION, content=b" " * (MOST_BYTES + 1), headers=RIGHT)
+    assert answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+@pytest.mark.parametrize("told", [WORKER_1, {"do": "drill"}, {"do": "drain", "node": "2.1"}])
+def test_an_order_is_what_it_says(told: dict[str, Any]) -> None:
+    assert order_in(json.dumps(told).encode()) == (Deed(told["do"]), told.get("node", ""))
+
+
+# ---- what is done
+
+
+def test_a_kill_is_in_the_history_with_who_asked_and_hits_the_jobs_own_process(
+    client: TestClient, settings: Settings, worker: subprocess.Popen[bytes]
+) -> None:
+    before = goodput_of(read_events(settings.recovery_path)).wall_us()
+    answer = client.post(ACTION, json=WORKER_1, headers=RIGHT)
+    assert (answer.status_code, worker.wait(60)) == (HTTPStatus.OK, -signal.SIGKILL)
+    assert answer.text.startswith("worker 1 (pid ")
+    (event,) = asked(settings)
+    assert event.node == "1" and event.more == {"deed": "kill"}
+    assert event.text.startswith(f"kill -9 of worker 1 (pid {worker.pid}") and "asked for by the page" in event.text
+    assert goodput_of(read_events(settings.recovery_path)).wall_us() == before, "it costs no time by itself"
+
+
+def test_the_page_shows_what_was_asked_at_once_and_after_its_restart(
+    client: TestClient, settings: Settings, worker: subprocess.Popen[bytes]
+) -> None:
+    watch = Watch(settings, None)
+    assert Kind.ASKED not in [event.kind for event in watch.look().events]
+    client.post(ACTION, json=WORKER_1, headers=RIGHT)
+    assert [event.kind for event in watch.look().events] == [Kind.ASKED]
+    assert watch.look().events == []
+    assert [event.kind for event in Watch(settings, None).look().events].count(Kind.ASKED) == 1
+
+
+@pytest.mark.parametrize("node", ["0", "7", "", "../1", "scheduler"])
+def test_nobody_else_is_hit(client: TestClient, settings: Settings, worker: subprocess.Popen[bytes], node: str) -> None:
+    answer = client.post(ACTION, json={"do": "kill", "node": node}, headers=RIGHT)
+    assert answer.status_code == HTTPStatus.CONFLICT and "does not run on this machine" in answer.text
+    assert worker.poll() is None and asked(settings) == []
+
+
+def test_a_pid_that_is_another_process_by_now_is_left_alone(
+    settings: Settings, worker: subprocess.Popen[bytes]
+) -> None:
+    known = ProcessIdentity.of_child(worker.pid)
+    write_pid_file(settings.log_dir / "worker_1.pid", replace(known, started_at=known.started_at - 1))
+    with pytest.raises(UsageError, match="does not run on this machine"):
+        act(settings, Deed.KILL, "1", "a test")
+    assert worker.poll() is None
+
+
+def test_what_cannot_be_written_down_is_not_done(
+    settings: Settings, worker: subprocess.Popen[bytes], client: TestClient
+) -> None:
+    (settings.recovery_path / asked_log.ASKED_FILE).mkdir()
+    assert client.post(ACTION, json=WORKER_1, headers=RIGHT).status_code == HTTPStatus.CONFLICT
+    assert worker.poll() is None
+
+
+def test_without_recovery_nothing_is_done(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(UsageError, match="ENABLE_RECOVERY=0"):
+        act(replace(settings, enable_recovery=False), Deed.KILL, "1", "a test")
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("deed", [Deed.DRAIN, Deed.DRILL])
+def test_what_needs_the_scheduler_is_refused_without_one(
+    settings: Settings,
+    worker: subprocess.Popen[bytes],
+    deed: Deed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(settings.log_dir.parent)
+    with pytest.raises(UsageError, match="no scheduler of this job answers"):
+        act(settings, deed, "1", "a test")
+    assert worker.poll() is None and asked(settings) == []
+
+
+def test_a_drill_hits_one_of_the_ranks_that_run_here(
+    settings: Settings, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acting, "_ranks", lambda settings, running: list(running))
+    assert act(settings, Deed.DRILL, "", "a test").startswith("worker 1 ")
+    assert worker.wait(60) == -signal.SIGKILL
+    assert asked(settings)[0].text.startswith("drill: kill -9 of worker 1")
+
+
+# ---- the file
+
+
+def test_what_was_asked_is_bounded_and_its_newest_stay(tmp_path: Path) -> None:
+    for number in range(asked_log.MOST_LINES + 1):
+        asked_log.append(tmp_path, f"line {number}")
+    lines = asked_log.read(tmp_path)
+    assert len(lines) == asked_log.MOST_LINES // 2
+    assert lines[-1] == f"line {asked_log.MOST_LINES}"
+    assert (tmp_path / asked_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
+    asked_log.append(tmp_path, "whole")
+    with (tmp_path / asked_log.ASKED_FILE).open("ab") as file:
+        file.write(b"torn")
+    asked_log.append(tmp_path, "more")
+    assert asked_log.read(tmp_path) == ["whole", "torn", "more"]
+
+
+def test_what_was_asked_stands_where_it_was_asked_and_the_schedulers_order_stays() -> None:
+    told = [Event(Kind.STEP, 5.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 9.0)]
+    found = merged(told, [Event(Kind.ASKED, 7.0)])
+    assert [event.at for event in found] == [5.0, 3.0, 7.0, 9.0]
+
+
+def test_a_connection_of_this_machine_has_a_user(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    row = "   0: 0100007F:1F90 0100007F:2049 01 00000000:00000000 00:00000000 00000000  {}        0 12345\n"
+    table.write_text(f"head\n{row.format(os.getuid())}")
+    name = user_of("127.0.0.1", 0x1F90, table)
+    assert name is not None and user_of("127.0.0.1", 0x1F91, table) is None
+    table.write_text("nonsense\nmore of it\n")
+    assert user_of("127.0.0.1", 0x1F90, table) is None
