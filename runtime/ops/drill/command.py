@@ -7,6 +7,7 @@ it says what it compared.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 from collections.abc import Sequence
@@ -16,18 +17,15 @@ from typing import Any
 from runtime import config
 from runtime.core.events import Kind
 from runtime.errors import UsageError
+from runtime.ops.drill.advice import Script, advise
 from runtime.ops.drill.compare import Compared, compare
+from runtime.ops.drill.partition import INSIDE, OUTSIDE
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from runtime.ops.history_show import account, duration
 
-ADVICE = (
-    "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",
-    "the sampler is an ElasticSampler and is given to TorchState(sampler=…)",
-    "random numbers come back exactly with TorchState(rng='per_step', seed=…)",
-    "every optimizer.step() is followed by state.commit()",
-    "torch.use_deterministic_algorithms(True), and one OMP_NUM_THREADS in every process",
-)
+NAMES = ("undisturbed", "disturbed")
+_INCOMPLETE = "drill INCOMPLETE: what was given was survived with equal bits, and not all that was planned was given"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,12 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(options.folder).resolve()
     if folder.exists():
         raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
-    outcomes = {
-        name: _rehearse(folder / name, [str(path.resolve()), *script[1:]], options, faults_given)
+    outcomes = [
+        _rehearse(folder / name, [str(path.resolve()), *script[1:]], options, faults_given)
         for name, faults_given in (("undisturbed", []), ("disturbed", plan))
-    }
-    roots = [folder / name / "ckpt_of_rank" for name in outcomes]
-    told = report(outcomes["undisturbed"], outcomes["disturbed"], compare(*roots), options.seed)
+    ]
+    undisturbed, disturbed = outcomes
+    ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
+    compared = compare(ours, theirs, disturbed.damaged)
+    advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
+    told = report(undisturbed, disturbed, compared, options.seed, advice)
     (folder / "drill.json").write_text(json.dumps(told, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(lines_of(told, folder)))
     return 0 if told["passed"] else 1
@@ -83,43 +84,58 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
 
 
 def _rehearse(folder: Path, script: list[str], options: argparse.Namespace, plan: Sequence[Planned]) -> Outcome:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start = ["-n", str(options.workers), "--spares", str(options.spares), "--sched-port", str(port), *script]
+    start = ["-n", str(options.workers), "--spares", str(options.spares), *script]
     environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
-    return Rehearsal(folder, start, environment, options.workers + options.spares).run(plan)
+    return Rehearsal(folder, start, environment, options.workers + options.spares, free_port()).run(plan)
 
 
-def report(undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int) -> dict[str, Any]:
-    """The verdict as plain values."""
+def free_port() -> int:
+    """A port that nobody uses on either address of loopback that a drill may need."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind((OUTSIDE, 0))
+            port = int(probe.getsockname()[1])
+            with contextlib.suppress(OSError):
+                other.bind((INSIDE, port))
+                return port
+
+
+def report(
+    undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int, advice: Sequence[str]
+) -> dict[str, Any]:
+    """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
     survived = not undisturbed.problem and not disturbed.problem
+    is_sound = survived and compared.is_equal
+    verdict = "failed" if not is_sound else "incomplete" if disturbed.not_injected else "passed"
     return {
-        "passed": survived and compared.is_equal,
+        "passed": verdict == "passed",
+        "verdict": verdict,
         "seed": seed,
         "survived": survived,
         "problem": (undisturbed.problem and f"undisturbed: {undisturbed.problem}") or disturbed.problem,
         "equal_bits": compared.is_equal,
         "difference": compared.difference,
+        "first_step": compared.first_step,
+        "differing": [f"rank {one.slot}: {one.name}" for one in compared.differing[:100]],
         "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
         "faults": [one.plain() for one in disturbed.injected],
+        "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
         "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
         "undisturbed": {"wall_s": round(undisturbed.wall_s, 3), **account(undisturbed.events)},
         "disturbed": {"wall_s": round(disturbed.wall_s, 3), **account(disturbed.events)},
-        "advice": [] if compared.is_equal or not survived else list(ADVICE),
+        "advice": list(advice),
     }
 
 
 def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     """The verdict for people."""
     compared, faults = told["compared"], told["faults"]
-    kinds = sorted({one["fault"] for one in faults})
-    counted = ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
     lines = [
-        "drill passed" if told["passed"] else "drill FAILED",
-        f"faults: {len(faults)} ({counted}); seed {told['seed']}",
+        {"passed": "drill passed", "failed": "drill FAILED", "incomplete": _INCOMPLETE}[told["verdict"]],
+        f"faults: {len(faults)} ({_counted(faults)}); seed {told['seed']}",
         "survived: yes" if told["survived"] else f"survived: no: {told['problem']}",
     ]
+    lines += [f"not injected: {one['fault']}: {one['why']}" for one in told["not_injected"]]
     if told["equal_bits"]:
         newest = compared["steps"][-1]
         lines.append(
@@ -128,7 +144,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         )
     else:
         lines.append(f"bits: {told['difference']}")
-    for name in ("undisturbed", "disturbed"):
+    for name in NAMES:
         one = told[name]
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
         redone = sum(row["steps_lost"] for row in one["recoveries"])
@@ -141,6 +157,11 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
     lines += [f"look: {text}" for text in told["advice"]]
     return [*lines, f"report: {folder / 'drill.json'}; `samebits report` in {folder / 'disturbed'} makes a page of it"]
+
+
+def _counted(faults: Sequence[dict[str, Any]]) -> str:
+    kinds = sorted({one["fault"] for one in faults})
+    return ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
 
 
 def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:

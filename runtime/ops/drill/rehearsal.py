@@ -1,4 +1,4 @@
-"""One job of a drill: started as a user starts it, disturbed by signals, brought back as a user brings it back.
+"""One job of a drill: started as a user starts it, disturbed, brought back as a user brings it back.
 
 Processes and waiting live here. The one idea: the job's events say when it trains, so a fault is given only to a job
 that trains, and is over when the job trains again; nothing is timed that an event can tell.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,58 @@ from typing import Any
 from runtime.core.events import Event, Kind
 from runtime.errors import JournalDamagedError, StoreError
 from runtime.ops import kept_start
-from runtime.ops.drill.plan import Fault, Planned
-from runtime.ops.job_view import stored_view
-from runtime.ops.local_processes import SCHEDULER, end, name_of, process_names, read_pid_files, send_signal
+from runtime.ops.drill.faults import Scene, Tools, give
+from runtime.ops.drill.impossible import ImpossibleError
+from runtime.ops.drill.plan import Fault, Notice, Planned
+from runtime.ops.job_view import JobView, stored_view
+from runtime.ops.local_processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from runtime.service.events import read_events
 from runtime.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.1
 PATIENCE_S = 240.0  # for a job to train again, or to end, while nothing new happens
 REVIVE_AFTER_S = 3.0  # so long a follower has to bring back by itself what is gone
-PAUSE_S = 1.0
 GRACE_S = 10.0
+MOST_SAID, MAX_SAID = 20, 600
+_OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class Injected:
-    """A fault that was given; ``recovered_s`` until every member trained again, None where it never did."""
+    """A fault that was given, and what was done; ``recovered_s`` until every member trained again, None: never."""
 
     fault: Fault
     node: str
     step: int
     at: float
     recovered_s: float | None = None
+    did: str = ""
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "fault": str(self.fault)}
 
 
+@dataclass(frozen=True, slots=True)
+class NotInjected:
+    """A planned fault that was not given, and why."""
+
+    fault: Fault
+    why: str
+
+
 @dataclass(slots=True)
 class Outcome:
-    """How a job of the drill went; ``problem`` is empty where it finished."""
+    """How a job of the drill went; ``problem`` is empty where it finished.
+
+    ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of.
+    """
 
     events: list[Event] = field(default_factory=list)
     injected: list[Injected] = field(default_factory=list)
+    not_injected: list[NotInjected] = field(default_factory=list)
+    damaged: set[Path] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
     wall_s: float = 0.0
     problem: str = ""
 
@@ -63,30 +81,43 @@ class Rehearsal:
 
     Args:
         folder: where; made here.
-        start: the words of ``samebits run`` that start it.
+        start: the words of ``samebits run`` that start it, but for its port.
         environment: of all its processes.
         size: how many workers and spares there are to be.
+        port: where its scheduler is to be reached.
     """
 
-    def __init__(self, folder: Path, start: Sequence[str], environment: Mapping[str, str], size: int) -> None:
-        self._folder, self._start, self._environment, self._size = folder, start, environment, size
+    def __init__(
+        self, folder: Path, start: Sequence[str], environment: Mapping[str, str], size: int, port: int
+    ) -> None:
+        self._folder, self._environment, self._size = folder, dict(environment), size
+        self._start, self._port = ["--sched-port", str(port), *start], port
         self._followers: list[subprocess.Popen[bytes]] = []
         self._whole_at = 0.0
+        self._answered = 0  # ends of the job after which the drill brings it back
+        self._tools = Tools()
 
     def run(self, plan: Sequence[Planned]) -> Outcome:
         """Start it, give it the faults, and see it to its end; whatever still runs then is ended."""
         self._folder.mkdir(mode=0o700, parents=True)
         outcome, began = Outcome(), time.monotonic()
+        kinds = {planned.fault for planned in plan}
+        self._tools = Tools.made(self._folder, kinds, self._port, self._environment.get("PYTHONPATH", ""))
+        self._environment.update(self._tools.environment)
         try:
             self._follow(["run", *self._start])
             for planned in plan:
                 if not self._wait_for_training(planned.after_s) or not self._inject(planned, outcome):
                     break
-            self._wait(lambda events: _is_over(events))
+            late = plan[len(outcome.injected) + len(outcome.not_injected) :]
+            outcome.not_injected += [NotInjected(one.fault, "the job was over before it was due") for one in late]
+            self._wait(self._is_over)
         finally:
             outcome.wall_s = time.monotonic() - began
             self._end()
+            self._tools.close()
         outcome.events = self._events()
+        outcome.said = warnings_in(self._folder / "device")
         outcome.problem = self._problem(outcome)
         return outcome
 
@@ -94,7 +125,7 @@ class Rehearsal:
         if any(event.kind is Kind.FINISHED for event in outcome.events):
             return ""
         ends = [event.text for event in outcome.events if event.kind is Kind.INTERRUPTED]
-        if ends:
+        if len(ends) > self._answered:
             return ends[-1]
         stuck = [one for one in outcome.injected if one.recovered_s is None]
         if stuck:
@@ -110,14 +141,19 @@ class Rehearsal:
         except StoreError:
             return []
 
-    def _wait(self, done: Any) -> bool:
+    def _is_over(self, events: Sequence[Event]) -> bool:
+        """Whether the job is finished, or was ended by something that the drill has not meant to end it."""
+        ends = [event.kind for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED)]
+        return is_over(events) and (ends[-1] is Kind.FINISHED or ends.count(Kind.INTERRUPTED) > self._answered)
+
+    def _wait(self, done: Callable[[list[Event]], bool]) -> bool:
         """Until ``done(events)``; False where the job is over, or nothing happens any more."""
         seen, deadline = 0, time.monotonic() + PATIENCE_S
         while True:
             events = self._events()
             if done(events):
                 return True
-            if _is_over(events):
+            if self._is_over(events):
                 return False
             if len(events) != seen:
                 seen, deadline = len(events), time.monotonic() + PATIENCE_S
@@ -149,12 +185,17 @@ class Rehearsal:
             return {}
         return {name: identity for name, identity in found.items() if identity.is_alive()}
 
-    def _members(self, running: Mapping[str, ProcessIdentity]) -> list[str]:
+    def _view(self) -> JobView | None:
         with contextlib.suppress(JournalDamagedError):
-            view = stored_view(self._folder / "recovery")
-            if view is not None:
-                return [name for worker in view.workers if (name := name_of(worker.node)) in running]
-        return []
+            return stored_view(self._folder / "recovery")
+        return None
+
+    def _slots(self, running: Mapping[str, ProcessIdentity]) -> dict[str, int]:
+        """Of the workers that run, by name."""
+        view = self._view()
+        workers = () if view is None else view.workers
+        found = {name_of(one.node): one.slot for one in workers}
+        return {name: slot for name, slot in found.items() if slot is not None and name in running}
 
     def _follow(self, words: Sequence[str]) -> None:
         with (self._folder / "follower.log").open("ab") as log:
@@ -199,42 +240,58 @@ class Rehearsal:
 
     # ---- faults
 
+    def _scene(self, planned: Planned) -> Scene | None:
+        """The job as the fault finds it; None where nobody trains."""
+        running = self._running()
+        slots = self._slots(running)
+        kept = kept_start.read(self._folder / "device")
+        view = self._view()
+        if not slots or kept is None or view is None:
+            return None
+        lease_s = kept.settings().node_timeout_s
+        members = sorted(slots, key=slots.__getitem__)
+        return Scene(
+            self._folder,
+            view.job,
+            lease_s,
+            running,
+            members,
+            slots,
+            planned,
+            self._tools,
+            self._wait,
+            self._leave_followers,
+        )
+
     def _inject(self, planned: Planned, outcome: Outcome) -> bool:
         """Give the fault, and wait until every member trains again."""
-        running, events = self._running(), self._events()
-        members = self._members(running)
-        if not members:
-            return not _is_over(events)
-        fault = planned.fault
-        name = SCHEDULER if fault in (Fault.SCHEDULER, Fault.EVERYTHING) else planned.pick(members)
-        given = Injected(fault, "" if fault is Fault.ALL else name, max(event.step for event in events), time.time())
+        scene, events = self._scene(planned), self._events()
+        if scene is None:
+            outcome.not_injected.append(NotInjected(planned.fault, "nobody trained at the moment when it was due"))
+            return not self._is_over(events)
+        at, step = time.time(), max(event.step for event in events)
+        before = {kind: _count(events, kind) for kind in Kind}
+        try:
+            what = give(scene)
+        except ImpossibleError as error:
+            outcome.not_injected.append(NotInjected(planned.fault, str(error)))
+            return True
+        given = Injected(planned.fault, what.node, step, at, did=what.did)
         outcome.injected.append(given)
-        terms, losses = _count(events, Kind.SCHEDULER), _count(events, Kind.LOST)
-        match fault:
-            case Fault.KILL | Fault.SCHEDULER if name in running:
-                send_signal(running[name], signal.SIGKILL)
-            case Fault.SEGFAULT:
-                send_signal(running[name], signal.SIGSEGV)
-            case Fault.ALL | Fault.EVERYTHING:
-                spared = {SCHEDULER} if fault is Fault.ALL else set()
-                for one in running.keys() - spared:
-                    send_signal(running[one], signal.SIGKILL)
-            case Fault.PAUSE:
-                send_signal(running[name], signal.SIGSTOP)
-                time.sleep(PAUSE_S)
-                send_signal(running[name], signal.SIGCONT)
-            case Fault.STOP:
-                send_signal(running[name], signal.SIGSTOP)
-                self._wait(lambda found: _count(found, Kind.LOST) > losses)
-                send_signal(running[name], signal.SIGCONT)
+        outcome.damaged.update(what.damaged)
+        notice = planned.fault.notice
 
         def is_noticed(found: list[Event]) -> bool:
-            is_restarted = _count(found, Kind.SCHEDULER) > terms
-            is_lost = _count(found, Kind.LOST) > losses or _count(found, Kind.RETURNED) > 0
-            needs = is_restarted if fault in (Fault.SCHEDULER, Fault.EVERYTHING) else is_lost
-            return (needs or fault is Fault.PAUSE) and trains_since(found) is not None
+            grown = {kind for kind, count in before.items() if _count(found, kind) > count}
+            if notice is Notice.END:
+                return bool(grown & {Kind.INTERRUPTED, Kind.LOST, Kind.FINISHED})
+            wanted = {Notice.LOSS: {Kind.LOST, Kind.RETURNED}, Notice.TERM: {Kind.SCHEDULER}, Notice.NOTHING: set(Kind)}
+            return bool(grown & wanted[notice] or notice is Notice.NOTHING) and trains_since(found) is not None
 
-        if self._wait(is_noticed):
+        is_met = self._wait(is_noticed)
+        if is_met and notice is Notice.END:
+            is_met = self._bring_back()
+        if is_met:
             later = [event.at for event in self._events() if event.kind is Kind.TRAINING and event.at >= given.at]
             given.recovered_s = round(max(0.0, later[0] - given.at), 3) if later else 0.0
             return True
@@ -242,8 +299,20 @@ class Rehearsal:
             given.recovered_s = 0.0  # it came at the very end
         return False
 
+    def _bring_back(self) -> bool:
+        """The job has ended with its cause, as it should; a user calls ``recover``, and so does the drill."""
+        events = self._events()
+        if not is_over(events):
+            return self._wait(lambda found: trains_since(found) is not None)
+        if events[-1].kind is Kind.FINISHED:
+            return False
+        self._end()
+        self._answered = _count(events, Kind.INTERRUPTED)
+        self._follow(["recover"])
+        return self._wait(lambda found: trains_since(found) is not None)
 
-def _is_over(events: Sequence[Event]) -> bool:
+
+def is_over(events: Sequence[Event]) -> bool:
     """Whether the job is finished, or was ended and not started again."""
     for event in reversed(events):
         if event.kind in (Kind.FINISHED, Kind.INTERRUPTED):
@@ -267,6 +336,15 @@ def trains_since(events: Sequence[Event]) -> float | None:
 
 def _count(events: Sequence[Event], kind: Kind) -> int:
     return sum(event.kind is kind for event in events)
+
+
+def warnings_in(log_dir: Path) -> list[str]:
+    """What the workers' logs say of a line of the script, each once: the runtime names files as ``train.py:46: …``."""
+    found: dict[str, None] = {}
+    for log in sorted(log_dir.glob("worker_*.log")):
+        for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
+            found.setdefault(text[:MAX_SAID])
+    return list(found)[:MOST_SAID]
 
 
 def free_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,355 @@
+"""How a drill gives its faults, each to a small process of the test's own: what it says it did is what was done."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.ops.drill import inside
+from runtime.ops.drill.command import free_port
+from runtime.ops.drill.faults import _GIVERS, Tools, flip_bit
+from runtime.ops.drill.impossible import ImpossibleError
+from runtime.ops.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
+from runtime.ops.drill.orders import Orders
+from runtime.ops.drill.partition import INSIDE, OUTSIDE, Line
+from runtime.ops.drill.plan import Fault, host_of
+from runtime.ops.drill.preloaded import Preloaded
+from runtime.store.process_identity import ProcessIdentity
+
+PATIENCE_S = 60.0
+ALIVE = "import sys\nprint('there', flush=True)\n"
+
+
+@contextmanager
+def process(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """A Python process that leads a session, as those of a job do, once it has said a line."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", ALIVE + code],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "there\n"
+        yield started, ProcessIdentity.of_child(started.pid)
+    finally:
+        started.kill()
+        started.communicate()
+
+
+LOOP = "import time\nwhile True:\n    time.sleep(0.01)\n"
+
+
+def test_every_fault_has_a_way_to_be_given_and_words() -> None:
+    assert _GIVERS.keys() == set(Fault)
+    assert len({fault.text for fault in Fault}) == len(Fault)
+
+
+def test_a_host_is_one_half_of_the_members_or_the_other() -> None:
+    members = ["worker_0", "worker_1", "worker_2"]
+    assert (host_of(members, 0.2), host_of(members, 0.7)) == (members[:2], members[2:])
+    assert host_of(members[:1], 0.9) == members[:1]
+
+
+# ---- orders
+
+
+def test_a_process_takes_an_order_and_says_what_it_did(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (_, identity):
+        assert abs(float(orders.give(identity, "clock")) - time.time()) < PATIENCE_S
+        assert list(orders.folder.glob("order-*")) == []
+
+
+def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP) as (started, identity):
+        with pytest.raises(ImpossibleError, match="does not listen"):
+            orders.give(identity, "clock")
+        assert started.poll() is None
+
+
+def test_a_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        os.kill(started.pid, signal.SIGRTMAX)
+        (orders.folder / f"order-{started.pid}.json").write_text("no order")
+        os.kill(started.pid, signal.SIGRTMAX)
+        assert float(orders.give(identity, "clock"))
+
+
+def test_another_sitecustomize_is_loaded_all_the_same(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 7\n")
+    path = f"{orders.folder}:{tmp_path / 'theirs'}"
+    done = subprocess.run(
+        [sys.executable, "-c", "print(theirs)"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "7\n"
+
+
+def test_a_held_interpreter_runs_no_other_thread(tmp_path: Path) -> None:
+    code = """
+import threading, time
+gaps = [0.0]
+def tick():
+    before = time.monotonic()
+    while gaps[0] < 1.5:
+        time.sleep(0.01)
+        now = time.monotonic()
+        gaps[0] = max(gaps[0], now - before)
+        before = now
+threading.Thread(target=tick).start()
+while gaps[0] < 1.5:
+    time.sleep(0.01)
+print("held", flush=True)
+"""
+    orders = Orders(tmp_path / "inside")
+    with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert orders.give(identity, "hold", seconds=2) == "held the interpreter for 2 s"
+        assert started.stdout is not None
+        assert started.stdout.readline() == "held\n"
+
+
+def test_a_process_that_takes_all_its_memory_ends_of_that(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert orders.give(identity, "eat", limit=RLIMIT_AS) == "allocated beyond RLIMIT_AS"
+        _, errors = started.communicate(timeout=PATIENCE_S)
+        assert started.returncode == 1
+        assert errors.rstrip().endswith("MemoryError")
+
+
+def test_one_bit_of_a_parameter_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(inside, "HERE", tmp_path)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(500)))  # more than any other module here
+    before = torch.cat([one.detach().reshape(-1).clone() for one in model.parameters()]).view(torch.uint8)
+    inside._flip({"draw": 0.37})
+    after = torch.cat([one.detach().reshape(-1) for one in model.parameters()]).view(torch.uint8)
+    changed = [int(one) ^ int(other) for one, other in zip(before, after, strict=True) if one != other]
+    assert [one.bit_count() for one in changed] == [1]
+    assert " became " in (tmp_path / f"did-{os.getpid()}.txt").read_text()
+
+
+# ---- memory
+
+
+def test_without_a_group_of_its_own_a_process_is_limited_by_its_address_space(tmp_path: Path) -> None:
+    assert MemoryLimit(os.getpid(), tmp_path).name == RLIMIT_AS
+
+
+def groups(tmp_path: Path, counted: str, own: str) -> Path:
+    """A /proc whose version 2 control groups are folders of the test's."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "7").mkdir()
+    (root / "user/job").mkdir(parents=True)
+    for folder in (root, root / "user"):
+        (folder / "cgroup.subtree_control").write_text(counted)
+        (folder / "cgroup.procs").touch()
+    (proc / "self/mounts").write_text(f"proc /proc proc rw 0 0\ncgroup2 {root} cgroup2 rw 0 0\n")
+    (proc / "7/cgroup").write_text(f"1:name=systemd:/\n0::{own}\n")
+    return proc
+
+
+@pytest.mark.parametrize(("own", "above"), [("/user/job", "cgroup/user"), ("/", "cgroup")])
+def test_a_group_is_made_beside_the_processs_own_where_memory_is_counted(tmp_path: Path, own: str, above: str) -> None:
+    proc = groups(tmp_path, "cpu memory pids\n", own)
+    assert group_above(7, proc) == tmp_path / above
+    limit = MemoryLimit(7, proc)
+    made = tmp_path / above / "samebits-drill-7"
+    assert limit.name == f"memory.max of {made}"
+    assert ((made / "memory.max").read_text(), (made / "cgroup.procs").read_text()) == (str(64 << 20), "7")
+
+
+def test_where_memory_is_not_counted_no_group_is_made(tmp_path: Path) -> None:
+    assert MemoryLimit(7, groups(tmp_path, "cpu pids\n", "/user/job")).name == RLIMIT_AS
+
+
+# ---- the library
+
+
+def tried(folder: Path, library: Preloaded) -> str:
+    """What a process under the library says of writing into a folder, of its clock, and of a second folder."""
+    code = (
+        "import os, sys, time\n"
+        "def errors(path):\n"
+        "    with open(path, 'wb', buffering=0) as file:\n"
+        "        found = []\n"
+        "        for do in (lambda: os.write(file.fileno(), b'x'), lambda: os.pwrite(file.fileno(), b'x', 0),\n"
+        "                   lambda: os.ftruncate(file.fileno(), 9), lambda: os.posix_fallocate(file.fileno(), 0, 9)):\n"
+        "            try:\n"
+        "                do()\n"
+        "                found.append(0)\n"
+        "            except OSError as error:\n"
+        "                found.append(error.errno)\n"
+        "        return found\n"
+        "print(errors(sys.argv[1] + '/a/file'), errors(sys.argv[1] + '/ab'), round(time.time()), flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, **library.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_one_folder_takes_no_byte_and_the_wall_clock_is_off_for_the_jobs_processes_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    library = Preloaded(tmp_path, tmp_path / "a")
+    assert tried(tmp_path, library).startswith("[0, 0, 0, 0] [0, 0, 0, 0]")
+    library.set(is_full=True, ahead_s=-3600)
+    full = [errno.ENOSPC] * 4
+    said = tried(tmp_path, library)
+    assert said.startswith(f"{full} [0, 0, 0, 0]")
+    assert library.refused == 4
+    assert abs(int(said.split()[-1]) + 3600 - time.time()) < PATIENCE_S
+    library.set()
+    assert tried(tmp_path, library).startswith("[0, 0, 0, 0]")
+    library.close()
+
+
+def test_without_a_compiler_the_library_is_not_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImpossibleError, match="no C compiler"):
+        Preloaded(tmp_path, tmp_path)
+    tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, "")
+    assert tools.impossible.keys() == {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+
+
+# ---- the line
+
+
+@contextmanager
+def echoing(port: int) -> Iterator[None]:
+    """Answers on the inside with what it hears, on an IPv6 socket with a mapped address, as ZeroMQ's are."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_INET6))
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((f"::ffff:{INSIDE}", port))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(peer,), daemon=True).start()
+
+        def answer(peer: socket.socket) -> None:
+            with peer:
+                while data := peer.recv(100):
+                    peer.sendall(data)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def called(port: int) -> socket.socket:
+    """A connection through the line, once it is there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection((f"::ffff:{OUTSIDE}", port), timeout=PATIENCE_S)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_line_is_there_while_something_listens_behind_it() -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((OUTSIDE, port))
+        with echoing(port), called(port) as caller:
+            caller.sendall(b"heard")
+            assert caller.recv(100) == b"heard"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection((OUTSIDE, port)).close()
+            except ConnectionRefusedError:
+                break
+            assert time.monotonic() < deadline
+    finally:
+        line.close()
+
+
+def test_a_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with echoing(port), called(port) as caller:
+            caller.sendall(b"before")
+            assert caller.recv(100) == b"before"
+            assert line.cut(os.getpid()) == 1
+            caller.sendall(b"meanwhile")
+            caller.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                caller.recv(100)
+            with called(port) as anew:  # as a process that dials again
+                anew.sendall(b"anew")
+                anew.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    anew.recv(100)
+                line.mend()
+                for one, text in ((caller, b"meanwhile"), (anew, b"anew")):
+                    one.settimeout(PATIENCE_S)
+                    assert one.recv(100) == text
+    finally:
+        line.close()
+
+
+def test_only_the_one_process_is_cut_off(tmp_path: Path) -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with echoing(port), called(port) as ours:
+            code = f"import socket\ns = socket.create_connection(({OUTSIDE!r}, {port}))\ns.sendall(b'x')\ns.recv(1)\n"
+            with process(f"{code}print('on', flush=True)\ninput()\n") as (started, _):
+                assert started.stdout is not None
+                assert started.stdout.readline() == "on\n"
+                assert line.cut(started.pid) == 1
+                ours.sendall(b"ours")
+                assert ours.recv(100) == b"ours"
+    finally:
+        line.close()
+
+
+# ---- a stored bit
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999999])
+def test_one_bit_of_a_file_is_another_one(tmp_path: Path, draw: float) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(100))
+    path.chmod(0o400)
+    place, bit = flip_bit(path, draw)
+    assert path.read_bytes() == bytes(place) + bytes([1 << bit]) + bytes(99 - place)
+    assert path.stat().st_mode & 0o777 == 0o400
