@@ -250,6 +250,12 @@ def _report(arguments: Arguments) -> int:
     return report.main(arguments)
 
 
+def _trace(arguments: Arguments) -> int:
+    from runtime.ops import trace
+
+    return trace.main(arguments)
+
+
 def _slurm(arguments: Arguments) -> int:
     from runtime.ops import slurm
 
@@ -294,9 +300,10 @@ SUBCOMMANDS = (
     Subcommand("recover", "bring back what is gone of the job here, and follow it", _recover),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand("status", "show how the job stands; --json for programs", _status),
-    Subcommand("history", "show what happened, every recovery and where the time went; --json", _history),
+    Subcommand("history", "show what happened, every recovery and where the time went; --follow, --json", _history),
     Subcommand("dashboard", "serve a page that shows the job, live and after its end", _dashboard),
     Subcommand("report", "write all that is known of the job into one HTML file; --json", _report),
+    Subcommand("trace", "send registers, recoveries and checkpoints as OpenTelemetry spans; --json", _trace),
     Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _drill),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),

@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "core.recoveries",
         "core.restarts",
         "service.cause_file",
+        "core.spans",
         "service.events",
         "service.fork_orders",
         "service.new_journal",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
-IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq"}
+IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq", "opentelemetry-sdk": "opentelemetry"}
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
@@ -74,8 +74,8 @@ def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "fuzz", "remote"]
-EXTRAS += ["dev"]
+EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "otel"]
+EXTRAS += ["tracking", "fuzz", "remote", "dev"]
 
 
 def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> None:
@@ -97,7 +97,7 @@ def test_the_console_command_is_samebits(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {"samebits": "runtime.__main__:main"}
 
 
-LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard")
+LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "otel", "tracking")
 """Whose packages are imported by modules that only their users import."""
 
 
@@ -128,7 +128,7 @@ def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
     pinned = {IMPORTED_AS.get(name, name) for name, _ in pins}
-    assert declared(repository, "examples", "fuzz", "remote", "dashboard", "dev") <= pinned
+    assert declared(repository, "examples", "fuzz", "remote", "dashboard", "otel", "tracking", "dev") <= pinned
     assert ["torch", "2.13.0"] in pins
 
 

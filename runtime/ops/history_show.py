@@ -18,7 +18,8 @@ from runtime.core.goodput import Bucket, goodput_of
 from runtime.core.recoveries import Recovery, recoveries_of
 from runtime.errors import StoreError, UsageError
 from runtime.ops import kept_start
-from runtime.service.events import read_events
+from runtime.ops.event_stream import EventStream
+from runtime.service.events import line_of, read_events
 
 _QUIET = {Kind.STEP, Kind.CARRIED}
 _SHOWN_RECOVERIES = 3
@@ -32,9 +33,16 @@ def main(arguments: Sequence[str]) -> int:
         "decision of its scheduler, every recovery and what it cost, and where the time went.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object: account, recoveries and events")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with the events that come until the job is finished; with --json one object a line",
+    )
     parser.add_argument("--last", type=int, default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
     recovery_path = kept_start.settings_here().recovery_path
+    if options.follow:
+        return _follow(EventStream(recovery_path), as_json=options.json)
     events = required_events(recovery_path)
     if options.json:
         print(json.dumps({**account(events), "events": [event.plain() for event in events]}, ensure_ascii=False))
@@ -46,6 +54,15 @@ def main(arguments: Sequence[str]) -> int:
         print(line(event))
     for text in summary(events):
         print(text)
+    return 0
+
+
+def _follow(stream: EventStream, *, as_json: bool) -> int:
+    for event in stream.all(follows=True):
+        if as_json:
+            print(line_of(event), flush=True)
+        elif event.kind not in _QUIET:
+            print(line(event), flush=True)
     return 0
 
 

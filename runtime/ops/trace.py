@@ -1,0 +1,98 @@
+"""``trace``: a job's registering, forming, recoveries and checkpoints as OpenTelemetry spans, sent where OTLP is taken.
+
+Only the export lives here; what a span is, ``core.spans`` says. The one idea: spans are made of the events and sent by
+a process of their own, with the times of then, so no step waits for them, and a dead job can be traced as a live one.
+The exporter is opentelemetry's own, and so are its settings: OTEL_EXPORTER_OTLP_ENDPOINT and the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from runtime.core.spans import Span, Spans
+from runtime.errors import UsageError
+from runtime.ops import kept_start
+from runtime.ops.event_stream import EventStream
+from runtime.ops.history_show import required_events
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_NEEDED = "opentelemetry.exporter.otlp.proto.http"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits trace",
+        description="Send what happened to the job of this folder as OpenTelemetry spans (OTLP over HTTP; "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says where, by default http://localhost:4318).",
+    )
+    parser.add_argument("--follow", action="store_true", help="go on until the job is finished")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a span instead; needs no library")
+    options = parser.parse_args(arguments)
+    recovery_path = kept_start.settings_here(only_looks=True).recovery_path
+    required_events(recovery_path)
+    fold, count = Spans(), 0
+    spans = (span for event in EventStream(recovery_path).all(follows=options.follow) for span in fold.add(event))
+    if options.json:
+        for span in spans:
+            print(json.dumps(asdict(span), ensure_ascii=False), flush=True)
+        return 0
+    provider = _provider()
+    try:
+        for span in spans:
+            send([span], provider)
+            count += 1
+    finally:
+        provider.shutdown()
+    print(f"samebits: {count} spans were sent")
+    return 0
+
+
+def send(spans: Iterable[Span], provider: TracerProvider) -> None:
+    """Give the spans to a tracer, with their own times."""
+    from opentelemetry import trace
+
+    tracer = provider.get_tracer("samebits")
+    for span in spans:
+        _send(span, tracer, trace.set_span_in_context(trace.INVALID_SPAN))
+
+
+def _send(span: Span, tracer: object, context: object) -> None:
+    from opentelemetry import trace
+
+    attributes = {name: value for name, value in span.attributes.items() if value != ""}
+    sent = tracer.start_span(span.name, context, start_time=_ns(span.began_at), attributes=attributes)  # type: ignore[attr-defined]
+    for part in span.parts:
+        _send(part, tracer, trace.set_span_in_context(sent))
+    sent.end(_ns(span.ended_at))
+
+
+def _provider() -> TracerProvider:
+    try:
+        is_there = importlib.util.find_spec(_NEEDED) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise UsageError(
+            "traces need opentelemetry's exporter, which this Python does not have. Fix: pip install 'samebits[otel]', "
+            "or --json"
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "samebits"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _ns(at: float) -> int:
+    return round(at * 1e9)

@@ -1,0 +1,155 @@
+"""Reading on: every event once, whatever becomes of the files meanwhile; and what is made of it: lines, spans."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from runtime.core.events import Event, Kind
+from runtime.core.spans import spans_of
+from runtime.errors import UsageError
+from runtime.ops import history_show, trace
+from runtime.ops.event_stream import EventStream
+from runtime.service.events import line_of
+from runtime.store import asked_log
+from runtime.store.event_log import MOST_PARTS, EventLog
+
+FINISHED = Event(Kind.FINISHED, 9.0, text="the job is finished")
+
+
+def step(number: int) -> Event:
+    return Event(Kind.STEP, float(number), 1, 1, number)
+
+
+def log_in(folder: Path, part_bytes: int = 1 << 20) -> EventLog:
+    return EventLog(folder, lambda lines: line_of(Event(Kind.CARRIED, 1.0)), pytest.fail, part_bytes=part_bytes)
+
+
+def test_what_comes_is_told_once(tmp_path: Path) -> None:
+    log, stream = log_in(tmp_path), EventStream(tmp_path)
+    assert stream.new() == []
+    log.append([line_of(step(1)), line_of(step(2))])
+    assert [event.step for event in stream.new()] == [1, 2]
+    assert stream.new() == []
+    log.append([line_of(step(3))])
+    assert [event.step for event in stream.new()] == [3]
+
+
+def test_parts_that_are_moved_on_repeat_nothing_and_lose_nothing(tmp_path: Path) -> None:
+    log, stream = log_in(tmp_path, part_bytes=400), EventStream(tmp_path)
+    told: list[int] = []
+    for number in range(1, 40 * MOST_PARTS):
+        log.append([line_of(step(number))])
+        if number % 7 == 0:
+            told += [event.step for event in stream.new()]
+    told += [event.step for event in stream.new()]
+    assert told == list(range(1, 40 * MOST_PARTS))
+
+
+def test_what_people_ask_is_told_where_it_was_asked(tmp_path: Path) -> None:
+    log, stream = log_in(tmp_path), EventStream(tmp_path)
+    log.append([line_of(step(1)), line_of(step(3))])
+    asked_log.append(tmp_path, line_of(Event(Kind.ASKED, 2.0, node="1")))
+    assert [event.kind for event in stream.new()] == [Kind.STEP, Kind.ASKED, Kind.STEP]
+    assert stream.new() == []
+    asked_log.append(tmp_path, line_of(Event(Kind.ASKED, 4.0, node="1")))
+    assert [event.at for event in stream.new()] == [4.0]
+
+
+def test_following_ends_once_the_job_is_finished_and_not_where_it_is_only_ended(tmp_path: Path) -> None:
+    log, stream = log_in(tmp_path), EventStream(tmp_path)
+    log.append([line_of(step(1)), line_of(Event(Kind.INTERRUPTED, 2.0))])
+    looks = itertools.count()
+
+    def sleep(_: float) -> None:
+        if next(looks) == 10:
+            log.append([line_of(Event(Kind.SCHEDULER, 3.0)), line_of(FINISHED)])
+
+    told = [event.kind for event in stream.all(follows=True, sleep=sleep)]
+    assert told == [Kind.STEP, Kind.INTERRUPTED, Kind.SCHEDULER, Kind.FINISHED]
+    assert next(looks) > 10
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a job that has begun, lost worker 1, and come to its end; the current one."""
+    recovery = tmp_path / "recovery"
+    recovery.mkdir(mode=0o700)
+    events = [
+        Event(Kind.JOB, 1.0, text="train.py", more={"job": "job-1"}),
+        Event(Kind.SCHEDULER, 1.0),
+        Event(Kind.ROUND, 2.0, generation=1),
+        Event(Kind.GENERATION, 3.0, generation=1, more={"members": 2}),
+        Event(Kind.TRAINING, 4.0, generation=1),
+        Event(Kind.LOST, 5.0, 1, 1, 70, "1", "killed", {"slot": 1}),
+        Event(Kind.ROUND, 5.001, 1, 1, 70),
+        Event(Kind.GENERATION, 5.02, 1, 2, 70, more={"restore": 70, "members": 2}),
+        Event(Kind.TRAINING, 5.05, 1, 2, 70),
+        step(80),
+        FINISHED,
+    ]
+    log = log_in(recovery)
+    log.append([line_of(event) for event in events])
+    log.close()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENABLE_RECOVERY", "1")
+    return tmp_path
+
+
+def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert history_show.main(["--follow", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["kind"] for one in told][-2:] == ["step", "finished"]
+    assert len(told) == 11 and told[5]["text"] == "killed"
+    assert history_show.main(["--follow"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and "worker 1: killed" in lines[5]
+
+
+def test_spans_are_sent_with_their_own_times_and_their_parts_below_them(folder: Path) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.send(spans_of(EventStream(folder / "recovery").new()), provider)
+    found = {span.name: span for span in exporter.get_finished_spans()}
+    recover, decide = found["recover"], found["recover.decide"]
+    assert recover.context is not None and decide.parent is not None and recover.attributes is not None
+    assert (recover.start_time, recover.end_time) == (5_000_000_000, 5_050_000_000)
+    assert decide.parent.span_id == recover.context.span_id
+    assert found["register"].parent is None and found["register"].context.trace_id != recover.context.trace_id
+    assert recover.attributes["samebits.cause"] == "worker 1: killed"
+
+
+def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace.main(["--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in told] == ["register", "form", "form", "recover"]
+    assert [part["name"] for part in told[-1]["parts"]] == ["recover.decide", "recover.meet", "recover.restore"]
+
+
+def test_without_the_exporter_a_sentence_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, find_nothing: Callable[[str], None]
+) -> None:
+    find_nothing("opentelemetry")
+    with pytest.raises(UsageError, match=r"pip install 'samebits\[otel\]'"):
+        trace.main([])
+
+
+@pytest.fixture
+def find_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a package be not installed."""
+
+    def hide(name: str) -> None:
+        def find_spec(asked: str) -> None:
+            assert asked.partition(".")[0] == name
+            raise ModuleNotFoundError(name)
+
+        monkeypatch.setattr(trace.importlib.util, "find_spec", find_spec)
+
+    return hide
