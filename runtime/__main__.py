@@ -220,6 +220,12 @@ def _causes(arguments: Arguments) -> int:
     return causes.main(arguments)
 
 
+def _ranktable(arguments: Arguments) -> int:
+    from runtime.ops import rank_table
+
+    return rank_table.main(arguments)
+
+
 def _doctor(arguments: Arguments) -> int:
     from runtime.ops import doctor
 
@@ -323,6 +329,7 @@ SUBCOMMANDS = (
     Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
     Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
     Subcommand("causes", "print what is taken for which cause, and what is done about it", _causes),
+    Subcommand("ranktable", "check, make and join Ascend's rank tables", _ranktable),
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
 )
 

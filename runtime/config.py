@@ -425,13 +425,19 @@ def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, 
     environ.update(wanted)
 
 
+_OF_NCCL = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
+_OF_HCCL = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+
+
 def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let a collective over NCCL or HCCL that is given up fail, unless the user has set what becomes of it.
 
-    By torch's own default it takes the process down (ProcessGroupNCCL.hpp), which then could not recover.
+    By torch's own default it takes the process down (ProcessGroupNCCL.hpp), which then could not recover. Of Ascend's
+    variable there is an older name, which older releases of torch_npu read alone.
     """
-    for backend in ("NCCL", "HCCL"):
-        environ.setdefault(f"TORCH_{backend}_ASYNC_ERROR_HANDLING", "0")
+    for names in (_OF_NCCL, _OF_HCCL):
+        if not any(name in environ for name in names):
+            environ.update(dict.fromkeys(names, "0"))
 
 
 def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:

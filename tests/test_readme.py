@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
 CHAPTERS = (
     *("architecture", "training", "porting", "worlds", "checkpoints"),
-    *("operating", "clusters", "exit-codes", "messages", "seeing", "security", "comparison", "testing"),
+    *("operating", "clusters", "devices", "exit-codes", "messages", "seeing", "security", "comparison", "testing"),
 )
 ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
 CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))

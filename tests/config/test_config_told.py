@@ -125,7 +125,11 @@ def test_the_settings_a_job_shares() -> None:
 def test_a_collective_that_is_given_up_takes_no_process_down_unless_the_user_wants_that() -> None:
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     leave_failures_to_us(environ)
-    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0"}
+    hccls = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **hccls}
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "HCCL_ASYNC_ERROR_HANDLING": "1"}
+    leave_failures_to_us(environ)
+    assert "TORCH_HCCL_ASYNC_ERROR_HANDLING" not in environ, "the user has said it by the older name"
 
 
 def test_publish_writes_torchs_names() -> None:
