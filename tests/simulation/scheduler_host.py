@@ -13,10 +13,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from runtime.core.hangs import Doing, Sight
 from runtime.core.messages import EndKind, FromScheduler, FromWorker
 from runtime.core.ready import Ended, Ready, Send
 from runtime.core.records import Record
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import StoreError
 from tests.simulation.disk import Killed
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 HEARTBEAT_INTERVAL_S = 1.0
 HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
 P_MIXED_UP = 0.3  # how often the close of an older connection is taken for that of the newest
+P_LOOKS = 0.7
 P_CUT_SHORT = 0.3  # how often a drain that has several events to take leaves some for the next
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
@@ -50,6 +52,7 @@ class SchedulerHost:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._sights = world.random_of("sights")
         self.path = RecoveryPath(world.random_of("disk"), world.mix.compact_bytes)
         self.rate = world.mix.scheduler_rate
         self.core: SchedulerCore | None = None
@@ -258,11 +261,20 @@ class SchedulerHost:
                 self._step(event, batch)
         self._wake_at = core.wake_at()
         if self._queue or (self._wake_at is not None and self._wake_at <= self.now):
+            self._look_at_silent(core, batch)
             self._step(Tick(), batch)
             self._wake_at = core.wake_at()
         if self._queue:
             self.world.after(CLOCK_STEP_S, self._go_on, self.life)
         self._commit(batch)
+
+    def _look_at_silent(self, core: SchedulerCore, batch: Batch) -> None:
+        """Those of this host from whom nothing comes are looked at, or not; what is seen may be anything."""
+        rng = self._sights
+        for seat in core.silent(self.now):
+            if seat.process.host == HERE and rng.random() < P_LOOKS:
+                sight = Sight(rng.choice([*Doing]), rng.choice((None, 0.0, 60.0)))
+                self._step(Seen(seat.session, sight), batch)
 
     def _turns(self) -> tuple[Queue, Queue]:
         """What this drain takes, all or, by a server's bounds, less, and what it leaves.

@@ -54,7 +54,9 @@ def hang() -> None:
         lock.acquire()
         lock.acquire()  # the deadlock's line
     if is_time_for("gil"):
-        ctypes.PyDLL(None).sleep(int(FOR_EVER_S))  # the line that holds the GIL
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)  # the line that holds the GIL
     if is_time_for("busy"):
         until = time.monotonic() + FOR_EVER_S
         while time.monotonic() < until:  # the busy line
