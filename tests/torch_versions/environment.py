@@ -105,8 +105,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    """The last that says something; pip warns of every folder that is not there."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("WARNING:")), "")
 
 
 class Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -83,10 +84,16 @@ class Variant:
     options: dict[str, Any]
 
 
+def where_known(option: str) -> dict[str, Any]:
+    """An option that came with a later torch than the oldest that is tried: none where this one has it not."""
+    return {option: True} if option in inspect.signature(DistributedDataParallel).parameters else {}
+
+
 VARIANTS = {
     "plain": Variant(Shuffled, {}),
     "view": Variant(Shuffled, {"gradient_as_bucket_view": True}),
-    "batched": Variant(Shuffled, {"batched_grad_copy": True}),
+    "batched": Variant(Shuffled, where_known("batched_grad_copy")),  # since 2.12
+    "lazy": Variant(Shuffled, where_known("lazy_bucket_allocation")),  # since 2.15
     "unused": Variant(Sometimes, {"find_unused_parameters": True}),
     "static": Variant(lambda: Shuffled(unused=True), {"static_graph": True}),
     "tied": Variant(Tied, {}),

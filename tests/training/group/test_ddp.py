@@ -18,7 +18,7 @@ from runtime.errors import GenerationEndedError, LayoutError, UsageError
 from runtime.training.group import ddp
 from runtime.training.group.ddp import Layout, attach, capture, fingerprint
 from runtime.training.group.group import Group, form_alone
-from tests.training.group.ddp_ranks import BUCKET_CAP_MB, Shuffled, Sometimes
+from tests.training.group.ddp_ranks import BUCKET_CAP_MB, Shuffled, Sometimes, where_known
 
 CPU = torch.device("cpu")
 
@@ -92,8 +92,14 @@ def test_a_layout_is_read_without_memory_for_all_gradients(group: Group) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"batched_grad_copy": True}],
-    ids=lambda options: "".join(options) or "plain",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        where_known("batched_grad_copy"),
+        where_known("lazy_bucket_allocation"),
+    ],
+    ids=["plain", "view", "static", "batched", "lazy"],
 )
 def test_a_final_layout_is_taken_over_and_kept(group: Group, options: dict[str, Any]) -> None:
     source = wrapper(**options)
@@ -208,8 +214,9 @@ def with_hook() -> DistributedDataParallel:
 
 def with_delayed_parameters() -> DistributedDataParallel:
     model = Shuffled()
-    delayed = [("last.bias", model.last.bias)]
-    return wrapper(model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=model.first.weight)
+    delayed, hooked = [("last.bias", model.last.bias)], model.first.weight
+    # Before torch 2.12 they go with whole megabytes only.
+    return wrapper(model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=hooked, bucket_cap_mb=1)
 
 
 def with_buffer_hook() -> DistributedDataParallel:
