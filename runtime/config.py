@@ -110,6 +110,13 @@ class Settings:
     step_timeout_s: float | None
     hang: str
     cause_table: Path | None
+    health_interval_s: float
+    health_cpu: str
+    health_cpu_limit: float
+    health_memory: str
+    health_memory_limit: float
+    health_disk: str
+    health_disk_limit: float
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float

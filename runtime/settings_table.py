@@ -187,6 +187,23 @@ def _parse_hang(text: str) -> str:
     return value
 
 
+def _parse_policy(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("tell", "drain", "off"):
+        raise WrongValueError()
+    return value
+
+
+def _parse_share(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
+        percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", text)
+        raise WrongValueError(fix=f"export {{name}}={int(percent[1]) / 100:g}" if percent else "")
+    value = float(text.strip())
+    if not 0 < value <= 1:
+        raise WrongValueError()
+    return value
+
+
 _ROLE = Kind(
     "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
 )
@@ -199,6 +216,8 @@ _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL"
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _HANG = Kind("end or tell", "end 或 tell", _parse_hang)
+_POLICY = Kind("tell, drain or off", "tell、drain 或 off", _parse_policy)
+_SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
@@ -226,6 +245,7 @@ _PLAIN = Capability("plain mode")
 _SUPERVISION = Capability("supervision")
 _COMPILING = Capability("compiled code that is kept")
 _WATCH = Capability("the watch over progress")
+_HEALTH = Capability("the watch over hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +373,44 @@ VARIABLES: tuple[Variable, ...] = (
         "A TOML file with your own rows of the [table of causes](messages.md): what is tried again, what ends a job.",
         "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
         example="causes.toml",
+    ),
+    Variable(
+        "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,
+        "Seconds from one look at a worker's host to the next.",
+        "两次查看 worker 所在主机状况之间的秒数。",
+    ),
+    Variable(
+        "HEALTH_CPU", "health_cpu", _POLICY, "tell", _HEALTH,
+        "What follows where two looks in a row find HEALTH_CPU_LIMIT reached: `tell` says it, `drain` has the worker "
+        "leave at a commit once a spare is warm, `off` does not look.",
+        "连续两次查看都达到 HEALTH_CPU_LIMIT 时：`tell` 只说明；`drain` 在有热备时让该 worker 于某次提交后离开；"
+        "`off` 不查看。",
+    ),
+    Variable(
+        "HEALTH_CPU_LIMIT", "health_cpu_limit", _SHARE, "0.9", _HEALTH,
+        "Share of the host's CPUs that may be busy.",
+        "主机 CPU 可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_MEMORY", "health_memory", _POLICY, "tell", _HEALTH,
+        "The same for memory.",
+        "同上，针对内存。",
+    ),
+    Variable(
+        "HEALTH_MEMORY_LIMIT", "health_memory_limit", _SHARE, "0.9", _HEALTH,
+        "Share of the host's memory, or of a control group's limit, that may be taken (files that can be read again "
+        "do not count).",
+        "主机内存或控制组上限可被占用的比例（可重新读取的文件缓存不计）。",
+    ),
+    Variable(
+        "HEALTH_DISK", "health_disk", _POLICY, "tell", _HEALTH,
+        "The same for the disks of CHECKPOINT_PATH, LOG_DIR and RECOVERY_PATH, and for /dev/shm.",
+        "同上，针对 CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm。",
+    ),
+    Variable(
+        "HEALTH_DISK_LIMIT", "health_disk_limit", _SHARE, "0.9", _HEALTH,
+        "Share of each of these disks that may be full.",
+        "上述每个磁盘可被占用的比例。",
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,

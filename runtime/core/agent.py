@@ -14,6 +14,7 @@ from runtime.core.agent_events import (
     AgentEvent,
     AgentReady,
     Answered,
+    AskedToLeave,
     Began,
     BreakGroup,
     Called,
@@ -26,6 +27,7 @@ from runtime.core.agent_events import (
     EnterAgain,
     Entered,
     Failed,
+    Felt,
     GaveUp,
     Heard,
     LeaveGently,
@@ -54,6 +56,7 @@ from runtime.core.messages import (
     Admitted,
     CommittedPoint,
     Credential,
+    Depart,
     EndJob,
     EndKind,
     Explain,
@@ -145,6 +148,7 @@ class AgentCore:
         self._blob: bytes | None = None
         self._reports = Reports()
         self._key_calls = KeyCalls()
+        self._departs = False
 
     @property
     def seated(self) -> bool:
@@ -232,6 +236,9 @@ class AgentCore:
             case SawDeath(session):
                 if sender := self._sender:  # else the scheduler finds out by itself
                     self._send(PeerGone(sender, session))
+            case Felt(ailments):
+                self._reports.ailments = ailments
+                self._report_health()
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()
@@ -312,6 +319,10 @@ class AgentCore:
     def _report_digests(self) -> None:
         if sender := self._sender:
             self._ready.sends += self._reports.of_digests(sender)
+
+    def _report_health(self) -> None:
+        if sender := self._sender:
+            self._ready.sends += self._reports.of_health(sender)
 
     def _call_keys(self) -> None:
         if sender := self._sender:
@@ -466,17 +477,21 @@ class AgentCore:
             case GiveUp():
                 if self._is_for_me(message):
                     self._end(EndReason.STUCK, message.text)
+            case Depart():
+                if self._is_for_me(message) and not self._departs:
+                    self._departs = True  # it is asked until it has left, and owes one answer
+                    self._ready.notices.append(AskedToLeave(message.text))
             case Finished():
                 if self.seated and message.job == self.job:  # true in whatever term it was said
                     self._finished(message.point)
             case EndJob():
                 self._end_job(message)
 
-    def _is_for_me(self, message: RoundOpened | GenerationStarted | GiveUp) -> bool:
+    def _is_for_me(self, message: RoundOpened | GenerationStarted | GiveUp | Depart) -> bool:
         return self._is_of_my_job(message) and message.incarnation == self.incarnation
 
     def _is_of_my_job(
-        self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain | GiveUp
+        self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain | GiveUp | Depart
     ) -> bool:
         """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
         return self.seated and message.job == self.job and message.term >= self.term
@@ -507,6 +522,7 @@ class AgentCore:
             self._publish()
             self._report_saved()
             self._report_digests()
+            self._report_health()
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from runtime.core.messages import (
     Admitted,
+    Ailment,
     Copy,
     Digest,
     FromScheduler,
@@ -135,6 +136,13 @@ class SawDeath:
 
 
 @dataclass(frozen=True, slots=True)
+class Felt:
+    """What is wrong with the process's host, all of it; said at a change, and again while there is any."""
+
+    ailments: tuple[Ailment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeyAsk:
     """What a thread of the worker wants of a key; the fields are :class:`KeyCall`'s."""
 
@@ -188,6 +196,7 @@ AgentEvent = (
     | Completed
     | Spoke
     | SawDeath
+    | Felt
     | Called
     | GaveUp
     | Leaving
@@ -303,6 +312,13 @@ class MustEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedToLeave:
+    """The process is to leave the job on purpose, as at SIGTERM: at its next commit."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerAway:
     """The connection closed; training goes on."""
 
@@ -335,6 +351,7 @@ Notice = (
     | CommittedByAll
     | Over
     | MustEnd
+    | AskedToLeave
     | SchedulerAway
     | SchedulerBack
     | Answered

@@ -10,6 +10,7 @@ from runtime.core.messages import (
     MAX_DIGESTS,
     MAX_PARTS,
     MAX_SAVED_POINTS,
+    Ailment,
     Credential,
     Digest,
     Digests,
@@ -17,6 +18,7 @@ from runtime.core.messages import (
     Progress,
     SavedPoints,
     Still,
+    Unwell,
 )
 from runtime.core.point import Point
 from runtime.core.values import replace
@@ -31,6 +33,7 @@ class Reports:
         digests: of its commits.
         to_explain: which of them is wanted with its parts: the point and the number of the commit.
         progress: where it stands still; None where it comes on.
+        ailments: what is wrong with its host.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,9 @@ class Reports:
         self.digests: tuple[Digest, ...] = ()
         self.to_explain: tuple[Point, int] | None = None
         self.progress: Progress | None = None
+        self.ailments: tuple[Ailment, ...] = ()
         self._is_told_still = False
+        self._is_told_unwell = False
 
     def of_saved(self, sender: Credential) -> list[FromWorker]:
         """What the disk holds, where it holds anything."""
@@ -58,3 +63,8 @@ class Reports:
         progress, was_told = self.progress if trains else None, self._is_told_still
         self._is_told_still = progress is not None
         return [Still(sender, generation, step, progress)] if progress is not None or was_told else []
+
+    def of_health(self, sender: Credential) -> list[FromWorker]:
+        """What is wrong with its host; and once that nothing is any longer."""
+        was_told, self._is_told_unwell = self._is_told_unwell, bool(self.ailments)
+        return [Unwell(sender, self.ailments)] if self.ailments or was_told else []

@@ -28,6 +28,7 @@ MAX_NODE_CHARS = 128  # as NODE_ID
 MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
+MAX_AILMENTS = 32
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
 MAX_KEY_BYTES = 256  # of a key in UTF-8
@@ -47,6 +48,7 @@ Node = Annotated[str, Meta(max_length=MAX_NODE_CHARS)]
 Host = Annotated[str, Meta(max_length=MAX_HOST_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
+Share = Annotated[float, Meta(ge=0, le=1e6)]
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 KeyValue = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
@@ -102,6 +104,15 @@ class Phase(enum.IntEnum):
     OPTIMIZER = 6
     COMMIT = 7
     COMPILING = 8
+
+
+class Sign(enum.IntEnum):
+    """What a host may lack."""
+
+    CPU = 1
+    MEMORY = 2
+    DISK = 3
+    DESCRIPTORS = 4
 
 
 class KeyOp(enum.IntEnum):
@@ -189,6 +200,16 @@ class Progress(NamedTuple):
     longest_s: Seconds  # that it took from one to the next, but for the first steps
     rests: bool  # it uses no CPU
     place: Annotated[str, Meta(max_length=MAX_PLACE_CHARS)]  # as ``train.py:46 (time.sleep)``
+
+
+class Ailment(NamedTuple):
+    """Of something that a worker's host has, more than the limit is taken."""
+
+    sign: Sign
+    where: Annotated[str, Meta(max_length=MAX_PLACE_CHARS)]  # of DISK, the path
+    share: Share
+    limit: Share
+    drains: bool  # the worker is to leave for a spare
 
 
 class Place(Value, frozen=True):
@@ -374,6 +395,13 @@ class PeerGone(Value, frozen=True, tag=10):
     session: Id
 
 
+class Unwell(Value, frozen=True, tag=42):
+    """What is wrong with the sender's host: all of it, each time. Said at a change, and again while there is any."""
+
+    sender: Credential
+    ailments: Annotated[tuple[Ailment, ...], Meta(max_length=MAX_AILMENTS)]
+
+
 class KeyCall(Value, frozen=True, tag=40):
     """A call to the keys that the scheduler keeps. Said again, under its number, until it is answered.
 
@@ -539,6 +567,15 @@ class KeyAnswer(Value, frozen=True, tag=41):
     text: str = ""  # why it was refused
 
 
+class Depart(Value, frozen=True, tag=33):
+    """The receiver is asked to leave the job on purpose, at its next commit."""
+
+    job: str
+    term: Int
+    incarnation: Int
+    text: str  # why
+
+
 class Finished(Value, frozen=True, tag=27):
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -566,7 +603,18 @@ class Status(Value, frozen=True, tag=29):
 
 
 FromWorker = (
-    Register | Heartbeat | Join | Publish | LastWords | Leave | SavedPoints | PeerGone | Digests | Still | KeyCall
+    Register
+    | Heartbeat
+    | Join
+    | Publish
+    | LastWords
+    | Leave
+    | SavedPoints
+    | PeerGone
+    | Digests
+    | Still
+    | KeyCall
+    | Unwell
 )
 FromScheduler = (
     Admitted
@@ -583,6 +631,7 @@ FromScheduler = (
     | Explain
     | GiveUp
     | KeyAnswer
+    | Depart
 )
 
 Message = FromWorker | FromScheduler | StatusQuery | StopJob

@@ -15,6 +15,7 @@ from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
 from runtime.core.hangs import Sight
+from runtime.core.infirmary import Infirmary
 from runtime.core.key_records import KeyRecord
 from runtime.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from runtime.core.leases import Leases
@@ -38,6 +39,7 @@ from runtime.core.messages import (
     Register,
     SavedPoints,
     Still,
+    Unwell,
 )
 from runtime.core.point import Point
 from runtime.core.progress import Standstill, Watch
@@ -130,6 +132,7 @@ class SchedulerCore:
         self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._keys = KeyStore(term=0)
+        self._infirmary = Infirmary(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
     # ---- the contract
@@ -188,6 +191,11 @@ class SchedulerCore:
     def load_keys(self, records: Iterable[KeyRecord]) -> None:
         """The keys' own journal was read; to be called before anybody has been told of a seat in the job."""
         self._keys = replay(records, self._ledger.state.term)
+
+    @property
+    def ailments(self) -> list[str]:
+        """What the workers say is wrong with their hosts, a sentence each."""
+        return self._infirmary.lines()
 
     @property
     def keys(self) -> KeyStore:
@@ -287,7 +295,10 @@ class SchedulerCore:
         elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
-        elif not (isinstance(event, Tick | Seen) or (isinstance(event, Received) and isinstance(event.message, Still))):
+        elif not (
+            isinstance(event, Tick | Seen)
+            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell))
+        ):
             self._repeats.forget()
 
     # ---- events
@@ -324,6 +335,8 @@ class SchedulerCore:
                 self._peer_gone(seat, gone)
             case KeyCall():
                 self._call_keys(message)
+            case Unwell():
+                self._infirmary.take(seat, message)
             case Leave():
                 self._leave(seat, message)
 
@@ -503,6 +516,7 @@ class SchedulerCore:
     def _leave(self, seat: Seat, message: Leave) -> None:
         if message.on_purpose:
             self._leases.leave(seat)
+            self._infirmary.forget(seat.node)
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
@@ -589,6 +603,8 @@ class SchedulerCore:
             self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
         else:
             self._ending.judge_emptiness()
+            if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
+                self._infirmary.judge()
 
     # ---- losses, rounds
 
@@ -604,6 +620,7 @@ class SchedulerCore:
 
     def _lose(self, seat: Seat, reason: str, *, spoke: bool = False) -> None:
         self._leases.end(seat, reason)
+        self._infirmary.forget(seat.node)
         if seat.slot is None:
             return  # a spare: no event for the job
         committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)

@@ -112,6 +112,7 @@ class JobView:
     losses: int = 0
     last_losses: tuple[str, ...] = ()
     standstill: str = ""  # who holds the others up, where no step is made
+    ailments: tuple[str, ...] = ()  # what is wrong with whose host, a sentence each
     stall: Stall | None = None  # the same, as values
 
     def __str__(self) -> str:
@@ -149,6 +150,7 @@ class JobView:
             losses=content.get("losses", 0),
             last_losses=tuple(content.get("last_losses", ())),
             standstill=content.get("standstill", ""),
+            ailments=tuple(content.get("ailments", ())),
             stall=_stall(content.get("stall")),
         )
 

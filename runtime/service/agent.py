@@ -13,6 +13,7 @@ import dataclasses
 import faulthandler
 import itertools
 import os
+import signal
 import threading
 import traceback
 import uuid
@@ -26,6 +27,7 @@ from runtime.core.agent_events import (
     AgentEvent,
     AgentReady,
     Answered,
+    AskedToLeave,
     Began,
     BreakGroup,
     Called,
@@ -38,6 +40,7 @@ from runtime.core.agent_events import (
     EnterAgain,
     Entered,
     Failed,
+    Felt,
     GaveUp,
     Heard,
     KeyAsk,
@@ -85,6 +88,7 @@ from runtime.errors import (
 from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
 from runtime.service import clock, log
+from runtime.service.health import HealthLook
 from runtime.service.host import this_process
 from runtime.service.launched import proof_for
 from runtime.service.life_sign import DeathWatch, LifeSign
@@ -187,6 +191,7 @@ class Agent:
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
         self.deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
         self.life_sign = LifeSign.if_possible(process.host, self.session)
+        self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)))
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     @property
@@ -206,6 +211,7 @@ class Agent:
             SameBitsError: the one that says why there will be none.
         """
         self._thread.start()
+        self._health.start()
         if meanwhile is not None:
             with self._changed:
                 has_to_wait = not self._changed.wait_for(lambda: self._admitted or self.must_end, AT_ONCE_S)
@@ -421,6 +427,7 @@ class Agent:
                 self._carry_out(ready)
                 wake_at = ready.wake_at
                 self._keep_time()
+        self._health.stop()
         self._client.close()
         if self.life_sign is not None:
             self.life_sign.give_up()
@@ -515,6 +522,9 @@ class Agent:
                 self._end_stuck(text)
             case MustEnd(reason, text):
                 self._must_end(_ERRORS[reason](text))
+            case AskedToLeave(text):
+                log.say(f"asked to leave: {text}")
+                os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may, and so does a plain script's
             case SchedulerAway():
                 log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
             case SchedulerBack(term, away_s):

@@ -25,6 +25,7 @@ from runtime.core.messages import (
     StatusQuery,
     Still,
     StopJob,
+    Unwell,
 )
 from runtime.core.ready import Note, Ready
 from runtime.core.scheduler import Event, Received, StopRequested
@@ -111,6 +112,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
             | Digests()
             | Still()
             | KeyCall()
+            | Unwell()
         ):
             session = message.sender.session
         case _:

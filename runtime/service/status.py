@@ -48,6 +48,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         "seat_free_in_s": core.seat_free_in_s(),
         "first_cause": core.first_cause,
         "standstill": core.standstill,
+        "ailments": core.ailments,
         "stall": _stall(core),
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
@@ -84,6 +85,7 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
         "seat_free_in_s": None,
         "first_cause": ended.cause if ended else "",
         "standstill": "",
+        "ailments": [],
         "ended": _interruption(ended) if ended and not state.finished else None,
         **_losses(history),
         **nodes,

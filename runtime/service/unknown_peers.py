@@ -22,6 +22,7 @@ from runtime.core.messages import (
     Register,
     Still,
     StopJob,
+    Unwell,
 )
 from runtime.core.ready import Level, Note
 from runtime.core.replacements import PROOF_BYTES
@@ -167,6 +168,9 @@ def implausible(message: object) -> str | None:
             return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
         case Still(_, _, _, progress) if progress is not None:
             return None if progress.place.isprintable() else "Still.progress.place is not printable"
+        case Unwell(_, ailments):
+            are_printable = all(one.where.isprintable() for one in ailments)
+            return None if are_printable else "Unwell has a path that is not printable"
         case StopJob(by):
             return None if by.isprintable() else "StopJob.by is not printable"
         case _:

@@ -23,10 +23,18 @@ FROM_ANYBODY = (
     messages.PeerGone,
     messages.SavedPoints,
     messages.Still,
+    messages.Unwell,
     messages.StatusQuery,
     messages.StopJob,
 )
-FROM_NOBODY = (messages.Admitted, messages.GenerationStarted, messages.EndJob, messages.Status, messages.KeyAnswer)
+FROM_NOBODY = (
+    messages.Admitted,
+    messages.GenerationStarted,
+    messages.EndJob,
+    messages.Status,
+    messages.KeyAnswer,
+    messages.Depart,
+)
 EDGES = (-(2**63), -1, 0, 1, 2, 3, 4, 5, 2**31, 2**63 - 1)
 WORDS = ("", "0", "1", "2", "3", "07", "-1", "a", "node-1", "٣", "9" * 30, "x" * 5000, "a b", "\x1b[2J", "\n", "digits")
 

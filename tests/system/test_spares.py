@@ -10,7 +10,7 @@ import pytest
 
 from runtime.store.process_identity import ProcessIdentity
 from tests.system.elastic_job import ElasticJob
-from tests.system.job import FINISH_S, JobFolder, is_writer
+from tests.system.job import FINISH_S, WAIT_S, JobFolder, is_writer
 from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS
 from tests.system.processes import WarmStarter
 
@@ -190,6 +190,26 @@ def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
     job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
     assert job.finish() == undisturbed(*TRAINED)
     assert steps(job, 0) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.thorough
+def test_a_worker_whose_disk_is_full_leaves_for_a_spare(
+    new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job()
+    job.start_scheduler()
+    full = {"HEALTH_DISK": "drain", "HEALTH_DISK_LIMIT": "0.000001", "HEALTH_INTERVAL": "0.2"}
+    for node in range(5):
+        job.start_worker(node, **(full if node == 1 else {}))
+    job.wait_warm(4)
+    job.open_gates(0)
+    assert job.worker(1).wait(WAIT_S) == LEFT_BY_SIGTERM
+    job.gone.add(1)
+    job.wait_for("scheduler", "worker 1 is asked to leave at its next commit, and spare 4 is warm: the disk of /")
+    assert "asked to leave: the disk of /" in job.wait_for(1, "asked to leave: ").string
+    assert job.finish() == undisturbed(*TRAINED)
+    assert job.matches(4, r"generation \d+: rank 1 of 4"), "the spare has its rank"
+    assert job.seated_once(0, 2, 3, 4)
 
 
 def test_who_only_waits_leaves_at_once(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:

@@ -1,0 +1,104 @@
+"""What the workers have said of their hosts, and who leaves for a spare because of it. The scheduler's side of health.
+
+Here lives who was said to be unwell, once a host, and the asking of one worker at a time to leave; what an ailment is
+stands in ``core.health``. The one idea: a worker that says its host is full asks for nothing yet. Only where a spare is
+warm and well, nothing else is under way, and nobody else is on the way out does one leave, so a disk that all share
+never empties a job. Nothing of it is written down: a worker says it again.
+"""
+
+from __future__ import annotations
+
+from runtime.core.health import place_said, said
+from runtime.core.ledger import Ledger
+from runtime.core.messages import Activity, Ailment, Depart, Sign, Unwell
+from runtime.core.ready import Level
+from runtime.core.state import Seat
+
+NAMED = 16
+"""Readings that a status lists."""
+
+
+class Infirmary:
+    """Of one job."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._hosts: dict[str, dict[str, tuple[Ailment, ...]]] = {}  # by host and node; of those who have any
+        self._host_of: dict[str, str] = {}
+        self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
+        self._leaving = ""  # who was asked to
+
+    def take(self, seat: Seat, message: Unwell) -> None:
+        """All that is wrong with a worker's host now: what nobody had said of that host before is said."""
+        host, before = seat.process.host, self._of_host(seat.process.host)
+        self._drop(seat.node)
+        if message.ailments:
+            self._hosts.setdefault(host, {})[seat.node], self._host_of[seat.node] = message.ailments, host
+            why = next((one for one in message.ailments if one.drains), None)
+            if why is not None:
+                self._wanting[seat.node] = why
+        after, name = self._of_host(host), host.partition("#")[0]
+        for place, one in after.items():
+            if place not in before:
+                self._ledger.ready.say(f"host {name} (worker {seat.node}): {said(one)}", Level.WARNING)
+        for place in before:
+            if place not in after:
+                self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
+        if self._leaving == seat.node and seat.node in self._wanting:
+            self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
+
+    def forget(self, node: str) -> None:
+        """The node's process is gone: what it said is over."""
+        self._drop(node)
+        if self._leaving == node:
+            self._leaving = ""
+
+    def lines(self) -> list[str]:
+        """What is wrong now, one sentence a host and place, for a status."""
+        found = [
+            f"host {host.partition('#')[0]}: {said(one)}"
+            for host in sorted(self._hosts)
+            for _, one in sorted(self._of_host(host).items())
+        ]
+        more = len(found) - NAMED
+        return [*found[:NAMED], *([f"{more} more such readings"] if more > 0 else [])]
+
+    def judge(self) -> None:
+        """While all train: ask the first member that is to leave, where a spare is warm whose own host is well."""
+        ledger, state = self._ledger, self._ledger.state
+        if not self._wanting or self._leaving or state.generation is None:
+            return
+        spare = next(
+            (spare for spare in state.spares if self._is(Activity.WAITING, spare) and spare not in self._wanting), None
+        )
+        if spare is None:
+            return
+        for node in sorted(self._wanting):
+            seat = state.seats.get(node)
+            if seat is not None and ledger.is_present(node) and self._is(Activity.TRAINING, node):
+                self._leaving, why = node, said(self._wanting[node])
+                ledger.ready.say(
+                    f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}",
+                    Level.WARNING,
+                )
+                self._ask(seat, why)
+                return
+
+    def _ask(self, seat: Seat, why: str) -> None:
+        state = self._ledger.state
+        self._ledger.tell_holder(seat, Depart(state.job, state.term, seat.incarnation, why))
+
+    def _is(self, activity: Activity, node: str) -> bool:
+        presence = self._ledger.presences.get(node)
+        return presence is not None and presence.activity is activity and presence.closed_at is None
+
+    def _drop(self, node: str) -> None:
+        self._wanting.pop(node, None)
+        host = self._host_of.pop(node, None)
+        if host is not None:
+            del self._hosts[host][node]
+            if not self._hosts[host]:
+                del self._hosts[host]
+
+    def _of_host(self, host: str) -> dict[tuple[Sign, str], Ailment]:
+        return {(one.sign, one.where): one for all_of in self._hosts.get(host, {}).values() for one in all_of}

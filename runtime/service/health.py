@@ -1,0 +1,99 @@
+"""What this worker's host has left, read every few seconds in a thread of its own, and told at a change.
+
+Here live the sensors (psutil, the control group's files, statvfs). Never here: from when on a number is an ailment, and
+what follows (``core.health``). The one idea: a disk that hangs must not cost the seat, so nothing is read in the thread
+that beats; and who is well says nothing. A host's clock is not compared with another's: no decision here depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from runtime.config import Settings
+from runtime.core.health import HealthWatch, Limit, Reading
+from runtime.core.messages import Ailment, Sign
+from runtime.store.checkpoint.memory.available_memory import taken_share
+
+SHARED_MEMORY = Path("/dev/shm")
+DESCRIPTORS_SHARE = 0.9
+MAX_PLACES = 8
+
+
+def limits_of(settings: Settings) -> dict[Sign, Limit]:
+    """The limits that the settings give; a sign that is off has none."""
+    chosen = {
+        Sign.CPU: (settings.health_cpu_limit, settings.health_cpu),
+        Sign.MEMORY: (settings.health_memory_limit, settings.health_memory),
+        Sign.DISK: (settings.health_disk_limit, settings.health_disk),
+        Sign.DESCRIPTORS: (DESCRIPTORS_SHARE, "tell"),
+    }
+    return {sign: Limit(share, policy == "drain") for sign, (share, policy) in chosen.items() if policy != "off"}
+
+
+def places_of(settings: Settings) -> list[Path]:
+    """The folders that a job fills: those that are on this host, one of each file system."""
+    named = [settings.checkpoint_path, settings.log_dir, settings.recovery_path, SHARED_MEMORY]
+    found: dict[int, Path] = {}
+    for path in named:
+        if isinstance(path, Path):
+            with contextlib.suppress(OSError):
+                place = _nearest(path)
+                found.setdefault(place.stat().st_dev, place)
+    return list(found.values())[:MAX_PLACES]
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the folder above it that is there already."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def readings(places: list[Path]) -> Iterator[Reading]:
+    """One look. What cannot be read is left out."""
+    import psutil  # type: ignore[import-untyped]  # in the thread that looks: a start does not wait for it
+
+    yield Reading(Sign.CPU, "", psutil.cpu_percent(None) / 100)
+    if (taken := taken_share()) is not None:
+        yield Reading(Sign.MEMORY, "", taken)
+    for place in places:
+        with contextlib.suppress(OSError):
+            yield Reading(Sign.DISK, str(place), psutil.disk_usage(str(place)).percent / 100)
+    with contextlib.suppress(OSError, psutil.Error):
+        process = psutil.Process()
+        soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+        yield Reading(Sign.DESCRIPTORS, "", process.num_fds() / soft)
+
+
+class HealthLook:
+    """Looks every ``interval_s``; ``told`` is called, in this object's thread, at every change and while there is any.
+
+    Args:
+        settings: the limits and the folders.
+        told: takes all that is wrong.
+    """
+
+    def __init__(self, settings: Settings, told: Callable[[tuple[Ailment, ...]], object]) -> None:
+        self._interval_s = settings.health_interval_s
+        self._watch = HealthWatch(limits_of(settings))
+        self._places = places_of(settings)
+        self._told = told
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Begin, in a thread that ends with the process."""
+        threading.Thread(target=self._run, name="samebits-health", daemon=True).start()
+
+    def stop(self) -> None:
+        """No further look."""
+        self._over.set()
+
+    def _run(self) -> None:
+        for _ in readings([]):
+            break  # what the CPUs do is compared with the look before
+        while not self._over.wait(self._interval_s):
+            has_changed = self._watch.look(readings(self._places))
+            if has_changed or self._watch.ailments:
+                self._told(self._watch.ailments)

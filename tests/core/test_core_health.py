@@ -1,0 +1,145 @@
+"""Limits with hysteresis, what is said of a host and when, and who leaves for a spare: one, where one is warm."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.core.health import HealthWatch, Limit, Reading, said
+from runtime.core.messages import MAX_AILMENTS, Activity, Ailment, Depart, Process, Sign, Unwell
+from tests.core.house import House, policy
+
+DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
+CPU = Ailment(Sign.CPU, "", 1.0, 0.9, drains=False)
+WATCHED = {Sign.DISK: Limit(0.9, drains=True), Sign.CPU: Limit(0.9)}
+
+
+def looks(watch: HealthWatch, *shares: float) -> list[bool]:
+    """Whether the disk is an ailment after each of these looks."""
+    found = []
+    for share in shares:
+        watch.look([Reading(Sign.DISK, "/ckpt", share)])
+        found.append(bool(watch.ailments))
+    return found
+
+
+def test_two_looks_make_an_ailment_and_two_well_below_end_it() -> None:
+    assert looks(HealthWatch(WATCHED), 0.95, 0.5, 0.95, 0.95) == [False, False, False, True]
+    assert looks(HealthWatch(WATCHED), 0.9, 0.9, 0.88, 0.86, 0.88, 0.8, 0.9, 0.8, 0.8) == [
+        *(False, True, True, True, True, True, True, True, False)
+    ]
+
+
+def test_a_change_is_told_once() -> None:
+    watch = HealthWatch(WATCHED)
+    full = [Reading(Sign.DISK, "/ckpt", 0.95)]
+    assert [watch.look(full) for _ in range(4)] == [False, True, False, False]
+    assert watch.ailments == (DISK,)
+    assert watch.look([]), "the folder is there no longer"
+    assert watch.ailments == ()
+
+
+def test_what_has_no_limit_is_not_looked_at_and_much_is_cut() -> None:
+    watch = HealthWatch(WATCHED)
+    many = [Reading(Sign.DISK, f"/{number}", 1.0) for number in range(100)]
+    for _ in range(2):
+        watch.look([Reading(Sign.MEMORY, "", 1.0), *many])
+    assert len(watch.ailments) == MAX_AILMENTS
+    assert {one.sign for one in watch.ailments} == {Sign.DISK}
+
+
+@pytest.mark.parametrize(
+    ("ailment", "text"),
+    [
+        (DISK, "the disk of /ckpt is 95 % full (limit 90 %, HEALTH_DISK_LIMIT)"),
+        (CPU, "its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)"),
+        (
+            Ailment(Sign.MEMORY, "", 0.93, 0.9, False),
+            "93 % of the memory it may use is taken (limit 90 %, HEALTH_MEMORY_LIMIT)",
+        ),
+        (
+            Ailment(Sign.DESCRIPTORS, "", 0.95, 0.9, False),
+            "95 % of the descriptors a process may have are open (limit 90 %)",
+        ),
+    ],
+)
+def test_an_ailment_in_words(ailment: Ailment, text: str) -> None:
+    assert said(ailment) == text
+
+
+# ---- the scheduler's side
+
+
+def house_with_spares(spares: int = 1, **changes: bool) -> House:
+    """Two train, on a host each; the spares are warm."""
+    house = House(policy(2, spare_num=2, **changes))
+    for node in ("0", "1", *(f"{2 + number}" for number in range(spares))):
+        house.register(node, process=Process(f"host-{node}", 100 + int(node), 1, "cpu"))
+    house.train()
+    for number in range(spares):
+        house.beat(f"{2 + number}", Activity.WAITING)
+    return house
+
+
+def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
+    """Who is asked to leave then."""
+    credential = house.credential(node)
+    first = house.receive(credential.session, Unwell(credential, ailments))
+    second = house.tick(0.1)
+    return [send.session for send in (*first.sends, *second.sends) if isinstance(send.message, Depart)]
+
+
+def notes_on(house: House, word: str) -> list[str]:
+    return [note for note in house.notes if word in note]
+
+
+def test_a_host_is_said_to_be_unwell_once_and_once_to_be_well_again() -> None:
+    house = house_with_spares()
+    for _ in range(3):
+        assert feels(house, "0", CPU) == [], "nobody leaves for its CPUs"
+    assert house.core.ailments == ["host host-0: its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)"]
+    feels(house, "0")
+    assert notes_on(house, "host-0 ") == [
+        "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)",
+        "host host-0 is well again: its CPUs",
+    ]
+    assert house.core.ailments == []
+
+
+def test_workers_of_one_host_say_it_once() -> None:
+    house = House(policy(2)).fill().train()
+    feels(house, "0", CPU)
+    feels(house, "1", CPU)
+    feels(house, "0")
+    assert len(notes_on(house, "busy")) == 1 and notes_on(house, "well again") == []
+    house.leave("1")
+    assert house.core.ailments == []
+
+
+def test_one_leaves_where_a_spare_is_warm_and_is_asked_until_it_has() -> None:
+    house = house_with_spares()
+    assert feels(house, "1", DISK) == ["s1"]
+    assert feels(house, "1", DISK) == ["s1"], "the first word may be lost"
+    assert feels(house, "0", DISK) == [], "one at a time"
+    assert len(notes_on(house, "is asked to leave at its next commit, and spare 2 is warm: the disk of /ckpt")) == 1
+    house.leave("1", text="it was asked to (SIGTERM)")
+    assert house.core.state.by_slot[1] == "2", "the spare has its slot"
+    assert feels(house, "0", DISK) == [], "no spare is left"
+
+
+@pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell too", "a round is open", "no recovery"])
+def test_nobody_leaves_otherwise(why: str) -> None:
+    house = house_with_spares(0 if why == "no spare" else 1, recovery=why != "no recovery")
+    if why == "spare is cold":
+        house.beat("2", Activity.SEATED)
+    if why == "spare is unwell too":
+        feels(house, "2", DISK)
+    if why == "a round is open":
+        house.beat("0", Activity.WAITING)
+    assert feels(house, "1", DISK) == []
+
+
+def test_a_status_lists_a_few() -> None:
+    house = house_with_spares()
+    feels(house, "0", *(Ailment(Sign.DISK, f"/{number}", 1.0, 0.9, False) for number in range(30)))
+    assert len(house.core.ailments) == 17
+    assert house.core.ailments[-1] == "14 more such readings"

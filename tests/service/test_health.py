@@ -1,0 +1,89 @@
+"""What is read of this machine, and that it is told: real sensors, and a real agent whose disk is over its limit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime import config
+from runtime.core.messages import Ailment, Sign
+from runtime.service.health import SHARED_MEMORY, HealthLook, limits_of, places_of, readings
+from runtime.store.checkpoint.memory.available_memory import taken_share
+from tests.service.house import PATIENCE_S, House
+
+
+def settings_with(tmp_path: Path, **environ: str) -> config.Settings:
+    named = {
+        "CHECKPOINT_PATH": str(tmp_path / "not" / "there"),
+        "RECOVERY_PATH": str(tmp_path),
+        "LOG_DIR": str(tmp_path),
+    }
+    settings, _ = config.read({"ROLE": "worker", "WORKER_NUM": "1", "NODE_ID": "0", **named, **environ})
+    return settings
+
+
+def test_every_sign_is_read_on_this_machine(tmp_path: Path) -> None:
+    places = places_of(settings_with(tmp_path))
+    assert len(places) == len({place.stat().st_dev for place in places}), "one of each file system"
+    assert {tmp_path.stat().st_dev, SHARED_MEMORY.stat().st_dev} == {place.stat().st_dev for place in places}
+    found = list(readings(places))
+    assert {one.sign for one in found} == set(Sign)
+    assert all(0 <= one.share <= 1 for one in found), found
+    disk = next(one for one in found if one.where == str(places[0]))
+    assert disk.share == pytest.approx(psutil.disk_usage(str(places[0])).percent / 100, abs=0.05)
+
+
+def test_a_url_is_no_disk_and_what_is_off_has_no_limit(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, CHECKPOINT_PATH="s3://bucket/job", HEALTH_CPU="off", HEALTH_DISK="drain")
+    assert all(isinstance(place, Path) for place in places_of(settings))
+    limits = limits_of(settings)
+    assert Sign.CPU not in limits
+    assert (limits[Sign.DISK].drains, limits[Sign.MEMORY].drains) == (True, False)
+
+
+def test_the_tightest_memory_limit_counts(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
+    assert taken_share(proc, groups) == pytest.approx(0.2)
+    (proc / "self" / "cgroup").write_text("0::/box/inner\n")
+    (groups / "box" / "inner").mkdir(parents=True)
+    (groups / "box" / "memory.max").write_text("1000")
+    (groups / "box" / "memory.current").write_text("950")
+    (groups / "box" / "memory.stat").write_text("anon 900\ninactive_file 30\nactive_file 20\n")
+    assert taken_share(proc, groups) == pytest.approx(0.9), "files that can be read again do not count"
+
+
+def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_CPU="off")
+    told: list[tuple[Ailment, ...]] = []
+    twice = threading.Event()
+
+    def take(ailments: tuple[Ailment, ...]) -> None:
+        told.append(ailments)
+        if len(told) == 2:
+            twice.set()
+
+    look = HealthLook(settings, take)
+    look.start()
+    assert twice.wait(PATIENCE_S)
+    look.stop()
+    assert any(one.sign is Sign.DISK and one.limit == 0.000001 for one in told[0])
+
+
+def test_a_scheduler_hears_of_it(tmp_path: Path) -> None:
+    house = House(tmp_path, 1, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_DISK="tell")
+    events = tmp_path / "recovery" / "events.jsonl"
+    house.scheduler()
+    house.seated("0")
+    patience = threading.Event()
+    for _ in range(int(PATIENCE_S * 20)):
+        if events.exists() and "HEALTH_DISK_LIMIT" in events.read_text():
+            break
+        patience.wait(0.05)
+    found = [line for line in events.read_text().splitlines() if "HEALTH_DISK_LIMIT" in line]
+    house.close()
+    assert found and '"kind":"note"' in found[0], "said, and in the history"
