@@ -148,7 +148,7 @@ class AgentCore:
         self._blob: bytes | None = None
         self._reports = Reports()
         self._key_calls = KeyCalls()
-        self._departs = False
+        self._departs = False  # it was asked to leave
 
     @property
     def seated(self) -> bool:

@@ -62,6 +62,7 @@ class Kind(enum.StrEnum):
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
     REBUILT = "rebuilt"
+    DECIDED = "decided"
     NOTE = "note"
     ASKED = "asked"  # by a person, of the job; not the scheduler's to tell
     CARRIED = "carried"
@@ -146,6 +147,12 @@ class Chronicle:
             self._trains(message, now)
         elif type(message) is SavedPoints:
             self._take_stall(message)
+
+    def decided(self, text: str, drain: Sequence[str], now: float) -> None:
+        """Somebody around the job has decided something."""
+        if text:
+            self._look(now)
+            self._add(Kind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
 
     def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
         """The events of one pass, in order."""

@@ -20,6 +20,8 @@ PROTOCOL = 3
 MAX_SAVED_POINTS = 8
 MAX_STOPPED_BY = 200
 """Characters of ``StopJob.by``; a scheduler takes no longer one."""
+MAX_DECISION = 400
+"""Characters of ``Decision.text``."""
 MAX_DIGESTS = 12
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
@@ -435,6 +437,16 @@ class StopJob(Value, frozen=True, tag=8):
     by: Annotated[str, Meta(max_length=MAX_STOPPED_BY)]  # printable
 
 
+class Decision(Value, frozen=True, tag=13):
+    """What somebody around the job has decided, for its history; these nodes are to leave at their next commit.
+
+    Said again, with no text, until they have left.
+    """
+
+    text: Annotated[str, Meta(max_length=MAX_DECISION)]  # with its reason; printable
+    drain: Few[Node] = ()
+
+
 # ---- scheduler → worker -------------------------------------------------------------------------------------------
 
 
@@ -634,7 +646,7 @@ FromScheduler = (
     | Depart
 )
 
-Message = FromWorker | FromScheduler | StatusQuery | StopJob
+Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision
 
 SCHEMA: Schema[Message] = Schema(Message)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from runtime.core.admission import Admission
 from runtime.core.causes import observed
+from runtime.core.departures import ask_to_leave
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
@@ -94,11 +95,19 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """Somebody around the job has decided this, for its history, and that these nodes are to leave."""
+
+    text: str
+    drain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Tick
+Event = Received | Closed | Stalled | Seen | StopRequested | Decided | Tick
 
 
 class SchedulerCore:
@@ -176,6 +185,8 @@ class SchedulerCore:
                 self._seen(session, sight)
             case StopRequested(by):
                 self._ending.stop(by)
+            case Decided(text, drain):
+                ask_to_leave(self._ledger, drain, text)
         ready = self._finish_step()
         self._remember(event, ready)
         return ready

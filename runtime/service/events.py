@@ -17,8 +17,8 @@ from runtime.core.events import Chronicle, Event, Kind, event_in
 from runtime.core.goodput import goodput_of
 from runtime.core.ready import Note, Send
 from runtime.core.records import Record
+from runtime.core.scheduler import Decided, Received, SchedulerCore
 from runtime.core.scheduler import Event as CoreEvent
-from runtime.core.scheduler import Received, SchedulerCore
 from runtime.service import clock, log
 from runtime.store import asked_log
 from runtime.store.event_log import EventLog, read_lines
@@ -40,6 +40,8 @@ class EventWriter:
         """The core has taken an event into account."""
         if self._log is not None and type(event) is Received:
             self._chronicle.heard(event.message, now)
+        elif self._log is not None and type(event) is Decided:
+            self._chronicle.decided(event.text, event.drain, now)
 
     def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
         """What one pass has decided, once it is durable and sent."""

@@ -7,9 +7,11 @@ idea: everything that reaches the core has passed ``event_of``, whatever was sen
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from runtime.core.messages import (
+    Decision,
     Digests,
     Heartbeat,
     Join,
@@ -28,10 +30,14 @@ from runtime.core.messages import (
     Unwell,
 )
 from runtime.core.ready import Note, Ready
-from runtime.core.scheduler import Event, Received, StopRequested
+from runtime.core.scheduler import Decided, Event, Received, StopRequested
 from runtime.net.server import Arrived, Garbled, Rejected
+from runtime.service import clock
 from runtime.service.followers import Followers
 from runtime.service.unknown_peers import UnknownPeers, implausible
+
+MOST_DECISIONS, DECISIONS_S = 64, 10.0
+"""So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
 
 
 class Line(Protocol):
@@ -57,8 +63,9 @@ class Inbound:
         self._line = line
         self._followers = followers
         self._strangers = strangers
+        self._decided_at: deque[float] = deque()
 
-    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | None:
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | Decided | None:
         """What the core is told of it; None where that is nothing."""
         match incoming:
             case Rejected(address, why):
@@ -75,7 +82,17 @@ class Inbound:
                 if isinstance(event, str):
                     self._strangers.garbled(self._line.address_of(peer), event)
                     return None
-                return event
+                return None if isinstance(event, Decided) and self._is_too_often() else event
+
+    def _is_too_often(self) -> bool:
+        """Whether a decision more is one too many; whoever wants a node gone asks again."""
+        now, decided_at = clock.now_s(), self._decided_at
+        while decided_at and now - decided_at[0] >= DECISIONS_S:
+            decided_at.popleft()
+        if len(decided_at) >= MOST_DECISIONS:
+            return True
+        decided_at.append(now)
+        return False
 
     def _garbled(self, garbled: Garbled) -> None:
         self._strangers.garbled(garbled.address, garbled.problem)
@@ -91,7 +108,7 @@ class Inbound:
         return self._strangers.refused(self._line.address_of(event.session), ready.notes, now)
 
 
-def _event_in(peer: str, message: object) -> Received | StopRequested | str:
+def _event_in(peer: str, message: object) -> Received | StopRequested | Decided | str:
     """What a message asks of the core; a text says why it asks nothing."""
     problem = implausible(message)
     if problem is not None:
@@ -99,6 +116,8 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | str:
     match message:
         case StopJob(by):
             return StopRequested(by)
+        case Decision(text, drain):
+            return Decided(text, drain)
         case Register():
             session = message.session
         case (

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from runtime.core.hangs import SILENT_KINDS
 from runtime.core.ledger import NAMED
-from runtime.core.messages import MAX_STOPPED_BY, Status, StatusQuery, StopJob
+from runtime.core.messages import MAX_DECISION, MAX_ITEMS, MAX_STOPPED_BY, Decision, Status, StatusQuery, StopJob
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
@@ -104,6 +104,12 @@ def stop_request(by: str) -> StopJob:
     """
     line = "".join(character if character.isprintable() else " " for character in by)
     return StopJob(line if len(line) <= MAX_STOPPED_BY else f"{line[: MAX_STOPPED_BY - 1]}…")
+
+
+def decision(text: str, drain: Sequence[str] = ()) -> Decision:
+    """Asks a scheduler to keep what was decided in the job's history, and these nodes to leave."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return Decision(line if len(line) <= MAX_DECISION else f"{line[: MAX_DECISION - 1]}…", tuple(drain)[:MAX_ITEMS])
 
 
 def message_of(content: Content) -> Status:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from runtime.core.messages import (
     MAX_NAME_CHARS,
     Credential,
+    Decision,
     Digests,
     Pairs,
     Register,
@@ -173,6 +174,9 @@ def implausible(message: object) -> str | None:
             return None if are_printable else "Unwell has a path that is not printable"
         case StopJob(by):
             return None if by.isprintable() else "StopJob.by is not printable"
+        case Decision(text, drain):
+            is_printable = text.isprintable() and all(map(str.isprintable, drain))
+            return None if is_printable else "Decision is not printable"
         case _:
             return None
 

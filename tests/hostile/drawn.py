@@ -25,6 +25,7 @@ FROM_ANYBODY = (
     messages.Still,
     messages.Unwell,
     messages.StatusQuery,
+    messages.Decision,
     messages.StopJob,
 )
 FROM_NOBODY = (

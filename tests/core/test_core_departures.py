@@ -1,0 +1,64 @@
+"""Asking nodes to leave: who is asked, what the history keeps of it, and that a worker is asked once."""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import AskedToLeave
+from runtime.core.events import Chronicle, Kind
+from runtime.core.messages import Depart
+from runtime.core.scheduler import Decided
+from tests.core.desk import Desk, training
+from tests.core.house import House, training_house
+
+WHY = "worker 1 leaves at the next commit: host b is gone"
+
+
+def asked(house: House) -> dict[str, str]:
+    return {
+        session: message.text for session, sent in house.sent.items() for message in sent if isinstance(message, Depart)
+    }
+
+
+def test_those_alive_are_asked_and_the_text_is_said() -> None:
+    house = training_house(3)
+    ready = house.step(Decided(WHY, ("1", "1", "7")))
+    assert asked(house) == {house.seat("1").session: WHY}
+    assert [note.text for note in ready.notes] == [WHY]
+    assert not ready.records, "leaving is the worker's to say"
+
+
+def test_who_is_lost_or_has_left_is_not_asked() -> None:
+    house = training_house(3)
+    house.leave("0")
+    house.close(house.seat("2").session, gone=True)
+    house.step(Decided(WHY, ("0", "2")))
+    assert asked(house) == {}
+
+
+def test_asked_again_nothing_is_said_again() -> None:
+    house = training_house(2)
+    ready = house.step(Decided("", ("1",)))
+    assert (len(asked(house)), ready.notes) == (1, [])
+
+
+def test_the_history_keeps_what_was_decided() -> None:
+    house = training_house(2)
+    chronicle = Chronicle(house.core.state, lambda _node: 7, 1000.0)
+    chronicle.decided(WHY, ("1",), house.now)
+    chronicle.decided("", ("1",), house.now)
+    (event,) = chronicle.take([], [], [], house.now)
+    assert (event.kind, event.text, event.step, event.more) == (Kind.DECIDED, WHY, 7, {"drain": ["1"]})
+
+
+def depart(job: str = "job-1", term: int = 1, incarnation: int = 1) -> Depart:
+    return Depart(job, term, incarnation, WHY)
+
+
+def test_a_worker_takes_it_once_and_from_its_own_scheduler_only() -> None:
+    desk: Desk = training()
+    for other in (depart(job="job-2"), depart(term=0), depart(incarnation=2)):
+        desk.hear(other)
+        assert desk.told(AskedToLeave) == []
+    desk.hear(depart())
+    assert desk.told(AskedToLeave) == [AskedToLeave(WHY)]
+    desk.hear(depart())
+    assert desk.told(AskedToLeave) == [], "a second signal would end it in the middle of its leaving"
