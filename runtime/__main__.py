@@ -274,6 +274,12 @@ def _scale(arguments: Arguments) -> int:
     return resizing.scale(arguments)
 
 
+def _drain(arguments: Arguments) -> int:
+    from runtime.ops import draining
+
+    return draining.main(arguments)
+
+
 def _autoscale(arguments: Arguments) -> int:
     from runtime.ops import autoscaling
 
@@ -320,6 +326,7 @@ SUBCOMMANDS = (
     Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
     Subcommand("add", "start workers of this machine that join the job", _add),
     Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("drain", "have workers, or all of a host, leave at their next commit, and wait for it", _drain),
     Subcommand("scale", "bring the job to so many workers", _scale),
     Subcommand("autoscale", "size the job by its load and by what a worker gains", _autoscale),
     Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),

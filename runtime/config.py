@@ -21,6 +21,7 @@ from runtime.commands import spelled
 from runtime.errors import SettingsError
 from runtime.settings_table import (
     VARIABLES,
+    HostRest,
     Role,
     Scope,
     Variable,
@@ -41,6 +42,7 @@ __all__ = [
     "environment_table_zh",
     "fixed_settings",
     "folder_or_url",
+    "host_launch",
     "is_loopback",
     "is_plain",
     "is_shell_name",
@@ -122,6 +124,10 @@ class Settings:
     start_grace_s: float
     shrink_grace_s: float
     reset_limit: int
+    host_discovery_script: str | None
+    host_launch: str | None
+    host_slots: int
+    host_rest_s: HostRest
     max_restarts: int
     monitor_interval_s: float
     shutdown_timeout_s: float
@@ -408,6 +414,11 @@ def dies_with_starter(environment: Mapping[str, str]) -> bool:
 
 def _is_on(switch: str, environment: Mapping[str, str]) -> bool:
     return (environment.get(switch) or environment.get(f"{PREFIX}{switch}") or "").strip() == "1"
+
+
+def host_launch(environment: Mapping[str, str]) -> str:
+    """The command by which a job with this environment starts workers on other hosts (HOST_LAUNCH)."""
+    return environment.get("HOST_LAUNCH") or environment.get(f"{PREFIX}HOST_LAUNCH") or ""
 
 
 def is_shell_name(name: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.urls import has_password
 
@@ -204,6 +205,21 @@ def _parse_share(text: str) -> float:
     return value
 
 
+class HostRest(NamedTuple):
+    """How long a host that failed is left alone: the first time, and at most."""
+
+    first_s: float
+    most_s: float
+
+
+def _parse_rest(text: str) -> HostRest:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?):([0-9]{1,9}(?:\.[0-9]{1,6})?)", text.strip())
+    first_s, most_s = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    if not 0 < first_s <= most_s:
+        raise WrongValueError("the first and the longest time, both above 0, the shorter first" if found else "")
+    return HostRest(first_s, most_s)
+
+
 _ROLE = Kind(
     "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
 )
@@ -219,6 +235,8 @@ _HANG = Kind("end or tell", "end 或 tell", _parse_hang)
 _POLICY = Kind("tell, drain or off", "tell、drain 或 off", _parse_policy)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
+_REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
+_COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
 
@@ -239,6 +257,7 @@ _JOB = Capability("a job")
 _RECOVERY = Capability("recovery")
 _INSECURE = Capability("listening without authentication")
 _ELASTIC = Capability("a world that shrinks and grows")
+_DISCOVERY = Capability("hosts that come and go")
 _SPARES = Capability("spares")
 _AUTHENTICATION = Capability("authentication")
 _PLAIN = Capability("plain mode")
@@ -438,6 +457,30 @@ VARIABLES: tuple[Variable, ...] = (
         "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
         "How often training may begin anew, after a loss or to grow, before the job ends; `0`: as often as it must.",
         "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
+    ),
+    Variable(
+        "HOST_DISCOVERY_SCRIPT", "host_discovery_script", _COMMAND, None, _DISCOVERY,
+        "Command that prints the hosts there are, `host` or `host:slots` a line; asked every second, and workers are "
+        "started and drained as hosts come and go.",
+        "打印可用主机的命令，每行一个 `host` 或 `host:slots`；每秒询问一次，随主机增减而启动或撤离 worker。",
+        example="./hosts.sh", shown_default=("no discovery", "不发现主机"),
+    ),
+    Variable(
+        "HOST_LAUNCH", "host_launch", _COMMAND, None, _DISCOVERY,
+        "Command that starts a worker on another host, with {host}, {node} and {command} filled in; no shell reads it.",
+        "在其他主机上启动 worker 的命令，填入 {host}、{node} 和 {command}；不经过 shell。",
+        example="'ssh -o BatchMode=yes {host} {command}'",
+        shown_default=("none: only this machine", "无：仅本机"),
+    ),
+    Variable(
+        "HOST_SLOTS", "host_slots", _WORKERS, "1", _DISCOVERY,
+        "Workers of a host that the script names without a number.",
+        "脚本未给出数目的主机上的 worker 数。",
+    ),
+    Variable(
+        "HOST_REST", "host_rest_s", _REST, "10:600", _DISCOVERY,
+        "Seconds a host that failed is left alone: the first time, and at most; each time twice as long.",
+        "失败的主机被搁置的秒数：首次和最长；每次加倍。",
     ),
     Variable(
         "MAX_RESTARTS", "max_restarts", _whole(0, MOST_RESETS), "0", _SUPERVISION,

@@ -36,7 +36,7 @@ def local_addresses(host: str, bind: str | None = None) -> list[str]:
             f"{asked} cannot be resolved ({error.strerror}). Fix: set it to an address of this machine"
         ) from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    local = [address for address in addresses if _is_local(address)]
+    local = [address for address in addresses if is_local(address)]
     if not local:
         raise ListenError(
             f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine: "
@@ -45,7 +45,8 @@ def local_addresses(host: str, bind: str | None = None) -> list[str]:
     return local
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Whether this literal address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
             if decision.size != view.world_size and not options.dry_run:
                 try:
                     with StartLock(log_dir):
-                        bring_to(log_dir, decision.size)
+                        bring_to(log_dir, decision.size, decision.reason)
                 except SameBitsError as error:  # said, and seen again at the next look
                     _say(str(error))
     return 0

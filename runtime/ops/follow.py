@@ -15,15 +15,18 @@ import select
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.cause_table import Observation
-from runtime.core.restarts import Loss, sort_of
+from runtime.core.placement import Reason
+from runtime.core.restarts import Loss, Sort, sort_of
 from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
 from runtime.ops import end_summary, kept_start
+from runtime.ops.discovery import Discovery, discovery_for
 from runtime.ops.following import Following, Result
 from runtime.ops.held_folder import HeldFolder
 from runtime.ops.job_view import JobView, stored_view
@@ -54,6 +57,8 @@ from runtime.ops.verdict import Verdict, verdict_of
 from runtime.service import cause_file
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
+
+MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are in nobody's history
 
 LEFT = Verdict(None, "left running", 0)
 
@@ -89,6 +94,8 @@ class Follower:
         self._signals = signals
         self._logs = logs or LogEnds(settings.log_dir)
         self._supervisor = supervisor
+        self._discovery = None if supervisor is None else discovery_for(settings, supervisor.spawn_worker)
+        self._undelivered: deque[Reason] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
@@ -138,6 +145,8 @@ class Follower:
             self._asking.end()
             self._link.close()
             self._folder.close()
+            if self._discovery is not None:
+                self._discovery.close()
             if self._supervisor is not None:
                 self._supervisor.let_go()
         result = self._following.result
@@ -176,7 +185,8 @@ class Follower:
         start_at = supervisor.wake_at(but=self._not_yet()) if supervisor is not None else None
         look_at = self._look_at if supervisor is not None else None
         asked_at = self._asking.wake_at()
-        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, start_at, look_at, now + LOOK_S)
+        drive_at = None if self._discovery is None else self._discovery.wake_at(now)
+        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, start_at, look_at, drive_at, now + LOOK_S)
         return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
 
     # ---- what its user wants
@@ -344,6 +354,11 @@ class Follower:
         loss = Loss(sort_of(seen, self._causes), f"{error} {death.status}", step)
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
+        if self._discovery is not None and self._supervisor.holds and name != SCHEDULER:
+            has_joined = self._has_joined(name, identity)
+            is_outside = loss.sort is Sort.OUTSIDE or (loss.sort is Sort.OWN and not (has_joined or is_failure))
+            if is_outside and self._discovery.takes(name, death.status, time.monotonic(), has_joined=has_joined):
+                return
         self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
 
     def _supervise(self) -> None:
@@ -364,7 +379,25 @@ class Follower:
             following.give_up(verdict_of(given_up), now)
         else:
             self._start_due(supervisor, now)
+            if self._discovery is not None and supervisor.holds:
+                self._drive(self._discovery, now)
         following.restarting = supervisor.is_at_it()
+
+    def _drive(self, discovery: Discovery, now: float) -> None:
+        """Start and drain workers as hosts come and go, and have the scheduler keep each decision."""
+        if not discovery.is_started:
+            self._poll.register(discovery.start(Path.cwd()), select.POLLIN)
+        turn = discovery.turn(self._following.view, now)
+        for line in turn.lines:
+            self._screen.say(line)
+        self._undelivered += turn.decisions
+        while self._undelivered and self._is_ours and self._following.is_linked:
+            decided = self._undelivered.popleft()
+            self._link.decide(decided.text, decided.drain)
+        for name in turn.started:
+            self._logs.begin(name)
+        if turn.started:
+            self._look_for_processes()
 
     def _not_yet(self) -> tuple[str, ...]:
         """A scheduler is started only once it is judged what its journal says: it may have ended the job."""

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtime import config
@@ -48,6 +48,12 @@ class KeptStart:
     """How a worker's command is made of ``script``."""
     has_scheduler: bool = True
     """Whether the scheduler belongs to this machine."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Of discovered hosts, which each node was started on; those that ``nodes`` has no more are on their way out."""
+    size: int | None = None
+    """How many workers somebody wants, where hosts are discovered; None: as many as there is room for."""
+    drained: tuple[str, ...] = ()
+    """Discovered hosts that are not to be used."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -108,6 +114,11 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         content["way"] = start.way.value
     if not start.has_scheduler:
         content["has_scheduler"] = False
+    content |= {
+        name: value
+        for name, value in (("hosts", dict(start.hosts)), ("size", start.size), ("drained", list(start.drained)))
+        if value or value == 0
+    }
     private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
     usual = start.folder / USUAL_LOG_DIR
@@ -142,6 +153,9 @@ def read(log_dir: Path) -> KeptStart | None:
         digest, changed_at_s = content.get("script_sha256"), content.get("script_changed_at", 0.0)
         version = None if digest is None else ScriptVersion(str(digest), float(changed_at_s))
         way, has_scheduler = Way(content.get("way", "script")), bool(content.get("has_scheduler", True))
+        hosts = {str(node): str(host) for node, host in content.get("hosts", {}).items()}
+        size = None if content.get("size") is None else int(content["size"])
+        drained = tuple(str(host) for host in content.get("drained", ()))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
@@ -150,7 +164,19 @@ def read(log_dir: Path) -> KeptStart | None:
         ) from None
     folder, interpreter, script = words
     return KeptStart(
-        Path(folder), interpreter, script, args, environment, needs_secret, nodes, version, way, has_scheduler
+        folder=Path(folder),
+        interpreter=interpreter,
+        script=script,
+        args=args,
+        environment=environment,
+        needs_secret=needs_secret,
+        nodes=nodes,
+        script_version=version,
+        way=way,
+        has_scheduler=has_scheduler,
+        hosts=hosts,
+        size=size,
+        drained=drained,
     )
 
 

@@ -66,7 +66,7 @@ def read_start(request: Request) -> Ready:
         say(warning)
     refuse_unusable(settings)
     environment, said = config.kept_environment(everything), ""
-    port = _port_instead(settings, environment) if request.nodes is None else None
+    port = _port_instead(settings, environment) if request.nodes is None or request.hosts else None
     if port is not None:
         said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
         settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
@@ -81,6 +81,7 @@ def read_start(request: Request) -> Ready:
         script_version=version_of(Path(request.script)) if request.way is Way.SCRIPT else None,
         way=request.way,
         has_scheduler=request.has_scheduler,
+        hosts=request.hosts,
     )
     settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime import config
+from runtime.ops.host_launch import is_here
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.spawning import Program
 
@@ -21,4 +22,5 @@ def program_of(kept: KeptStart, present: Mapping[str, str], secrets: Mapping[str
     surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
     others = {name: text for name, text in present.items() if name not in surplus}
     environment = {**others, **kept.environment, **secrets}
-    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way)
+    elsewhere = {node: host for node, host in kept.hosts.items() if not is_here(host)}
+    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way, elsewhere)

@@ -23,6 +23,7 @@ from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
 from runtime.ops.programs import program_of
 from runtime.ops.recover import look
+from runtime.ops.scheduler_link import decide_once
 from runtime.ops.spawning import StartLock, hear_signals, launch, reserved
 from runtime.ops.stop_signals import Signals
 
@@ -99,19 +100,29 @@ def scale(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits scale",
         description="Bring the job to so many workers: start more on this machine, or have those of this machine that "
-        "came last leave after their present step.",
+        "came last leave at their next commit. Where hosts are discovered, whoever follows the job does so, on them.",
+        epilog="examples:\n"
+        "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
+        "  samebits scale 6 --dry-run   only says who would be started, or leave\n\n"
+        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("size", type=int, metavar="N", help="how many workers there are to be")
-    size = parser.parse_args(arguments).size
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    options = parser.parse_args(arguments)
     hear_signals()
     log_dir, _ = kept_start.read_here()
     with StartLock(log_dir), Signals():
-        bring_to(log_dir, size)
+        bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run)
     return 0
 
 
-def bring_to(log_dir: Path, size: int) -> None:
-    """Start or release as many workers of this machine as the job lacks or has beyond ``size``; the lock is held.
+def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> None:
+    """Start or release as many workers as the job lacks or has beyond ``size``; the lock is held.
+
+    Args:
+        why: said in the job's history.
+        dry_run: only say what would be done.
 
     Raises:
         UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.
@@ -124,13 +135,30 @@ def bring_to(log_dir: Path, size: int) -> None:
             "(MAX_WORKER_NUM). Fix: give a number between them, or start the job anew with other bounds"
         )
     there = [one.node for one in view.workers if one.presence is Presence.ALIVE]
-    if size > len(there):
+    nodes = kept_start.nodes_of(log_dir, settings)
+    kept = kept_start.read(log_dir)
+    if kept is not None and kept.hosts:
+        _say(f"{'would want' if dry_run else 'wanted'}: {size} workers on the discovered hosts; {len(there)} are there")
+        if not dry_run:
+            kept_start.keep(log_dir, replace(kept, size=size))
+    elif size > len(there):
+        added = nodes_to_add(settings, nodes, view, size - len(there))
+        if dry_run:
+            _say(f"would start worker {', '.join(added)}: {len(there)} → {size} workers")
+            return
         _add(log_dir, size - len(there))
     elif size < len(there):
-        nodes = kept_start.nodes_of(log_dir, settings)
-        release(log_dir, last_to_come([node for node in there if node in nodes], len(there) - size))
+        leaving = last_to_come([node for node in there if node in nodes], len(there) - size)
+        if dry_run:
+            check_removal(nodes, view, leaving)
+            _say(f"would have worker {', '.join(leaving)} leave: {len(there)} → {size} workers")
+            return
+        release(log_dir, leaving)
     else:
         _say(f"the job has {size} workers")
+        return
+    if not dry_run:
+        decide_once(settings, f"{len(there)} → {size} workers: {why}")
 
 
 def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:

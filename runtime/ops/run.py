@@ -15,8 +15,9 @@ from typing import Any
 from runtime import config
 from runtime.config import Settings
 from runtime.errors import SameBitsError
-from runtime.ops import kept_start, prepare, recover, run_options, starting
+from runtime.ops import first_hosts, kept_start, prepare, recover, run_options, starting
 from runtime.ops.follow import Follower
+from runtime.ops.host_launch import is_here
 from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.page import start_beside
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     request = run_options.parse(arguments, config.whole_environment())
     hear_signals()
+    found = first_hosts.running_job(request)
+    if found is not None:
+        prepare.say("the job runs already: this command follows it, and drives its hosts once nobody else does")
+        return recover.go_on(*found)
+    request = first_hosts.placed(request)
     ready = prepare.read_start(request)
     if request.dry_run:
         return _show(ready, request)
@@ -84,7 +90,16 @@ def _program(ready: Ready) -> Program:
     start = ready.start
     environment = {**config.whole_environment(), **start.environment}
     only_scheduler = {"REBUILD": "0"}  # what begins here is a new job
-    return Program(start.folder, start.interpreter, start.script, start.args, environment, only_scheduler, start.way)
+    return Program(
+        folder=start.folder,
+        interpreter=start.interpreter,
+        script=start.script,
+        args=start.args,
+        environment=environment,
+        only_scheduler=only_scheduler,
+        way=start.way,
+        elsewhere={node: host for node, host in start.hosts.items() if not is_here(host)},
+    )
 
 
 def _start(ready: Ready) -> None:

@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NoReturn
 
@@ -30,6 +30,7 @@ examples:
   samebits run -m package.train                as python -m package.train
   samebits run --dry-run -n 4 train.py         says what would start where, and starts nothing
   samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
+  samebits run --host-discovery-script ./hosts.sh --launch 'ssh {host} {command}' --nnodes 1:8 -n 4 train.py
 
 Whatever has no option is said by the environment (samebits env). Every variable PET_<OPTION> that torchrun reads is
 read as well.
@@ -59,6 +60,7 @@ class Request:
         environment: what is exported to every process of the job, over today's environment.
         nodes: this host's workers and spares, by node id; None: all of the job's.
         has_scheduler: whether the scheduler is started on this host.
+        hosts: where hosts are discovered: which each of the nodes is started on.
         tee: whose log lines are shown as they come.
         signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
     """
@@ -69,6 +71,7 @@ class Request:
     environment: Mapping[str, str]
     nodes: tuple[str, ...] | None = None
     has_scheduler: bool = True
+    hosts: Mapping[str, str] = field(default_factory=dict)
     fresh: bool = False
     detach: bool = False
     dry_run: bool = False
@@ -86,7 +89,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     parser = _parser(environ)
     # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
     options = parser.parse_args(list(words))
-    nodes_least, nodes_most = options.nnodes
+    nodes_least, nodes_most = options.nnodes or (1, 1)
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
@@ -104,10 +107,17 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         ("MONITOR_INTERVAL", options.monitor_interval),
         ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
         ("LOG_DIR", options.log_dir),
+        ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),
+        ("HOST_LAUNCH", options.launch),
+        ("HOST_REST", options.host_rest),
     ):
         if value is not None:
             given.say(name, str(value))
-    per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
+    if given.value("HOST_DISCOVERY_SCRIPT"):
+        _take_bounds(parser, options, given, devices)
+        per_node = None
+    else:
+        per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
     if per_node is not None:
         given.say("WORKER_NUM", str(nodes_most * per_node))
         if nodes_least < nodes_most:
@@ -122,7 +132,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     if given.value("WORKER_NUM") != "1":
         given.default("OMP_NUM_THREADS", "1", is_ours=False)
     share = None
-    if nodes_most > 1:
+    if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
         assert per_node is not None
         share = nodes_of_host(options.node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
     return Request(
@@ -169,6 +179,29 @@ class _Given:
 
     def merged(self) -> dict[str, str]:
         return {**self._environ, **self.said}
+
+
+def _take_bounds(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given, devices: int | None
+) -> None:
+    """How few and how many workers, where hosts are discovered; how many there are at first the script says."""
+    if options.node_rank:
+        parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
+    if _number(given.value("SPARE_NUM")):
+        parser.error("--spares: with --host-discovery-script a lost worker's place is taken on another host")
+    if options.workers is not None or not given.value("HOST_SLOTS"):
+        slots = 1
+        if options.workers is not None:
+            slots = _workers_per_node(parser, options.workers, given, 1, devices) or 1
+        given.say("HOST_SLOTS", str(slots))
+    slots = _number(given.value("HOST_SLOTS"))
+    if options.nnodes is not None:
+        least, most = options.nnodes
+        given.say("MIN_WORKER_NUM", str(least * slots))
+        given.say("MAX_WORKER_NUM", str(most * slots))
+    elif not given.value("MAX_WORKER_NUM"):
+        parser.error("--host-discovery-script: how many hosts at most? As in --nnodes 1:8")
+    given.default("MIN_WORKER_NUM", "1")
 
 
 def _workers_per_node(
@@ -253,7 +286,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     where.add_argument("--spares", type=_count, metavar="N", help="spares of the whole job (SPARE_NUM)")
     where.add_argument(
-        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES", "1"), help="hosts; with MIN: the fewest"
+        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES"), help="hosts (1); with MIN: the fewest"
     )
     where.add_argument(
         *("--node-rank", "--node_rank"),
@@ -275,6 +308,24 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="PORT",
         default=pet("MASTER_PORT"),
         help="its port (SCHED_PORT)",
+    )
+    found = parser.add_argument_group("hosts that come and go (docs/worlds.md)")
+    found.add_argument(
+        *("--host-discovery-script", "--host_discovery_script"),
+        metavar="COMMAND",
+        help="prints the hosts there are, host or host:slots a line; asked every second (HOST_DISCOVERY_SCRIPT). -n is "
+        "the slots of a host without a number, --nnodes bounds the workers: MIN and MAX times -n",
+    )
+    found.add_argument(
+        "--launch",
+        metavar="COMMAND",
+        help="starts a worker on another host: {host}, {node} and {command}, a line for the shell there, are filled "
+        "in, as in 'ssh -o BatchMode=yes {host} {command}' or 'srun -w {host} sh -c {command}' (HOST_LAUNCH)",
+    )
+    found.add_argument(
+        *("--host-rest", "--host_rest"),
+        metavar="FIRST:MOST",
+        help="seconds that a host is left alone after it failed, doubled each time (HOST_REST, default 10:600)",
     )
     ends = parser.add_argument_group("deaths and ends")
     ends.add_argument(

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config import Settings
@@ -51,6 +52,7 @@ class SchedulerLink:
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
+        self._decisions: collections.deque[tuple[str, tuple[str, ...]]] = collections.deque()
         self._shut_out: str | None = None
         self._was_linked = False
         self._closing = False
@@ -83,6 +85,11 @@ class SchedulerLink:
         self._stop_by = by
         self._client.wake()
 
+    def decide(self, text: str, drain: Sequence[str] = ()) -> None:
+        """Have the scheduler that answers now keep a decision, and ask these nodes to leave."""
+        self._decisions.append((text, tuple(drain)))
+        self._client.wake()
+
     def close(self) -> None:
         """Close the connection."""
         self._closing = True
@@ -111,6 +118,8 @@ class SchedulerLink:
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
+            while self._decisions:
+                self._client.send(status.decision(*self._decisions.popleft()))
             self._client.wait(None)
 
     def _told_shut_out(self, text: str) -> None:
@@ -137,24 +146,17 @@ def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
         SecretError: a scheduler listens, and has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    if not is_listening(settings):
-        return None
-    client = _client(settings)
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            client.wait(left_s)
-            for incoming in client.drain():
-                match incoming:
-                    case Up():
-                        client.send(status.question(follow=False))
-                    case ShutOut(why):
-                        raise SecretError(why)
-                    case Got(message) if (content := status.snapshot_in(message)) is not None:
-                        return content
-        return None
-    finally:
-        client.close()
+    return _asked(settings, timeout_s)
+
+
+def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = 5.0) -> bool:
+    """Have the scheduler keep a decision, and ask these nodes to leave; whether it answered, so that it has heard.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+    return _asked(settings, timeout_s, status.decision(text, drain)) is not None
 
 
 def is_listening(settings: Settings) -> bool:
@@ -170,3 +172,26 @@ def _client(settings: Settings) -> Client:
     keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
     name = f"follower-{uuid.uuid4().hex}"
     return Client(settings.sched_host, settings.sched_port, name, settings.node_timeout_s, keys=keys)
+
+
+def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Content | None:
+    """The snapshot of the scheduler that answers, after these messages; none where nobody does in time."""
+    if not is_listening(settings):
+        return None
+    client = _client(settings)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            client.wait(left_s)
+            for incoming in client.drain():
+                match incoming:
+                    case Up():
+                        for message in (*first, status.question(follow=False)):
+                            client.send(message)
+                    case ShutOut(why):
+                        raise SecretError(why)
+                    case Got(message) if (content := status.snapshot_in(message)) is not None:
+                        return content
+        return None
+    finally:
+        client.close()

@@ -14,12 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
 from runtime import config
+from runtime.ops.host_launch import shell_line, template_of
 from runtime.ops.local_processes import SCHEDULER, end, node_of
 from runtime.store import durable, private
 from runtime.store.parent_death import die_with
@@ -61,11 +62,21 @@ class Program:
     environment: Mapping[str, str]
     only_scheduler: Mapping[str, str]
     way: Way = Way.SCRIPT
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Of each node that runs on another host: which; started by ``HOST_LAUNCH`` in ``environment``."""
 
     def words(self, name: str) -> list[str]:
         """The command of the process with this name."""
         if name == SCHEDULER:
             return [self.interpreter, "-P", "-m", "runtime", "scheduler"]
+        node = node_of(name) or ""
+        if node not in self.elsewhere:
+            return self._worker()
+        told = {**config.kept_environment(self.environment), "ROLE": "worker", "NODE_ID": node}
+        line = shell_line(self.folder, told, self._worker())
+        return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
+
+    def _worker(self) -> list[str]:
         words = self.way.words(self.interpreter, self.script, self.args)
         if config.is_plain(self.environment):  # a small process of ours holds the seat, and runs it
             return [self.interpreter, "-P", "-m", "runtime", "plain", "--", *words]

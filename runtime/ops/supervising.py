@@ -87,6 +87,11 @@ class Supervisor:
     # ---- whose the folder is
 
     @property
+    def spawn_worker(self) -> Spawn | None:
+        """Makes workers' processes; None: ``spawning.spawn`` does."""
+        return self._spawn_worker
+
+    @property
     def holds(self) -> bool:
         """Whether this is the folder's supervisor."""
         return self._lock >= 0
@@ -240,7 +245,9 @@ def _rename(kept: KeptStart, log_dir: Path, nodes: Sequence[str], started: Seque
     """The nodes of this machine are the replacements' from now on."""
     renamed = {node_of(one.name): node_of(one.new_name) for one in started if one.name != one.new_name}
     if renamed:
-        kept_start.keep(log_dir, replace(kept, nodes=tuple(renamed.get(node) or node for node in nodes)))
+        hosts = {renamed.get(node) or node: host for node, host in kept.hosts.items()}
+        names = tuple(renamed.get(node) or node for node in nodes)
+        kept_start.keep(log_dir, replace(kept, nodes=names, hosts=hosts))
 
 
 def _place_of(name: str) -> str:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from runtime.ops.local_processes import node_of
 from runtime.ops.spawning import OF_ONE_PROCESS, Program, Way, execute, spawn
 from runtime.service import fork_orders
 from runtime.service.fork_orders import Answer, Order
@@ -57,7 +58,8 @@ class Zygote:
 
     def spawn(self, program: Program, name: str, log: int) -> int:
         """As ``spawning.spawn``: by a fork where that is the same, else plainly."""
-        pid = self._forked(program, name, log) if self._serves(program) else 0
+        is_here = node_of(name) not in program.elsewhere
+        pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
         return pid or spawn(program, name, log)
 
     def end(self) -> None:

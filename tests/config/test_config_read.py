@@ -13,7 +13,7 @@ import pytest
 from runtime import config
 from runtime.config import Role, Settings, alone, read
 from runtime.errors import SettingsError
-from runtime.settings_table import VARIABLES
+from runtime.settings_table import VARIABLES, HostRest
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
@@ -66,6 +66,10 @@ def test_defaults_are_those_of_the_design() -> None:
         start_grace_s=30.0,
         shrink_grace_s=10.0,
         reset_limit=0,
+        host_discovery_script=None,
+        host_launch=None,
+        host_slots=1,
+        host_rest_s=HostRest(10.0, 600.0),
         max_restarts=0,
         monitor_interval_s=5.0,
         shutdown_timeout_s=10.0,
@@ -132,6 +136,10 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("START_GRACE", "0", "start_grace_s", 0.0),
     ("SHRINK_GRACE", "0", "shrink_grace_s", 0.0),
     ("RESET_LIMIT", "3", "reset_limit", 3),
+    ("HOST_DISCOVERY_SCRIPT", "./hosts.sh --all", "host_discovery_script", "./hosts.sh --all"),
+    ("HOST_LAUNCH", "ssh {host} {command}", "host_launch", "ssh {host} {command}"),
+    ("HOST_SLOTS", "8", "host_slots", 8),
+    ("HOST_REST", "2.5:60", "host_rest_s", (2.5, 60.0)),
     ("PLAIN", "1", "plain", True),
     ("DIE_WITH_ME", "1", "die_with_me", True),
     ("MAX_RESTARTS", "3", "max_restarts", 3),
@@ -238,6 +246,11 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("START_GRACE", "soon", ("seconds, 0 or more",)),
     ("SHRINK_GRACE", "-1", ("seconds, 0 or more", "export SHRINK_GRACE=10")),
     ("RESET_LIMIT", "-1", ("from 0 to 1000000", "export RESET_LIMIT=0")),
+    ("HOST_REST", "60:10", ("the shorter first", "as in 10:600", "export HOST_REST=10:600")),
+    ("HOST_REST", "0:10", ("both above 0",)),
+    ("HOST_REST", "10", ("seconds:seconds",)),
+    ("HOST_SLOTS", "0", ("from 1 to 100000", "export HOST_SLOTS=1")),
+    ("HOST_LAUNCH", "x" * 4097, ("at most 4096 printable characters", "{command}")),
     ("SPARE_NUM", "-1", ("from 0 to 100000",)),
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
     ("MAX_WORKER_NUM", "100001", ("from 1 to 100000", "unset MAX_WORKER_NUM")),

@@ -41,6 +41,14 @@ def test_what_is_kept_is_read_back_and_nobody_else_may_read_it(here: Path) -> No
     assert read_here() == (Path("device"), start(here))
 
 
+def test_where_hosts_are_discovered_their_nodes_are_kept_as_well(here: Path) -> None:
+    placed = replace(start(here), nodes=("0", "1"), hosts={"0": "a", "1": "b", "2.1": "b"}, size=0, drained=("c",))
+    keep(here / "device", placed)
+    assert read(here / "device") == placed
+    keep(here / "device", replace(placed, hosts={}, size=None, drained=()))
+    assert not {"hosts", "size", "drained"} & json.loads((here / "device" / "start.json").read_text()).keys()
+
+
 def test_its_settings_are_the_schedulers_with_absolute_folders(here: Path) -> None:
     settings = start(here, LOG_DIR="/logs").settings()
     assert settings.role is config.Role.SCHEDULER

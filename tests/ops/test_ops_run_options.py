@@ -101,8 +101,31 @@ def test_a_host_starts_its_block_of_workers_and_its_share_of_the_spares() -> Non
 
 
 @pytest.mark.parametrize(
+    ("line", "environ", "said"),
+    [
+        ("--nnodes 2:4 -n 3", {}, {"HOST_SLOTS": "3", "MIN_WORKER_NUM": "6", "MAX_WORKER_NUM": "12"}),
+        ("--nnodes 4", {}, {"HOST_SLOTS": "1", "MIN_WORKER_NUM": "4", "MAX_WORKER_NUM": "4"}),
+        ("--nnodes 1:2", {"HOST_SLOTS": "8"}, {"HOST_SLOTS": None, "MIN_WORKER_NUM": "8", "MAX_WORKER_NUM": "16"}),
+        ("", {"MAX_WORKER_NUM": "7"}, {"MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": None}),
+        ("--nnodes 1:2 --launch x --host-rest 1:2", {}, {"HOST_LAUNCH": "x", "HOST_REST": "1:2"}),
+        ("--nnodes 1:2", {"WORKER_NUM": "9"}, {"WORKER_NUM": None}),
+    ],
+)
+def test_where_hosts_are_discovered_the_options_say_the_bounds(
+    line: str, environ: dict[str, str], said: dict[str, str | None]
+) -> None:
+    request = asked(f"--host-discovery-script ./h {line} train.py", environ)
+    assert {name: request.environment.get(name) for name in said} == said
+    assert (request.nodes, request.has_scheduler) == (None, True)
+    assert request.environment["HOST_DISCOVERY_SCRIPT"] == "./h"
+
+
+@pytest.mark.parametrize(
     ("line", "text"),
     [
+        ("--host-discovery-script ./h train.py", "how many hosts at most? As in --nnodes 1:8"),
+        ("--host-discovery-script ./h --nnodes 1:2 --spares 1 train.py", "--spares: with"),
+        ("--host-discovery-script ./h --nnodes 1:2 --node-rank 1 train.py", "--node-rank: with"),
         ("", "which script? As in"),
         ("--nproc 3 train.py", "unrecognized arguments|--nproc"),
         ("-n many train.py", "--nproc-per-node many: expected a number, auto, gpu or cpu"),
@@ -183,6 +206,43 @@ def test_a_dry_run_says_what_would_start_and_leaves_nothing_behind(
     assert told["environment"]["WORKER_NUM"] == "2"
     assert [one["process"] for one in told["processes"]] == ["worker_0", "worker_1", "scheduler"]
     assert [entry.name for entry in here.iterdir()] == ["train.py"]
+
+
+def test_a_dry_run_asks_the_discovery_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "hosts").write_text("localhost:2\nb\n")
+    found = ["--host-discovery-script", "cat hosts", "--nnodes", "1:4"]
+    assert main(["run", "--dry-run", *found, "--launch", "ssh {host} {command}", "train.py"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [line.partition(":")[0] for line in lines[2:]] == ["worker 0", "worker 1", "worker 2", "the scheduler"]
+    assert "WORKER_NUM=3" in lines[1] and lines[4].startswith("worker 2: ROLE=worker NODE_ID=2 ssh b 'cd ")
+    assert "workers on b reach it only if that is this machine, too" in said.err
+    assert main(["run", "--dry-run", *found, "--launch", "ssh {hots}", "train.py"]) == 80
+    assert "{hots} is no placeholder" in capsys.readouterr().err
+
+
+def test_a_secret_is_put_into_no_command_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLUSTER_SECRET", "a secret of some length")
+    words = ["--host-discovery-script", "echo b", "--nnodes", "1", "--launch", "ssh {host} {command}", "train.py"]
+    assert main(["run", "--dry-run", *words]) == 64
+    said = capsys.readouterr().err
+    assert "Fix: export CLUSTER_SECRET_FILE" in said and "of some length" not in said
+
+
+def test_too_few_hosts_are_waited_for_and_said(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("TOPO_TIMEOUT", "0.3"), ("NODE_TIMEOUT", "0.3"), ("HEARTBEAT_INTERVAL", "0.1")):
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr("runtime.ops.first_hosts.EVERY_S", 0.01)
+    words = ["--host-discovery-script", "printf 'localhost\\nb:4\\n'", "--nnodes", "2:4", "train.py"]
+    assert main(["run", "--dry-run", *words]) == 80
+    said = capsys.readouterr().err
+    waits = "the discovered hosts have 1 of at least 2 slots; 1 more hosts are not this machine, and no --launch"
+    assert said.count(f"samebits: {waits} says how to start there; waiting\n") == 1
+    assert "for 0.3 s (TOPO_TIMEOUT). Fix: look at what `printf` prints" in said
 
 
 def test_a_script_that_is_not_there_is_said_before_anything_is_started(

@@ -6,6 +6,7 @@ Its state is a step counter; nothing is computed, and what is "restored" is the 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +22,27 @@ from runtime.service import log
 from runtime.service.agent import Agent
 from runtime.store.checkpoint import rank_directory
 from runtime.store.owner import claim_folder
+
+
+class LeavingError(Exception):
+    """It was asked to leave, and owes nobody a step."""
+
+
+class Departure:
+    """What SIGTERM means to it: it leaves between two steps, or where it waits."""
+
+    def __init__(self) -> None:
+        self._is_asked = self.waits = False
+
+    def take(self, *_: object) -> None:
+        self._is_asked = True
+        if self.waits:
+            self.obey()
+
+    def obey(self) -> None:
+        if self._is_asked:
+            self._is_asked = False
+            raise LeavingError
 
 
 def main() -> int:
@@ -43,6 +65,7 @@ def main() -> int:
         threading.Event().wait(0.02)  # as if it imported something large
     log.set_up(f"worker {settings.node_id}")
     agent = Agent(settings, settings.job_name, "cpu")
+    departure = Departure()
     try:
         admitted = agent.register()
         if options.say:
@@ -51,7 +74,12 @@ def main() -> int:
         def claim(slot: int) -> None:
             claim_folder(rank_directory(settings.checkpoint_path, slot), admitted.job, settings.job_name)
 
-        final = train(agent, options, claim)
+        signal.signal(signal.SIGTERM, departure.take)
+        final = train(agent, options, claim, departure)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except LeavingError:
+        agent.leave(on_purpose=True, text="it was asked to")
+        return 143
     except SameBitsError as error:
         print(f"samebits: {error}", file=sys.stderr, flush=True)
         agent.leave(on_purpose=isinstance(error, JobStoppedError), text=str(error))
@@ -67,11 +95,14 @@ def main() -> int:
     return 0
 
 
-def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], object]) -> Point:
+def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], object], departure: Departure) -> Point:
     points: list[Point] = []
     pace = threading.Event()
     while True:
+        departure.waits = True
+        departure.obey()
         place = agent.enter(Entered(tuple(points), False, ()))
+        departure.waits = False
         if isinstance(place, Point):
             return place
         try:
@@ -83,11 +114,13 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
             while not is_done(agent.step, options):
                 pace.wait(options.step_s)
                 agent.check()
+                departure.obey()
                 if agent.step == options.fail_at:
                     fail()
                 agent.step += 1
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)
+            departure.waits = True
             final = Digest(Point(agent.step, place.generation), FINAL, b"equal")
             return agent.complete(place.generation, agent.step, [final])
         except (GenerationEndedError, HostsUpdatedInterrupt) as ended:

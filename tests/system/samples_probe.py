@@ -49,8 +49,8 @@ def main() -> None:
     @runtime.elastic.run
     def train(state: runtime.elastic.TorchState) -> None:
         while state.epoch < args.epochs:
-            if state.epoch == args.gate:
-                wait_at_gate(args.gate, state.check_host_updates)
+            if state.epoch in args.gate:
+                wait_at_gate(state.epoch, state.check_host_updates)
             for batch, (indices, inputs, labels) in enumerate(loader):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()
@@ -79,7 +79,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Says which samples every step took.")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--gate", type=int, default=-1, help="wait before this epoch until the test opens it")
+    parser.add_argument(
+        "--gate", type=int, action="append", default=[], help="wait before this epoch until the test opens it"
+    )
     parser.add_argument("--pause-ms", type=float, default=20.0, help="slept in every step")
     parser.add_argument(
         "--die", action="append", default=[], metavar="NODE:STEP", help="kill -9, having said that step"

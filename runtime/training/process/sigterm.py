@@ -78,6 +78,8 @@ class Departure:
             self._leave()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.has_left and os.getpid() == self._pid:
+            return  # asked by two, it is on its way: a second signal must not cut its leaving short
         if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may hand it on
             self._as_before(number, frame)
         elif self.stage is Stage.WAITING:
@@ -86,9 +88,8 @@ class Departure:
             self._was_asked = True  # nothing is said here: the main thread may be in the middle of a line
 
     def _leave(self) -> None:
-        self._was_asked, self.stage = False, Stage.OUTSIDE
+        self._was_asked, self.stage, self.has_left = False, Stage.OUTSIDE, True
         log.say("asked to leave (SIGTERM): this worker leaves the job with its last commit done")
-        self.has_left = True
         if callable(self._before):
             self._before(signal.SIGTERM, None)
         sys.exit(STATUS)

@@ -63,6 +63,14 @@ def test_where_it_waits_it_leaves_at_once(own: list[int]) -> None:
     assert (own, departure.has_left) == ([TERM], True)
 
 
+def test_asked_again_while_it_leaves_it_is_not_cut_short(own: list[int]) -> None:
+    departure = installed(Stage.TRAINING)
+    with leaving(), departure.waits():
+        signal.raise_signal(TERM)
+    signal.raise_signal(TERM)
+    assert own == [TERM]
+
+
 def test_what_came_between_the_step_and_the_wait_is_not_slept_over(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     signal.raise_signal(TERM)

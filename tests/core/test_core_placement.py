@@ -1,0 +1,101 @@
+"""What a driver decides as hosts come, go and fail, and what it says of each decision."""
+
+from __future__ import annotations
+
+from runtime.core.hosts import Host, Resting
+from runtime.core.placement import DEATHS_S, MOST_DEATHS, Orders, Placement, Reason
+
+
+def hosts(**slots: int) -> tuple[Host, ...]:
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def begun(most: int = 6, **slots: int) -> Placement:
+    placement = Placement(most, Resting(10, 60))
+    assert placement.seen(hosts(**slots)) == [], "what is there at the beginning is no change"
+    return placement
+
+
+def texts(orders: Orders) -> list[str]:
+    return [reason.text for reason in orders.reasons]
+
+
+def test_nothing_is_done_before_the_script_has_answered() -> None:
+    assert Placement(4, Resting()).next({"0": "a"}, {}, 0) == Orders()
+
+
+def test_numbers_are_given_in_order_and_the_reason_is_said() -> None:
+    orders = begun(a=2, b=1).next({}, {}, 0)
+    assert orders.start == [("0", "a"), ("1", "a"), ("2", "b")]
+    assert texts(orders) == ["starting 2 on a, 1 on b: 3 workers, and there is room for 3, at most 6"]
+
+
+def test_numbers_that_others_have_are_left_out_and_lost_ones_come_last() -> None:
+    orders = begun(a=3).next({}, {"1.2": "b"}, 0, used={"0"}, lost={"2"})
+    assert [number for number, _ in orders.start] == ["3", "4", "5"]
+    orders = begun(4, a=3).next({}, {"1.2": "b"}, 0, used={"0"}, lost={"2"})
+    assert [number for number, _ in orders.start] == ["3", "2"]
+
+
+def test_a_host_that_goes_is_drained_with_its_reason() -> None:
+    placement = begun(a=1, b=2)
+    running = {"0": "a", "1": "b", "2.1": "b"}
+    assert placement.seen(hosts(a=1, c=2)) == [Reason("host c is there, with 2 slots; host b is gone")]
+    orders = placement.next(running, {}, 0)
+    assert (orders.drain, orders.start) == (["1", "2.1"], [("3", "c"), ("4", "c")])
+    assert orders.reasons[0] == Reason("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
+
+
+def test_fewer_slots_and_a_smaller_wish_drain_who_came_last() -> None:
+    placement = begun(a=3)
+    running = {"0": "a", "1": "a", "2": "a"}
+    assert placement.seen(hosts(a=2)) == [Reason("host a has 2 slots instead of 3")]
+    assert placement.next(running, {}, 0).reasons == [
+        Reason("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
+    ]
+    orders = placement.next({"0": "a", "1": "a"}, {}, 0, wish=1)
+    assert orders.reasons == [Reason("worker 1 leaves at the next commit: 1 workers are wanted", ("1",))]
+
+
+def test_a_drained_host_is_left_and_used_again_when_that_is_undone() -> None:
+    placement = begun(a=1, b=1)
+    assert placement.seen(hosts(a=1, b=1), ["b"]) == [Reason("host b is to be left")]
+    assert placement.next({"0": "a", "1": "b"}, {}, 0).drain == ["1"]
+    assert placement.seen(hosts(a=1, b=1)) == [Reason("host b is there, with 1 slot")]
+    assert placement.next({"0": "a"}, {}, 0).start == [("1", "b")]
+
+
+def test_nobody_is_started_beyond_the_most_while_others_are_on_their_way_out() -> None:
+    placement = begun(3, a=3)
+    assert placement.next({"0": "a"}, {"1": "b", "2": "b"}, 0).start == []
+    assert placement.next({"0": "a"}, {"1": "b"}, 0).start == [("2", "a")]
+
+
+def test_a_worker_that_was_killed_is_started_where_it_was_and_a_host_that_kills_rests() -> None:
+    placement = begun(a=1, b=1)
+    assert [placement.died("0", "a", now, has_joined=True) for now in range(MOST_DEATHS - 1)] == [None, None]
+    reason = placement.died("0.2", "a", 5, has_joined=True)
+    assert reason == Reason("host a rests for 10 s: worker 0.2: 3 workers died there within 60 s")
+    assert placement.next({"1": "b"}, {}, 5).start == []
+    assert placement.wake_at(5) == 15
+    orders = placement.next({"1": "b"}, {}, 15)
+    assert (orders.start, texts(orders)[0]) == ([("0", "a")], "host a has rested")
+    assert placement.died("0", "a", 16, has_joined=True) is None, "its deaths of before are paid for"
+
+
+def test_deaths_that_lie_far_apart_are_no_hosts_failure() -> None:
+    placement = begun(a=1)
+    assert all(placement.died("0", "a", DEATHS_S * at, has_joined=True) is None for at in range(9))
+
+
+def test_a_start_that_fails_is_the_hosts_failure_at_once_and_each_time_longer() -> None:
+    placement = begun(a=1)
+    said = [placement.died("0", "a", now, has_joined=False) for now in (0, 10, 30)]
+    assert [one.text.split(":")[0] for one in said if one is not None] == [
+        "host a rests for 10 s",
+        "host a rests for 20 s",
+        "host a rests for 40 s",
+    ]
+    placement.next({"1": "a"}, {}, 70 + 60)
+    again = placement.failed("1", "a", 200, "what starts it there ended with status 255")
+    assert again.text == "host a rests for 10 s: worker 1: what starts it there ended with status 255"

@@ -1,0 +1,83 @@
+"""A discovery script: what is taken from it, and that whatever it does is a sentence within a bounded time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime.core.hosts import Host
+from runtime.errors import UsageError
+from runtime.ops.discovery_script import MAX_OUTPUT_BYTES as MOST
+from runtime.ops.discovery_script import DiscoveryScript, ask, words_of
+
+
+def script(folder: Path, text: str) -> list[str]:
+    path = folder / "hosts.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return words_of("hosts.sh --all", folder)
+
+
+def test_what_it_prints_are_the_hosts(tmp_path: Path) -> None:
+    words = script(tmp_path, 'echo "not for us" >&2; echo "a:2"; echo b; echo "c:0 # later"; test "$1" = --all')
+    assert words == ["./hosts.sh", "--all"]
+    assert ask(words, tmp_path, 4) == (Host("a", 2), Host("b", 4), Host("c", 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo a; echo; echo 'no such cluster' >&2; exit 3", "./hosts.sh ended with status 3: no such cluster"),
+        ("echo a; kill -9 $$", "./hosts.sh was killed by signal 9"),
+        ("echo a; exec sleep 60", "./hosts.sh has not ended after 0.5 s"),
+        ("exec >&- 2>&-; exec sleep 60", "./hosts.sh closed its output and has not ended after 0.5 s"),
+        ("echo a; sleep 60 & exit 0", "./hosts.sh has not ended after 0.5 s"),
+        ("exec cat /dev/zero", "./hosts.sh printed more than 1 MiB"),
+        ("echo 'a b'", "line 1 of the discovered hosts is 'a b'"),
+        ("exit 0", "./hosts.sh named no host with a slot"),
+        ("echo a:0", "./hosts.sh named no host with a slot"),
+        ("printf 'a\\377\\n'", "line 1 of the discovered hosts is 'a\\ufffd'"),
+    ],
+)
+def test_whatever_else_it_does_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    began = time.monotonic()
+    patience_s = 30.0 if "zero" in text else 0.5
+    answer = ask(script(tmp_path, text), tmp_path, 1, patience_s)
+    assert isinstance(answer, str) and answer.startswith(said)
+    assert time.monotonic() - began < 30 and MOST == 1 << 20
+
+
+def test_one_that_is_not_there_or_makes_no_sense(tmp_path: Path) -> None:
+    assert ask(["./none.sh"], tmp_path, 1) == "./none.sh cannot be run: No such file or directory"
+    for text, said in (("'./a", "No closing quotation"), (" ", "names no command")):
+        with pytest.raises(UsageError, match=said):
+            words_of(text, tmp_path)
+
+
+def test_it_is_asked_again_and_ended_with_its_asker(tmp_path: Path) -> None:
+    words = script(tmp_path, 'echo "a:$(cat slots)"; test ! -e hang || { echo $$ >pid; exec sleep 600; }')
+    (tmp_path / "slots").write_text("1")
+    asker = DiscoveryScript(words, tmp_path, 1)
+    try:
+        wait_for(asker, (Host("a", 1),))
+        (tmp_path / "slots").write_text("2")
+        wait_for(asker, (Host("a", 2),))
+        (tmp_path / "hang").touch()
+        until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text().strip()))
+    finally:
+        asker.close()
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def wait_for(asker: DiscoveryScript, answer: tuple[Host, ...]) -> None:
+    until(lambda: asker.take() == answer)
+
+
+def until(is_so: object) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,69 @@
+"""The template that starts a worker on another host: what is refused, and that nothing in it can become a command."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import UsageError
+from runtime.ops.host_launch import EXAMPLE, is_here, shell_line, template_of
+from runtime.ops.spawning import Program
+
+HOSTILE = "$(touch owned); `touch owned` && touch owned | \"'\\ \n x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it names no {command}"),
+        ("ssh {host}", "it names no {command}"),
+        ("sh -c {command}", "or neither {host} nor {node}"),
+        ("ssh {hots} {command}", "{hots} is no placeholder"),
+        ("ssh {} {host} {command}", "{} is no placeholder"),
+        ("ssh {host} {command} | tee x", "'|' is a shell's"),
+        ("cd x && ssh {host} {command}", "'&&' is a shell's"),
+        ("ssh {host} '{command}", "cannot be split into words"),
+        ("{host} {command}", "its first word is the program"),
+    ],
+)
+def test_a_template_that_makes_no_sense_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        template_of(text)
+    assert said in str(refused.value) and "Fix: " in str(refused.value)
+
+
+def test_words_stay_words_whatever_is_filled_in() -> None:
+    template = template_of("srun -w {host} --job-name=w-{node} 'sh' -c {command}")
+    assert template.filled("b", "3", HOSTILE) == ["srun", "-w", "b", "--job-name=w-3", "sh", "-c", HOSTILE]
+    assert template_of(EXAMPLE).filled("b", "3", "{host}")[-1] == "{host}", "what is filled in is not read again"
+
+
+def test_the_line_becomes_the_command_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "a 'folder' $HOME"
+    folder.mkdir()
+    words = ["python3", "-c", "import os, sys; print(os.getcwd(), os.environ['X'], sys.argv[1:])", HOSTILE]
+    line = shell_line(folder, {"X": HOSTILE}, words)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{folder} {HOSTILE} {[HOSTILE]}\n"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_node_elsewhere_has_the_template_before_it_and_only_what_the_job_needs() -> None:
+    environment = {"WORKER_NUM": "2", "HOST_LAUNCH": EXAMPLE, "EDITOR": "ed", "CLUSTER_SECRET": "sixteen bytes of it"}
+    program = Program(Path("/job"), "/py", "train.py", ("--x", "a b"), environment, {}, elsewhere={"1": "b"})
+    assert program.words("worker_0") == ["/py", "train.py", "--x", "a b"]
+    *before, line = program.words("worker_1")
+    assert before == ["ssh", "-o", "BatchMode=yes", "b"]
+    assert shlex.split(line)[:4] == ["cd", "/job", "&&", "exec"]
+    assert {"NODE_ID=1", "ROLE=worker", "WORKER_NUM=2"} <= {*shlex.split(line)}
+    assert "EDITOR" not in line and "sixteen" not in line
+    assert shlex.split(line)[-4:] == ["/py", "train.py", "--x", "a b"]
+
+
+def test_which_hosts_are_this_machine() -> None:
+    assert all(map(is_here, ("localhost", "127.0.0.1", "::1", socket.gethostname())))
+    assert not any(map(is_here, ("192.0.2.77", "another.example", "2001:db8::77")))
