@@ -73,7 +73,7 @@ class Whereabouts:
         if has_moved:
             if self._steps >= FIRST_STEPS:
                 self._longest_s = max(self._longest_s, now - self._moved_at)
-            self._steps += seen[0] > self._seen[0]
+            self._steps += max(0, seen[0] - self._seen[0])
             self._seen = seen
         if has_moved or now < _pause_until:
             self._moved_at = now

@@ -154,6 +154,16 @@ def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[fl
     assert still is not None and (still.longest_s, still.steps) == (4.0, 4)
 
 
+def test_steps_are_counted_and_not_looks(clock: list[float]) -> None:
+    """A job that made many quick steps between two looks is past its first ones."""
+    step = [3]
+    seen = Whereabouts(lambda: step[0], lambda: 7)
+    step[0] = 20
+    assert look(clock, 0.5, seen) is None
+    still = look(clock, 3.0, seen)
+    assert still is not None and still.steps == 17
+
+
 def test_with_a_short_step_timeout_it_is_told_in_time(clock: list[float]) -> None:
     seen = Whereabouts(lambda: 1, lambda: 7, 1.0)
     assert look(clock, 0.6, seen) is not None
