@@ -306,7 +306,7 @@ class Admission:
         ledger, world_size = self._ledger, self._ledger.policy.world_size
         is_new = message.session not in self.pending
         older = self._pending_session.get(message.node)
-        if older is not None and older != message.session:
+        if older is not None:
             self.pending.pop(older, None)
         self._pending_session[message.node] = message.session
         self._wait(self.pending, message, ledger.policy.node_timeout_s)

@@ -15,6 +15,7 @@ from runtime.core.agent_events import (
     Failed,
     LeaveGently,
     Seated,
+    Trains,
     Waits,
 )
 from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
@@ -251,6 +252,23 @@ def test_who_is_done_without_a_commit_to_leave_at_is_called_back() -> None:
     desk.step(Completed(1, 60))
     assert desk.told(BreakGroup) == [BreakGroup("because")]
     assert not done().told(BreakGroup)
+
+
+def test_who_is_done_in_the_generation_of_a_gentle_round_is_not_called_back() -> None:
+    desk = waiting()
+    desk.opens(1, gently=True)
+    desk.starts()
+    desk.step(Trains(1))
+    desk.step(Completed(1, 60))
+    assert desk.agent.activity is Activity.DONE and not desk.told(BreakGroup)
+
+
+def test_who_is_done_after_an_urgent_invitation_was_called_back_by_that() -> None:
+    desk = training()
+    desk.opens(2)
+    assert desk.told(BreakGroup)
+    desk.step(Completed(1, 60))
+    assert not desk.told(BreakGroup)
 
 
 def test_a_round_that_is_over_calls_nobody_back() -> None:

@@ -18,6 +18,7 @@ from runtime.core.agent_events import (
     Failed,
     Heard,
     Mapped,
+    Passed,
     Trains,
     Waits,
 )
@@ -27,10 +28,13 @@ from runtime.core.messages import (
     Finished,
     Heartbeat,
     Join,
+    Phase,
+    Progress,
     Publish,
     Register,
     RoundId,
     RoundOpened,
+    Still,
 )
 from runtime.core.point import Point
 from tests.core.desk import (
@@ -99,6 +103,19 @@ def test_nothing_but_the_question_is_said_to_a_scheduler_that_has_not_answered()
         assert [type(message) for message in desk.ready.sends] == [Register]
     desk.admitted(term=2)
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 2, Activity.DONE, 1, RoundId(1, 1), 60)]
+
+
+def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> None:
+    still = Progress(Phase.COMMUNICATION, 812, 10, 9.0, 0.5, rests=True, place="all_reduce")
+    desk = training()
+    for _ in range(2):
+        desk.now += 1.0
+        desk.step(Passed(60, still))
+        assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, still)]
+    desk.step(Completed(1, 60))
+    desk.now += 1.0
+    desk.step(Passed(60, still))
+    assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, None)], "nobody waits for one that is done"
 
 
 # ---- rounds

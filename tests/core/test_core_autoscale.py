@@ -57,6 +57,13 @@ def test_a_queue_makes_it_grow_at_once_and_its_end_shrink_later() -> None:
     assert "would have been enough for 60 s" in next(one.reason for one in decisions[15:] if one.size == 1)
 
 
+def test_it_shrinks_as_soon_as_the_smaller_size_would_have_been_enough_for_long() -> None:
+    sizes = [one.size for one in run(LIMITS, [10] * 10)]  # the first is taken into account at 20 s
+    assert sizes == [2] * 8 + [1] * 2
+    sizes = [one.size for one in run(LIMITS, [20] * 3 + [10] * 8)]  # and what was wanted then counts until 90 s
+    assert sizes == [2] * 9 + [1] * 2
+
+
 def test_within_the_tolerance_nothing_changes() -> None:
     assert {one.size for one in run(LIMITS, [18.5, 21.5] * 30)} == {2}
 
@@ -78,6 +85,15 @@ def test_what_does_not_pay_is_taken_back_and_not_tried_again_at_this_load() -> N
     assert any("of what they cost beside 2" in one.reason for one in decisions)
 
 
+def test_a_growth_that_somebody_else_made_is_not_judged() -> None:
+    scaler = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
+    sizes = [
+        scaler.decide(Reading(number * EVERY_S, size, queue=60, speed=2.0, room=size)).size
+        for number, size in enumerate([2, 2, 3, 3])
+    ]
+    assert sizes == [2, 2, 3, 3]
+
+
 def test_another_load_is_tried_again() -> None:
     decisions = run(LIMITS, [60] * 20 + [78] * 20, NO_GAIN)
     sizes = [one.size for one in decisions]
@@ -93,6 +109,17 @@ def test_without_a_target_the_room_is_used_while_it_pays() -> None:
         sizes.append(size)
     assert max(sizes) == 4
     assert sizes[-1] == 3
+
+
+def test_room_alone_is_used_only_where_nothing_is_a_target() -> None:
+    met = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
+    full = Autoscaler(Limits(1, 8, settle_s=0))
+    for at_s in (0.0, 10.0, 20.0):
+        of_target = met.decide(Reading(at_s, 2, queue=20, room=6))
+        without_room = full.decide(Reading(at_s, 2, room=2))
+        unknown_room = full.decide(Reading(at_s + 1, 2))
+    assert of_target == Decision(2, "the queue is 100% of its target")
+    assert without_room == unknown_room == Decision(2, "no target is missed")
 
 
 @pytest.mark.parametrize("of", ["cpu", "queue"])
@@ -114,6 +141,19 @@ def test_no_turn_without_a_change_of_the_load(of: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "extreme",
+    [
+        {"cpu": 0.0, "memory": 0.0},
+        {"cpu": 1.0, "memory": 1.0},
+        {"queue": 0.0, "tolerance": 0.0, "settle_s": 0.0, "shrink_after_s": 0.0, "least_gain": 0.0},
+        {"least_gain": 1.0},
+    ],
+)
+def test_limits_at_their_bounds_are_allowed(extreme: dict[str, float]) -> None:
+    assert Limits(1, 1, **extreme).most == 1
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"least": 0, "most": 3},
@@ -122,6 +162,8 @@ def test_no_turn_without_a_change_of_the_load(of: str, seed: int) -> None:
         {"least": 1, "most": 3, "queue": math.inf},
         {"least": 1, "most": 3, "tolerance": 1.0},
         {"least": 1, "most": 3, "settle_s": -1.0},
+        {"least": 1, "most": 3, "settle_s": math.inf},
+        {"least": 1, "most": 3, "shrink_after_s": math.inf},
         {"least": 1, "most": 3, "least_gain": math.nan},
     ],
 )

@@ -30,6 +30,7 @@ from runtime.core.records import (
     SpareAdmitted,
     TrainingFinished,
 )
+from runtime.core.rendezvous import LEAVE_TOGETHER_S
 from runtime.core.scheduler import Received
 from tests.core.house import House, policy
 
@@ -68,6 +69,15 @@ def test_the_first_generation_forms_when_worker_num_are_in() -> None:
     house = elastic().fill()
     assert set(house.invited()) == {"s0", "s1", "s2"}
     assert house.answer("s2", RoundOpened).text == "all 3 workers are registered"
+
+
+def test_worker_num_are_enough_whatever_slots_they_name() -> None:
+    house = elastic()
+    for node in "013":
+        house.register(node)
+    assert set(house.invited()) == {"s0", "s1", "s3"}
+    house.train()
+    assert house.committed().slots == (0, 1, 3)
 
 
 def test_it_forms_with_fewer_after_start_grace() -> None:
@@ -183,6 +193,15 @@ def test_a_loss_that_shrinks_an_open_round_opens_no_other_one() -> None:
     house.tick(1.0)
     assert retired(house) == [3] and house.committed().slots == (0, 2)
     assert house.invited() == {} and house.core.phase() == "training"
+
+
+def test_a_loss_with_which_an_open_round_closes_invites_nobody_to_it_again() -> None:
+    house = training(shrink_grace_s=0.0)
+    house.beat("0", Activity.WAITING)
+    house.join("0", [(5, 1)])
+    house.join("2", [(5, 1)])
+    house.close("s1", gone=True)
+    assert house.committed().slots == (0, 2) and house.invited() == {}
 
 
 def test_without_a_grace_the_world_shrinks_at_once() -> None:
@@ -451,6 +470,13 @@ def test_who_does_not_leave_with_the_others_is_called_out() -> None:
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
     assert set(told) == {"s0", "s1", "s2", "s3"} and not any(message.gently for message in told.values())
     assert told["s1"].text == "the others have left the generation at a commit"
+
+
+def test_it_is_called_out_at_the_moment_at_which_all_should_have_left() -> None:
+    house = grown()
+    house.join("0", live=(7, 1))
+    house.tick(LEAVE_TOGETHER_S)
+    assert house.answer("s1", RoundOpened).text == "the others have left the generation at a commit"
 
 
 def test_a_newcomers_join_hurries_nobody() -> None:

@@ -129,6 +129,12 @@ def test_without_parts_the_sentence_still_has_a_fix() -> None:
     assert "Fix: " in text
 
 
+def test_parts_of_one_rank_alone_name_no_difference() -> None:
+    one, other = Digest(Point(3, 1), 1, b"a", parts=(WEIGHT,)), Digest(Point(3, 1), 1, b"b")
+    for pair in ((one, other), (other, one)):
+        assert "first in" not in sentence(judge({0: b"a", 1: b"b"}), *pair)
+
+
 # ---- the scheduler's side
 
 
@@ -161,6 +167,18 @@ def test_who_is_asked_and_silent_is_not_waited_for() -> None:
         house.beat(node)
     house.tick(0.1)
     assert house.records(JobInterrupted)[0].kind is EndKind.UNEQUAL
+
+
+def test_while_the_scheduler_stands_still_no_answer_is_waited_for() -> None:
+    house = training_house(2)
+    says(house, "0")
+    says(house, "1", shared=b"other")
+    house.tick(0.5)
+    house.stall(3.0)
+    house.tick(EXPLAIN_S - 1.0)
+    assert not house.core.state.interruptions
+    house.tick(0.5)
+    assert house.core.state.interruptions[-1].kind is EndKind.UNEQUAL
 
 
 def test_training_is_finished_only_where_all_end_alike() -> None:

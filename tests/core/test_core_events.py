@@ -94,6 +94,19 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     assert "rank 0" in row.restored_from
 
 
+def test_a_round_after_a_failure_is_a_recovery_and_one_to_grow_is_none() -> None:
+    house = Watched(policy(2, max_world_size=3)).fill().train()
+    house.register("2")
+    house.beat("2", Activity.WAITING, generation=0)
+    house.train(n0=[(5, 1)])
+    assert house.committed().slots == (0, 1, 2) and recoveries_of(house.events) == []
+    house.beat("1", Activity.WAITING)
+    house.train(n0=[(9, 2)])
+    (row,) = recoveries_of(house.events)
+    assert (row.cause, row.lost) == ("a collective of generation 2 failed at worker 1", [])
+    assert (row.generation, row.total_ms) == (3, 0.0)
+
+
 def test_steps_are_noted_often_at_first_and_seldom_later() -> None:
     house = trained()
     for step in range(1, 20_000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.hangs import Hang
+from runtime.core.ledger import NAMED
 from runtime.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
 from runtime.core.progress import FIRST_STEPS_S, Member, judge, sentence
 from tests.core.house import House, training_house
@@ -87,6 +88,17 @@ def test_two_at_once_are_two() -> None:
     assert sentence(found, 6.0).endswith("worker 1 waits for them in all_reduce #812")
 
 
+@pytest.mark.parametrize(("sleeping", "waiting"), [(NAMED, 1), (1, NAMED)])
+def test_so_many_are_named_and_the_rest_of_more_is_counted(sleeping: int, waiting: int) -> None:
+    members = [member(node, SLEEPS if node < sleeping else WAITS) for node in range(sleeping + waiting)]
+    text = sentence(judge(members), 6.0)
+    assert all(f"{node} " in text or f"{node}," in text for node in range(sleeping + waiting))
+    assert "more workers" not in text and f"{NAMED} workers" not in text
+    more = [member(99, SLEEPS if sleeping > 1 else WAITS), *members]
+    expected = ", 1 more workers hold the others up, too, " if sleeping > 1 else f", {NAMED + 1} workers wait for it"
+    assert expected in sentence(judge(more), 6.0)
+
+
 def test_a_rank_that_never_enters_the_collective_is_known_by_its_number() -> None:
     found = judge([member(0, WAITS), member(1, WAITS._replace(collectives=811)), member(2, WAITS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
@@ -133,6 +145,18 @@ def test_it_is_said_once_at_the_timeout_and_ended_at_twice_it() -> None:
     house.leave("2", on_purpose=False, text=why)
     assert house.seat("2").is_lost and house.seat("2").reason == why
     assert set(house.invited()) == {"s0", "s1"} and house.core.standstill == ""
+
+
+def test_it_is_said_and_ended_at_the_very_second() -> None:
+    house = training_for_a_while(step_timeout_s=6.0)
+    since_s = pass_time(house, 5, n2=SLEEPS)  # and half a second
+    assert house.notes == []
+    house.tick(0.5)
+    assert len(house.notes) == 1
+    pass_time(house, 6, since_s, n2=SLEEPS)
+    assert ended(house) == []
+    house.tick(0.5)
+    assert len(ended(house)) == 1
 
 
 def test_the_timeout_is_learned_from_the_longest_that_anybody_has_seen() -> None:

@@ -200,6 +200,15 @@ def test_a_replacement_of_one_that_left_before_the_first_generation_takes_its_sl
     assert house.core.state.by_slot == {0: "0.1", 1: "1"}
 
 
+def test_a_replacement_takes_the_lost_slot_while_a_spare_is_perhaps_gone_too() -> None:
+    house = launched(spare_num=1)
+    house.register("9")
+    house.close("s9")
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    assert house.core.state.by_slot == {0: "0", 1: "1.1"}
+
+
 def test_a_node_that_has_a_slot_waits_for_no_other_one() -> None:
     """Two processes of one node: one names no slot and waits for the full house, one proves that slot 3 is its own."""
     house = House(policy(3, min_world_size=2, max_world_size=4, token=TOKEN))
@@ -228,6 +237,19 @@ def test_where_a_spare_has_the_slot_the_replacement_is_a_spare() -> None:
     assert house.core.state.by_slot[1] == "1.1"
     comes(house, "9.1")
     assert house.seat("9.1").is_spare
+
+
+def test_a_replacement_that_dies_as_a_spare_is_replaced_beyond_the_spares() -> None:
+    house = launched(spare_num=1)
+    house.register("9")
+    house.beat("9", Activity.WAITING, generation=0)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    house.train()
+    house.close("s1.1", gone=True)
+    house.register("8")
+    comes(house, "1.2")
+    assert house.core.state.spares.keys() == {"8", "1.2"}
 
 
 def test_two_at_once_take_each_their_own_line() -> None:
