@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from runtime.training.run.whereabouts import expect_pause as expect_pause
     from runtime.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
     from runtime.training.state.checkpoint_config import StepLog as StepLog
+    from runtime.training.state.global_batch import GlobalBatch as GlobalBatch
     from runtime.training.state.sampler import ElasticSampler as ElasticSampler
 
 _HOME = {
     "CheckpointConfig": "runtime.training.state.checkpoint_config",
     "ElasticSampler": "runtime.training.state.sampler",
+    "GlobalBatch": "runtime.training.state.global_batch",
     "JobStatus": "runtime.training.process.job_status",
     "StepLog": "runtime.training.state.checkpoint_config",
     "elastic": "runtime.training.elastic",
@@ -49,6 +51,7 @@ _HOME = {
 __all__ = [
     "CheckpointConfig",
     "ElasticSampler",
+    "GlobalBatch",
     "JobStatus",
     "StepLog",
     "elastic",

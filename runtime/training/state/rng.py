@@ -34,6 +34,15 @@ def seed_for(seed: int, rank: int, step: int) -> None:
     _seed_torch()(derived)
 
 
+def seed_with(name: str) -> None:
+    """Seed the same generators from a text: equal texts, equal numbers."""
+    derived = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+    random.seed(derived)
+    if "numpy" in _modules:
+        _modules["numpy"].random.seed(derived & 0xFFFFFFFF)
+    _seed_torch()(derived)
+
+
 _BLOCK = 64  # steps
 _modules: dict[str, Any] = sys.modules
 

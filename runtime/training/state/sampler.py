@@ -85,6 +85,27 @@ class ElasticSampler(Sampler[int]):
         """This rank has gone through these samples as well, and every other rank through as many of its own."""
         self._record(self._taken + len(indices), [int(index) for index in indices])
 
+    def record_samples(self, count: int, own: Sequence[int] = ()) -> None:
+        """All ranks together have gone through so many samples more, in the order of :meth:`rest_of_epoch`.
+
+        Args:
+            count: of all ranks.
+            own: which of them this rank has gone through.
+        """
+        if self.on_record is not None:
+            self.on_record(own)
+        self._go_to(min(self.consumed + count, len(self.dataset)))
+
+    def rest_of_epoch(self) -> list[int]:
+        """The samples that nobody has gone through in this epoch, in the order they come; the same on every rank."""
+        self._go_to(self.consumed)
+        if self.on_iterate is not None:
+            self.on_iterate(self.consumed > 0)
+        rest = self._order()[self.consumed :]
+        if len(self.dataset) and not rest:
+            self._warn_of_a_second_time()
+        return rest
+
     def _record(self, taken: int, indices: Sequence[int]) -> None:
         if self.on_record is not None:
             self.on_record(indices)
@@ -93,14 +114,9 @@ class ElasticSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         rank, world_size = context.get_rank(), context.get_world_size()
-        self._go_to(self.consumed)
-        if self.on_iterate is not None:
-            self.on_iterate(self.consumed > 0)
-        order = self._order()
-        rest = order[self.consumed :]
-        if order and not rest:
-            self._warn_of_a_second_time()
+        rest = self.rest_of_epoch()
         missing = -len(rest) % world_size
+        order = rest if self.consumed == 0 else self._order()
         while rest and missing:  # more than once only where fewer samples than ranks exist
             rest += order[:missing]
             missing = -len(rest) % world_size
