@@ -32,6 +32,7 @@ from runtime.store.process_identity import ProcessIdentity
 ASK_AGAIN_S = 2.0  # a node that is to leave is asked again so often, over the scheduler
 LAUNCHER_GRACE_S = 5.0  # what started a worker elsewhere may outlive that worker's seat so long
 BUSY_RETRY_S = 0.1
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # by somebody else than this driver: what is sent before a machine goes
 LAUNCHER_FAILED = 255  # ssh(1): its own error, and none of the command's
 
 
@@ -110,9 +111,12 @@ class Discovery:
         host = None if kept is None else kept.hosts.get(node)
         if kept is None or host is None or node not in (kept.nodes or ()):
             return False
+        reason: Reason | None
         if status == LAUNCHER_FAILED and not is_here(host):
             why = f"what starts it there ended with status {status}"
-            reason: Reason | None = self._placement.failed(node, host, now, why)
+            reason = self._placement.failed(node, host, now, why)
+        elif status == TOLD_TO_LEAVE:
+            reason = self._placement.failed(node, host, now, "it was told to leave there (SIGTERM)")
         else:
             reason = self._placement.died(node, host, now, has_joined=has_joined)
         if reason is None:

@@ -14,7 +14,15 @@ import pytest
 from runtime import config
 from runtime.config import Settings
 from runtime.ops import kept_start
-from runtime.ops.discovery import LAUNCHER_FAILED, LAUNCHER_GRACE_S, Discovery, Turn, discovery_for, name_for
+from runtime.ops.discovery import (
+    LAUNCHER_FAILED,
+    LAUNCHER_GRACE_S,
+    TOLD_TO_LEAVE,
+    Discovery,
+    Turn,
+    discovery_for,
+    name_for,
+)
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import read_pid_files
@@ -184,6 +192,16 @@ def test_a_start_that_fails_goes_to_another_host_after_a_rest(folder: Folder) ->
     assert turn.lines == ["host b rests for 10 s: worker 2: what starts it there ended with status 255"]
     assert turn.started == [] and driver.wake_at(1.0) == 11.0
     assert folder.until(driver, lambda turn: bool(turn.started), now=11.0).started == ["worker_2"]
+
+
+def test_a_host_that_tells_its_workers_to_leave_is_about_to_go(folder: Folder) -> None:
+    folder.says("localhost:2\nb:1\n")
+    driver = folder.driver()
+    folder.until(driver, lambda turn: len(turn.started) == 1)
+    assert driver.takes("worker_2", TOLD_TO_LEAVE, 1.0, has_joined=True)
+    turn = driver.turn(folder.view, 1.0)
+    assert turn.lines == ["host b rests for 10 s: worker 2: it was told to leave there (SIGTERM)"]
+    assert turn.started == []
 
 
 def test_a_worker_that_was_killed_is_left_to_the_supervisor(folder: Folder) -> None:
