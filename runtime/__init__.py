@@ -16,6 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runtime.faces.checkpoints import CheckpointRecovery as CheckpointRecovery
+    from runtime.faces.checkpoints import ModelCheckpoint as ModelCheckpoint
+    from runtime.faces.consistency import ConsistencyProtocol as ConsistencyProtocol
+    from runtime.faces.consistency import ConsistencyRecovery as ConsistencyRecovery
+    from runtime.faces.consistency import StateSynchronization as StateSynchronization
+    from runtime.faces.health import HealthChecker as HealthChecker
+    from runtime.faces.heartbeats import HeartbeatDetector as HeartbeatDetector
+    from runtime.faces.losses import LossMonitor as LossMonitor
     from runtime.training import elastic as elastic
     from runtime.training.process import key_value as kv
     from runtime.training.process.context import get_local_rank as get_local_rank
@@ -33,9 +41,17 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CheckpointConfig": "runtime.training.state.checkpoint_config",
+    "CheckpointRecovery": "runtime.faces.checkpoints",
+    "ConsistencyProtocol": "runtime.faces.consistency",
+    "ConsistencyRecovery": "runtime.faces.consistency",
     "ElasticSampler": "runtime.training.state.sampler",
     "GlobalBatch": "runtime.training.state.global_batch",
+    "HealthChecker": "runtime.faces.health",
+    "HeartbeatDetector": "runtime.faces.heartbeats",
     "JobStatus": "runtime.training.process.job_status",
+    "LossMonitor": "runtime.faces.losses",
+    "ModelCheckpoint": "runtime.faces.checkpoints",
+    "StateSynchronization": "runtime.faces.consistency",
     "StepLog": "runtime.training.state.checkpoint_config",
     "elastic": "runtime.training.elastic",
     "expect_pause": "runtime.training.run.whereabouts",
@@ -50,9 +66,17 @@ _HOME = {
 
 __all__ = [
     "CheckpointConfig",
+    "CheckpointRecovery",
+    "ConsistencyProtocol",
+    "ConsistencyRecovery",
     "ElasticSampler",
     "GlobalBatch",
+    "HealthChecker",
+    "HeartbeatDetector",
     "JobStatus",
+    "LossMonitor",
+    "ModelCheckpoint",
+    "StateSynchronization",
     "StepLog",
     "elastic",
     "expect_pause",

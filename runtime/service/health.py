@@ -40,12 +40,12 @@ def places_of(settings: Settings) -> list[Path]:
     for path in named:
         if isinstance(path, Path):
             with contextlib.suppress(OSError):
-                place = _nearest(path)
+                place = nearest(path)
                 found.setdefault(place.stat().st_dev, place)
     return list(found.values())[:MAX_PLACES]
 
 
-def _nearest(path: Path) -> Path:
+def nearest(path: Path) -> Path:
     """The path, or the folder above it that is there already."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.exists())
