@@ -112,6 +112,7 @@ class Settings:
     step_timeout_s: float | None
     hang: str
     cause_table: Path | None
+    loss_anomaly: str
     health_interval_s: float
     health_cpu: str
     health_cpu_limit: float

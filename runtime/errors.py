@@ -21,6 +21,7 @@
     ├── JobStoppedError              78   somebody asked the job to stop
     ├── StuckError                   79   this process could not leave a blocked collective
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
+    │   ├── AnomalyError             80   a reported loss is not a number, or far out of its band (LOSS_ANOMALY=stop)
     │   └── KeyValueError            80   a call of runtime.kv was refused
     │       └── KeyValueTimeoutError 80   a call of runtime.kv was not answered in time
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
@@ -43,6 +44,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AnomalyError",
     "CheckpointError",
     "CommunicationError",
     "DivergenceError",
@@ -216,6 +218,10 @@ class KeyValueError(UsageError):
 
 class KeyValueTimeoutError(KeyValueError, TimeoutError):
     """A call of ``runtime.kv`` was not answered in time; whether a change was done is not known."""
+
+
+class AnomalyError(UsageError):
+    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop."""
 
 
 class ProtocolError(SameBitsError):

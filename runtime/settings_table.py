@@ -195,6 +195,13 @@ def _parse_policy(text: str) -> str:
     return value
 
 
+def _parse_anomaly(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("tell", "stop", "off"):
+        raise WrongValueError()
+    return value
+
+
 def _parse_share(text: str) -> float:
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
         percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", text)
@@ -233,6 +240,7 @@ _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _HANG = Kind("end or tell", "end 或 tell", _parse_hang)
 _POLICY = Kind("tell, drain or off", "tell、drain 或 off", _parse_policy)
+_ANOMALY = Kind("tell, stop or off", "tell、stop 或 off", _parse_anomaly)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
@@ -392,6 +400,13 @@ VARIABLES: tuple[Variable, ...] = (
         "A TOML file with your own rows of the [table of causes](messages.md): what is tried again, what ends a job.",
         "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
         example="causes.toml",
+    ),
+    Variable(
+        "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
+        "What follows where `state.report(loss=…, grad_norm=…)` is given a number that is none, or one far out of the "
+        "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `off` does not look.",
+        "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
+        "`stop` 以错误结束脚本，`off` 不查看。",
     ),
     Variable(
         "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,

@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": (
         *(
             "core.agent_events",
+            "core.anomalies",
             "core.lines",
             "core.messages",
             "core.point",

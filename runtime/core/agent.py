@@ -36,6 +36,7 @@ from runtime.core.agent_events import (
     MustEnd,
     Over,
     Passed,
+    Reported,
     Saved,
     SawDeath,
     SchedulerAway,
@@ -50,6 +51,7 @@ from runtime.core.agent_reports import Reports
 from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
 from runtime.core.key_calls import KeyCalls
 from runtime.core.messages import (
+    MAX_ODDITY_CHARS,
     PROTOCOL,
     Activity,
     AddressMap,
@@ -71,6 +73,7 @@ from runtime.core.messages import (
     KeyAnswer,
     LastWords,
     Leave,
+    Oddity,
     Pairs,
     PeerGone,
     Pending,
@@ -239,6 +242,9 @@ class AgentCore:
             case Felt(ailments):
                 self._reports.ailments = ailments
                 self._report_health()
+            case Reported(step, text):
+                if sender := self._sender:  # else nobody hears of it, besides who reads its log
+                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS]))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()

@@ -143,6 +143,14 @@ class Felt:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """The script has reported a number that is none that training can have."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeyAsk:
     """What a thread of the worker wants of a key; the fields are :class:`KeyCall`'s."""
 
@@ -197,6 +205,7 @@ AgentEvent = (
     | Spoke
     | SawDeath
     | Felt
+    | Reported
     | Called
     | GaveUp
     | Leaving

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from runtime.core.health import place_said, said
 from runtime.core.ledger import Ledger
-from runtime.core.messages import Activity, Ailment, Depart, Sign, Unwell
+from runtime.core.messages import Activity, Ailment, Depart, Oddity, Sign, Unwell
 from runtime.core.ready import Level
 from runtime.core.state import Seat
 
+ODDITY_S = 30.0
+"""Of odd numbers one is said in so long: all ranks have the same loss."""
 NAMED = 16
 """Readings that a status lists."""
 
@@ -27,6 +29,7 @@ class Infirmary:
         self._host_of: dict[str, str] = {}
         self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
         self._leaving = ""  # who was asked to
+        self._quiet_until = float("-inf")  # about odd numbers
 
     def take(self, seat: Seat, message: Unwell) -> None:
         """All that is wrong with a worker's host now: what nobody had said of that host before is said."""
@@ -46,6 +49,13 @@ class Infirmary:
                 self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
+
+    def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
+        """A worker's script has reported a number that training cannot have: the first of all ranks' is said."""
+        if self._ledger.now >= self._quiet_until:
+            self._quiet_until = self._ledger.now + ODDITY_S
+            place = "" if rank is None else f" (rank {rank})"
+            self._ledger.ready.say(f"worker {seat.node}{place}, step {message.step}: {message.text}", Level.WARNING)
 
     def forget(self, node: str) -> None:
         """The node's process is gone: what it said is over."""

@@ -31,6 +31,7 @@ MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_AILMENTS = 32
+MAX_ODDITY_CHARS = 200
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
 MAX_KEY_BYTES = 256  # of a key in UTF-8
@@ -404,6 +405,14 @@ class Unwell(Value, frozen=True, tag=42):
     ailments: Annotated[tuple[Ailment, ...], Meta(max_length=MAX_AILMENTS)]
 
 
+class Oddity(Value, frozen=True, tag=44):
+    """A number that the sender's script has reported is none that training can have; said once for a row of them."""
+
+    sender: Credential
+    step: Count
+    text: Annotated[str, Meta(max_length=MAX_ODDITY_CHARS)]  # printable: which number, and what is wrong with it
+
+
 class KeyCall(Value, frozen=True, tag=40):
     """A call to the keys that the scheduler keeps. Said again, under its number, until it is answered.
 
@@ -627,6 +636,7 @@ FromWorker = (
     | Still
     | KeyCall
     | Unwell
+    | Oddity
 )
 FromScheduler = (
     Admitted

@@ -34,6 +34,7 @@ from runtime.core.messages import (
     KeyCall,
     LastWords,
     Leave,
+    Oddity,
     PeerGone,
     Process,
     Publish,
@@ -308,7 +309,7 @@ class SchedulerCore:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
             isinstance(event, Tick | Seen)
-            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell))
+            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity))
         ):
             self._repeats.forget()
 
@@ -346,6 +347,8 @@ class SchedulerCore:
                 self._peer_gone(seat, gone)
             case KeyCall():
                 self._call_keys(message)
+            case Oddity():
+                self._infirmary.note(seat, message, self._rendezvous.rank_of(seat))
             case Unwell():
                 self._infirmary.take(seat, message)
             case Leave():

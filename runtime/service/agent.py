@@ -51,6 +51,7 @@ from runtime.core.agent_events import (
     Notice,
     Over,
     Passed,
+    Reported,
     Saved,
     SawDeath,
     SchedulerAway,
@@ -345,6 +346,10 @@ class Agent:
                 is_answered = self._key_answers.pop(ticket) is not None
             if not is_answered:
                 self._post(GaveUp(ticket))
+
+    def report_oddity(self, step: int, text: str) -> None:
+        """Tell the scheduler of a number that training cannot have, for everybody to see."""
+        self._post(Reported(step, text))
 
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""

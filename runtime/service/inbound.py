@@ -18,6 +18,7 @@ from runtime.core.messages import (
     KeyCall,
     LastWords,
     Leave,
+    Oddity,
     PeerGone,
     Publish,
     Refusal,
@@ -132,6 +133,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | Decided 
             | Still()
             | KeyCall()
             | Unwell()
+            | Oddity()
         ):
             session = message.sender.session
         case _:

@@ -19,6 +19,7 @@ from runtime.core.messages import (
     Credential,
     Decision,
     Digests,
+    Oddity,
     Pairs,
     Register,
     Still,
@@ -172,6 +173,8 @@ def implausible(message: object) -> str | None:
         case Unwell(_, ailments):
             are_printable = all(one.where.isprintable() for one in ailments)
             return None if are_printable else "Unwell has a path that is not printable"
+        case Oddity(_, _, text):
+            return None if text.isprintable() else "Oddity.text is not printable"
         case StopJob(by):
             return None if by.isprintable() else "StopJob.by is not printable"
         case Decision(text, drain):

@@ -24,6 +24,7 @@ FROM_ANYBODY = (
     messages.SavedPoints,
     messages.Still,
     messages.Unwell,
+    messages.Oddity,
     messages.StatusQuery,
     messages.Decision,
     messages.StopJob,

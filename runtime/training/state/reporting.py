@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 
-from runtime.errors import StoreError, UsageError
+from runtime.core.anomalies import Band
+from runtime.errors import AnomalyError, StoreError, UsageError
+from runtime.service import log
 from runtime.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report
 from runtime.training.process.context import Worker
 
 INTERVAL_S = 0.5
+WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
+"""What is looked at for numbers that training cannot have; on an accelerator every ``INTERVAL_S``, else always."""
 
 
 class Reporter:
@@ -31,6 +35,8 @@ class Reporter:
         self._clock = clock
         self._due_at = float("-inf")
         self._total_steps: int | None = None
+        self._bands = {name: Band() for name in WATCHED}
+        self._looks_at = float("-inf")  # at what is not on the CPU
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
     def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
@@ -50,12 +56,41 @@ class Reporter:
             if not isinstance(total_steps, int) or total_steps < 1:
                 raise UsageError(f"state.report(total_steps={total_steps!r}): expected a whole number from 1 on")
             self._total_steps = total_steps
+        self._look(process, rank, step, values)
         if rank != 0:
             return
         kept = {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in values.items()}
         self._unwritten = (process, step, kept)
         if self._clock() >= self._due_at:
             self.flush()
+
+    def _look(self, process: Worker, rank: int, step: int, values: Mapping[str, Any]) -> None:
+        """Where a loss or a norm is none that training can have it is said, or raised."""
+        policy = process.settings.loss_anomaly
+        if policy == "off" or not any(name in values for name in WATCHED):
+            return
+        waits = any(isinstance(values.get(name), torch.Tensor) and not values[name].is_cpu for name in WATCHED)
+        now = self._clock()
+        if waits and now < self._looks_at:
+            return
+        if waits:
+            self._looks_at = now + INTERVAL_S
+        for name, title in WATCHED.items():
+            given = values.get(name)
+            try:
+                number = float(given.detach() if isinstance(given, torch.Tensor) else given)  # type: ignore[arg-type]
+                problem = self._bands[name].take(number)
+            except (TypeError, ValueError, RuntimeError):
+                continue  # not given, or no number at all: rank 0 says so when it is written
+            if problem:
+                text = f"the {title} {problem}"
+                if policy == "stop":
+                    raise AnomalyError(
+                        f"rank {rank}, step {step}: {text}. Fix: look at this step's data and learning rate, or "
+                        "set LOSS_ANOMALY=tell"
+                    )
+                log.warn(f"rank {rank}, step {step}: {text}")
+                process.agent.report_oddity(step, text)
 
     def flush(self) -> None:
         """Write what was reported last, if it was not yet."""

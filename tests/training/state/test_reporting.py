@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import UsageError
+from runtime.errors import AnomalyError, UsageError
 from runtime.store.progress_report import ProgressReport, read_report
 from runtime.training.state.reporting import INTERVAL_S, Reporter
 
@@ -21,7 +21,11 @@ class Desk:
         self.now = 0.0
         self.log_dir = log_dir
         self.reporter = Reporter(lambda: self.now)
-        self.process: Any = SimpleNamespace(settings=SimpleNamespace(log_dir=log_dir), agent=SimpleNamespace(node="0"))
+        self.odd: list[tuple[int, str]] = []
+        self.process: Any = SimpleNamespace(
+            settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell"),
+            agent=SimpleNamespace(node="0", report_oddity=lambda step, text: self.odd.append((step, text))),
+        )
 
     def reports(self, step: int, *, rank: int = 0, total_steps: Any = None, **values: Any) -> ProgressReport | None:
         self.reporter.take(self.process, rank, step, total_steps, values)
@@ -76,3 +80,32 @@ def test_what_no_line_could_show_is_refused(
     with pytest.raises(UsageError) as refused:
         Desk(tmp_path).reports(1, total_steps=total_steps, **values)
     assert text in str(refused.value)
+
+
+def test_a_loss_that_is_no_number_is_told_by_whatever_rank_and_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path)
+    for step, loss in enumerate([1.0, torch.tensor(float("nan"), requires_grad=True), float("nan"), 1.0], 1):
+        desk.reports(step, rank=3, loss=loss)
+    desk.reports(5, rank=3, grad_norm=torch.tensor(float("inf")))
+    assert desk.odd == [(2, "the loss is not a number"), (5, "the gradient norm is infinite")]
+    assert "rank 3, step 2: the loss is not a number" in caplog.text
+
+
+def test_a_spike_over_the_learned_band_is_told(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    for step in range(1, 100):
+        desk.reports(step, loss=1.0 + (step % 7) / 100)
+    desk.reports(100, loss=40.0)
+    assert desk.odd == [(100, "the loss is 40 after 1.03 ± 0.26 so far")]
+
+
+def test_with_stop_the_script_ends_there_and_off_does_not_look(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.process.settings.loss_anomaly = "off"
+    desk.reports(1, rank=1, loss=float("nan"))
+    desk.process.settings.loss_anomaly = "stop"
+    with pytest.raises(AnomalyError, match=r"rank 1, step 2: the loss is infinite\. Fix: "):
+        desk.reports(2, rank=1, loss=float("inf"))
+    assert desk.odd == []

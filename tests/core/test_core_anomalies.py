@@ -1,0 +1,79 @@
+"""Bands: a spike, a number that is none, a series that moves; and no word of one that merely is noisy."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from runtime.core.anomalies import MOVED, WINDOW, Band
+from runtime.core.messages import Oddity
+from tests.core.house import House, policy
+
+
+def falling(steps: int, seed: int = 0, noise: float = 0.1) -> list[float]:
+    """A loss as it is: it falls, with noise."""
+    draw = random.Random(seed)
+    return [2 * math.exp(-step / 300) + 0.5 + noise * draw.gauss(0, 1) for step in range(steps)]
+
+
+def told(band: Band, values: list[float]) -> list[str]:
+    return [text for value in values if (text := band.take(value))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_no_anomaly(seed: int) -> None:
+    assert told(Band(), falling(2000, seed)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "is not a number"), (math.inf, "is infinite"), (-math.inf, "is infinite")]
+)
+def test_what_is_no_number_is_told_from_the_first_value_on_and_once(value: float, text: str) -> None:
+    band = Band()
+    assert told(band, [value, value, 1.0, value]) == [text, text]
+
+
+def test_a_spike_is_told_once_and_does_not_widen_the_band() -> None:
+    band = Band()
+    values = falling(200, noise=0.02)
+    assert told(band, values) == []
+    first = told(band, [50.0])
+    assert len(first) == 1 and first[0].startswith("is 50 after ")
+    assert told(band, [50.0, 60.0]) == [], "one word for one excursion"
+    assert len(told(band, [values[-1], 50.0])) == 1, "and the next is another"
+
+
+def test_before_half_a_window_a_band_is_not_known() -> None:
+    assert told(Band(), [1.0] * (WINDOW // 2 - 1) + [1e6]) == []
+    assert told(Band(), [1.0] * (WINDOW // 2) + [1e6]) != []
+
+
+def test_a_series_that_has_moved_is_believed_after_a_while() -> None:
+    band = Band()
+    told(band, [1.0] * WINDOW)
+    assert len(told(band, [100.0] * (3 * MOVED))) == 1
+    assert told(band, [101.0, 99.0]) == []
+
+
+def test_a_calm_series_has_a_band_all_the_same_and_a_fall_is_no_fault() -> None:
+    band = Band()
+    told(band, [1.0] * WINDOW)
+    assert told(band, [1.2, 0.0, 1.0]) == []
+    assert told(band, [1.3]) != []
+
+
+# ---- the scheduler's side
+
+
+def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
+    house = House(policy(2)).fill().train()
+    for node in ("1", "0", "1"):
+        credential = house.credential(node)
+        house.receive(credential.session, Oddity(credential, 412, "the loss is not a number"))
+    assert [note for note in house.notes if "loss" in note] == ["worker 1 (rank 1), step 412: the loss is not a number"]
+    house.now += 60
+    credential = house.credential("0")
+    house.receive(credential.session, Oddity(credential, 500, "the loss is infinite"))
+    assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
