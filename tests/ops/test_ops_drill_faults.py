@@ -120,14 +120,16 @@ def tick():
         gaps[0] = max(gaps[0], now - before)
         before = now
 threading.Thread(target=tick).start()
+print("ticks", flush=True)
 while gaps[0] < 1.5:
     time.sleep(0.01)
 print("held", flush=True)
 """
     orders = Orders(tmp_path / "inside")
     with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
-        assert orders.give(identity, "hold", seconds=2) == "held the interpreter for 2 s"
         assert started.stdout is not None
+        assert started.stdout.readline() == "ticks\n"
+        assert orders.give(identity, "hold", seconds=2) == "held the interpreter for 2 s"
         assert started.stdout.readline() == "held\n"
 
 
