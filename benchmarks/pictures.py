@@ -1,0 +1,216 @@
+"""``python -m benchmarks.pictures``: the two pictures of the README, of what was measured and of a job that is killed.
+
+``bars`` draws figures that a benchmark has measured, kept in docs/until-stepping.json with how they were; ``kill`` runs
+the digits with a spare, kills a worker, and writes down what the follower has said and when, as docs/kill.txt; ``play``
+draws such a record as a terminal that plays it again (waits of more than two seconds are cut to two, and of several
+lines of one phase but training the first is shown). The one idea: a picture is made of a record, so that whoever doubts
+it makes it again; nothing in it is drawn by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "until-stepping.json"
+RECORD = ROOT / "docs" / "kill.txt"
+TITLE = "A worker is killed and the job goes on"
+DIGITS = ROOT / "examples" / "digits" / "train.py"
+MOST_WAIT_S = 2.0
+STAYS_S = 4.0
+KILL_AT = 200
+FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+SANS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Noto Sans', 'Noto Sans CJK SC', sans-serif"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure; ``ours`` is drawn in another colour."""
+
+    name: str
+    seconds: float
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the terminal, and when it came."""
+
+    at_s: float
+    text: str
+    is_typed: bool = False
+
+
+def bars_of(content: str, language: str = "") -> tuple[str, list[Bar]]:
+    """The title and the bars of the file, in English or, with ``_zh``, in Chinese."""
+    told, name = json.loads(content), f"name{language}"
+    bars = [Bar(one[name], float(one["seconds"]), bool(one["ours"])) for one in told["bars"]]
+    return told[f"title{language}"], bars
+
+
+def chart(title: str, bars: Sequence[Bar]) -> str:
+    """The bars as an SVG, linear and from zero."""
+    left, width, high, top = 300, 380, 26, 48
+    longest = max(one.seconds for one in bars)
+    height = top + len(bars) * (high + 10) + 14
+    rows = []
+    for number, one in enumerate(bars):
+        y, length = top + number * (high + 10), max(1.5, one.seconds / longest * width)
+        colour = "#15803d" if one.ours else "#94a3b8"
+        weight = ' font-weight="600"' if one.ours else ""
+        rows.append(
+            f'<text x="{left - 10}" y="{y + 18}" text-anchor="end"{weight}>{escape(one.name)}</text>\n'
+            f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{high}" rx="3" fill="{colour}"/>\n'
+            f'<text x="{left + length + 8:.1f}" y="{y + 18}"{weight}>{one.seconds:g} s</text>'
+        )
+    said = "; ".join(f"{one.name}: {one.seconds:g} s" for one in bars)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img" aria-labelledby="title desc" '
+        f'font-family="{SANS}" font-size="13" fill="#1f2933">\n<title id="title">{escape(title)}</title>\n'
+        f'<desc id="desc">{escape(said)}</desc>\n<rect width="760" height="{height}" rx="8" fill="#ffffff"/>\n'
+        f'<text x="20" y="28" font-size="15" font-weight="600">{escape(title)}</text>\n'
+        + "\n".join(rows)
+        + "\n</svg>\n"
+    )
+
+
+def recorded(workers: int, steps: int) -> list[Said]:
+    """A job of the digits with one spare, of which worker 2 is killed in the middle: what its follower has said."""
+    with tempfile.TemporaryDirectory(prefix="samebits-kill-") as folder:
+        words = ["run", "-n", str(workers), "--spares", "1", "--sched-port", str(_free_port())]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        job = subprocess.Popen(
+            [sys.executable, "-P", "-m", "runtime", *words, str(DIGITS), "--steps", str(steps)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        began_s = time.monotonic()
+        said = [Said(0.0, f"$ samebits run -n {workers} --spares 1 train.py --steps {steps}", is_typed=True)]
+        killed = False
+        assert job.stdout is not None
+        for line in job.stdout:
+            said.append(
+                Said(time.monotonic() - began_s, line.rstrip().replace(folder, "…").replace(str(DIGITS), "train.py"))
+            )
+            step = line.partition("step ")[2].partition(" ")[0]
+            if not killed and step.isdecimal() and int(step) >= KILL_AT:
+                killed = True
+                pid = int((Path(folder) / "device" / "worker_2.pid").read_text().split()[0])
+                os.kill(pid, signal.SIGKILL)
+                text = f"$ kill -9 {pid}          # worker 2, in another terminal"
+                said.append(Said(time.monotonic() - began_s, text, is_typed=True))
+        job.wait()
+        logs = [path.read_text().splitlines()[-1] for path in sorted((Path(folder) / "device").glob("worker_?.log"))]
+        finals = [line for line in logs if line.startswith("final ")]
+        said.append(Said(time.monotonic() - began_s, "$ tail -q -n 1 device/worker_?.log", is_typed=True))
+        return [*said, *(Said(said[-1].at_s + 0.2, line) for line in finals)]
+
+
+def as_text(said: Sequence[Said]) -> str:
+    """The record, a line each: its seconds, and what was said."""
+    return "".join(f"{one.at_s:7.2f}  {one.text}\n" for one in said)
+
+
+def from_text(text: str) -> list[Said]:
+    """What :func:`as_text` has written."""
+    rows = [(line[:7], line[9:]) for line in text.splitlines()]
+    return [Said(float(at_s), said, is_typed=said.startswith("$ ")) for at_s, said in rows]
+
+
+def phase_of(one: Said) -> str:
+    """``filling``, ``forming``, …; empty of a line that is no progress, or is told while it trains."""
+    head, dot, rest = one.text.partition(" · ")
+    phase = rest.partition(" · ")[0].partition(";")[0].partition(" for ")[0]
+    return phase if dot and head.endswith(".py") and not phase.startswith("step") else ""
+
+
+def cut(said: Sequence[Said]) -> list[Said]:
+    """The same with long waits made shorter, and of several lines of one phase the first."""
+    found: list[Said] = []
+    shown_s = before_s = 0.0
+    shown = [
+        one
+        for before, one in zip(["", *map(phase_of, said)], said, strict=False)
+        if phase_of(one) != before or not before
+    ]
+    for one in shown:
+        shown_s += min(max(0.0, one.at_s - before_s), MOST_WAIT_S)
+        before_s = one.at_s
+        found.append(Said(shown_s, one.text, one.is_typed))
+    return found
+
+
+def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
+    """The lines as an SVG that shows each at its time, over and over; all of them where nothing may move."""
+    lines = [one for one in cut(said) if one.text]
+    over_s = lines[-1].at_s + STAYS_S
+    high, wide = 18, 7.25
+    width, height = round(columns * wide) + 32, len(lines) * high + 44
+    rows, rules = [], []
+    for number, one in enumerate(lines):
+        text = one.text if len(one.text) <= columns else f"{one.text[: columns - 1]}…"
+        colour = "#fbbf24" if one.is_typed else "#86efac" if "took slot" in text or "finished" in text else "#e2e8f0"
+        share = one.at_s / over_s * 100
+        rules.append(f"@keyframes l{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}")
+        rows.append(
+            f'<text class="l" x="16" y="{40 + number * high}" fill="{colour}" xml:space="preserve" '
+            f'style="animation-name:l{number}">{escape(text)}</text>'
+        )
+    style = (
+        f".l{{animation-duration:{over_s:.2f}s;animation-iteration-count:infinite;animation-timing-function:step-end}}"
+        "@media (prefers-reduced-motion:reduce){.l{animation:none}}" + "".join(rules)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-labelledby="title" font-family="{FONT}" font-size="12">\n<title id="title">{escape(title)}</title>\n'
+        f'<style>{style}</style>\n<rect width="{width}" height="{height}" rx="8" fill="#0f172a"/>\n'
+        + "\n".join(rows)
+        + "\n</svg>\n"
+    )
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
+    parser.add_argument("what", choices=["bars", "kill", "play"])
+    parser.add_argument("file", type=Path, help="the SVG to write; of `kill` the record")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="of the bars")
+    parser.add_argument("--record", type=Path, default=RECORD, help="of what is played")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=600)
+    options = parser.parse_args()
+    if options.what == "bars":
+        language = "_zh" if ".zh-CN." in options.file.name else ""
+        drawn = chart(*bars_of(options.figures.read_text(encoding="utf-8"), language))
+        options.file.write_text(drawn, encoding="utf-8")
+        return
+    if options.what == "play":
+        said = from_text(options.record.read_text(encoding="utf-8"))
+        options.file.write_text(terminal(said, TITLE), encoding="utf-8")
+        return
+    options.file.write_text(as_text(recorded(options.workers, options.steps)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

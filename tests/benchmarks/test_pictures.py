@@ -1,0 +1,90 @@
+"""The README's pictures: drawn from the figures that it names, and from a record of what was said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.pictures import (
+    FIGURES,
+    MOST_WAIT_S,
+    RECORD,
+    TITLE,
+    Bar,
+    Said,
+    as_text,
+    bars_of,
+    chart,
+    cut,
+    from_text,
+    terminal,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SAID = [
+    Said(0.0, "$ samebits run -n 4 train.py", is_typed=True),
+    Said(0.5, "train.py · step 1 <b>"),
+    Said(9.0, ""),
+    Said(9.5, "x" * 300),
+]
+
+
+@pytest.mark.parametrize(("file", "language"), [("until-stepping.svg", ""), ("until-stepping.zh-CN.svg", "_zh")])
+def test_the_bars_of_the_readme_are_those_of_its_figures(file: str, language: str) -> None:
+    drawn = chart(*bars_of(FIGURES.read_text(encoding="utf-8"), language))
+    assert (ROOT / "docs" / file).read_text(encoding="utf-8") == drawn
+
+
+def test_every_figure_that_is_drawn_stands_in_the_readme() -> None:
+    _, bars = bars_of(FIGURES.read_text(encoding="utf-8"))
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How it compares")[2]
+    for one in bars:
+        assert f"{one.seconds} s" in table or f"{one.seconds:.3f} s" in table, one
+
+
+def test_bars_are_as_long_as_their_figures_from_zero() -> None:
+    drawn = ElementTree.fromstring(chart("a < b", [Bar("one & two", 1.0, True), Bar("other", 4.0, False)]))
+    widths = [float(one.get("width", "")) for one in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert widths[1] == pytest.approx(4 * widths[0])
+
+
+def test_the_terminal_of_the_readme_plays_its_record() -> None:
+    record = RECORD.read_text(encoding="utf-8")
+    assert (ROOT / "docs/kill.svg").read_text(encoding="utf-8") == terminal(from_text(record), TITLE)
+    assert as_text(from_text(record)) == record
+    killed, taken = record.index("$ kill -9"), record.index("took slot 2 of worker 2")
+    assert killed < taken < record.index("job finished at step 600")
+    finals = {line.split("sha256=")[1] for line in record.splitlines() if "  final step=600" in line}
+    assert len(finals) == 1, "all ranks end with the same bits"
+
+
+def test_of_several_lines_of_one_phase_the_first_is_shown() -> None:
+    texts = [
+        "a.py · filling; waiting for 0, 1 · step 0",
+        "a.py · filling; waiting for 1 · step 0",
+        "a.py · step 1 · loss 2",
+    ]
+    texts += ["a.py · step 2 · loss 1", "samebits: one", "samebits: two", "a.py · filling; waiting for 1 · step 0"]
+    shown = [one.text for one in cut([Said(number, text) for number, text in enumerate(texts)])]
+    assert shown == [text for number, text in enumerate(texts) if number != 1]
+
+
+def test_long_waits_are_cut_and_order_stays() -> None:
+    assert [round(one.at_s, 3) for one in cut(SAID)] == [0, 0.5, 0.5 + MOST_WAIT_S, 1 + MOST_WAIT_S]
+
+
+def test_a_terminal_shows_each_line_at_its_time_and_all_where_nothing_may_move() -> None:
+    drawn = terminal(SAID, "a < b", columns=40)
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["$ samebits run -n 4 train.py", "train.py · step 1 <b>", "x" * 39 + "…"]
+    assert "prefers-reduced-motion" in drawn and drawn.count("@keyframes") == 3
+
+
+@pytest.mark.parametrize("file", ["kill.svg", "until-stepping.svg", "until-stepping.zh-CN.svg"])
+def test_the_pictures_are_small_and_name_nothing_elsewhere(file: str) -> None:
+    content = (ROOT / "docs" / file).read_text(encoding="utf-8")
+    ElementTree.fromstring(content)
+    assert len(content) < 60_000
+    assert content.count("http") == content.count("http://www.w3.org/2000/svg")
