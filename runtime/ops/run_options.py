@@ -1,8 +1,9 @@
 """The words of ``samebits run``: torchrun's options where they exist, and what they say of the environment.
 
-The parser, the defaults of a start and the nodes that fall to one host live here; nothing is looked at or started. The
-one idea: an option is a way of writing an environment variable. What the options say wins over today's environment,
-which wins over torchrun's PET_* variables, which win over the defaults, and every process is given the outcome.
+The defaults of a start and the nodes that fall to one host live here, the parser in ``run_parser``; nothing is looked
+at or started. The one idea: an option is a way of writing an environment variable. What the options say wins over
+today's environment, which wins over torchrun's PET_* variables, which win over the defaults, and every process is given
+the outcome.
 """
 
 from __future__ import annotations
@@ -11,44 +12,13 @@ import argparse
 import os
 import re
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import NoReturn
 
-from runtime.errors import SettingsError
 from runtime.ops.accelerators import device_files, usable
+from runtime.ops.run_parser import DEFAULT_WORKERS, SUPERVISED_RESTARTS, Streams, parser_for
 from runtime.ops.spawning import Way
-
-DEFAULT_WORKERS = 4
-SUPERVISED_RESTARTS = 32767
-_EPILOG = """\
-examples:
-  samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
-  samebits run -n 4 --spares 1 train.py        a warm spare takes a lost worker's place at once
-  samebits run -m package.train                as python -m package.train
-  samebits run --dry-run -n 4 train.py         says what would start where, and starts nothing
-  samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
-  samebits run --host-discovery-script ./hosts.sh --launch 'ssh {host} {command}' --nnodes 1:8 -n 4 train.py
-
-Whatever has no option is said by the environment (samebits env). Every variable PET_<OPTION> that torchrun reads is
-read as well.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """Which streams of which local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
-
-    Both streams of a worker are one log here, so that any of them means that log.
-    """
-
-    of: Mapping[int | None, int]
-
-    def has(self, local_rank: int) -> bool:
-        """Whether anything of this worker's is meant."""
-        return bool(self.of.get(local_rank, self.of.get(None, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +46,7 @@ class Request:
     detach: bool = False
     dry_run: bool = False
     as_json: bool = False
-    tee: Streams = Streams({})
+    tee: Streams = field(default_factory=lambda: Streams({}))
     signals: tuple[signal.Signals, ...] = ()
 
 
@@ -86,7 +56,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     Args:
         devices: how many accelerators this machine has; looked for where None.
     """
-    parser = _parser(environ)
+    parser = parser_for(environ)
     # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
     options = parser.parse_args(list(words))
     nodes_least, nodes_most = options.nnodes or (1, 1)
@@ -94,13 +64,23 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
         parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
-    if not 0 <= options.node_rank < nodes_most:
-        parser.error(f"--node-rank {options.node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
+    node_rank = options.node_rank or 0
+    if not 0 <= node_rank < nodes_most:
+        parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
     given = _Given(environ)
-    if options.sched_host:
-        given.say("SCHED_HOST", options.sched_host)
-    if options.sched_port:
-        given.say("SCHED_PORT", options.sched_port)
+    endpoint_host, endpoint_port = _endpoint(parser, options.rdzv_endpoint)
+    if endpoint_host and nodes_most > 1 and options.node_rank is None:
+        parser.error(
+            "--rdzv-endpoint with several hosts: host ranks are not given out here, so that they stay after a crash. "
+            "Fix: --node-rank 0 on the host of the endpoint, 1 and so on elsewhere"
+        )
+    for name, value in (
+        ("SCHED_HOST", options.sched_host or endpoint_host),
+        ("SCHED_PORT", options.sched_port or endpoint_port),
+        ("JOB_NAME", options.rdzv_id),
+    ):
+        if value:
+            given.say(name, value)
     for name, value in (
         ("SPARE_NUM", options.spares),
         ("MAX_RESTARTS", options.max_restarts),
@@ -134,14 +114,14 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     share = None
     if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
         assert per_node is not None
-        share = nodes_of_host(options.node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
+        share = nodes_of_host(node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
     return Request(
         way=Way.PROGRAM if options.no_python else Way.MODULE if options.module else Way.SCRIPT,
         script=options.script,
         args=tuple(options.args),
         environment=given.said,
         nodes=share,
-        has_scheduler=options.node_rank == 0,
+        has_scheduler=node_rank == 0,
         fresh=options.fresh,
         detach=options.detach,
         dry_run=options.dry_run,
@@ -156,6 +136,16 @@ def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tup
     first_spare = hosts * per_host
     workers = range(node_rank * per_host, (node_rank + 1) * per_host)
     return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))
+
+
+def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
+    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (to it 0 is any port)."""
+    if not text:
+        return "", ""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+    if found is None:
+        parser.error(f"--rdzv-endpoint {text}: expected HOST or HOST:PORT, as in 192.0.2.2:8118")
+    return found[1].strip("[]"), "" if int(found[2] or 0) == 0 else found[2]
 
 
 class _Given:
@@ -232,217 +222,6 @@ def _workers_per_node(
 def _number(text: str) -> int:
     """What a text that is checked elsewhere counts; 0 where it counts nothing."""
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
-
-
-# ---- the parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        if "required: script" in message:
-            message = "which script? As in `samebits run train.py --epochs 3`"
-        self.print_usage(sys.stderr)
-        self.exit(SettingsError.exit_code, f"{self.prog}: {message}\n")
-
-
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    def pet(name: str, otherwise: str | None = None) -> str | None:
-        return environ.get(f"PET_{name}") or otherwise
-
-    parser = _Parser(
-        prog="samebits run",
-        description="Check that a job may start in this folder, move a finished job's folders aside, start its workers "
-        "and its scheduler on this machine, and follow it to its end. Exits with 0 only when it finished.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [options] script.py [arguments ...]",
-        allow_abbrev=False,
-    )
-    what = parser.add_argument_group("what runs")
-    what.add_argument("script", help="the training script (a module with -m, a program with --no-python)")
-    what.add_argument("args", nargs=argparse.REMAINDER, help="its own words; nothing after the script is read here")
-    what.add_argument(
-        *("-m", "--module"), action="store_true", default=_is_on(pet("MODULE")), help="run as python -m SCRIPT"
-    )
-    what.add_argument(
-        *("--no-python", "--no_python"),
-        action="store_true",
-        default=_is_on(pet("NO_PYTHON")),
-        help="run SCRIPT itself, which is any program that starts the training",
-    )
-    what.add_argument(
-        "--plain",
-        action="store_true",
-        help="the script is not ported: run it as torchrun would, and anew on every seat after a loss (PLAIN)",
-    )
-    where = parser.add_argument_group("how many, and where")
-    where.add_argument(
-        *("-n", "--nproc-per-node", "--nproc_per_node"),
-        dest="workers",
-        metavar="N",
-        default=pet("NPROC_PER_NODE"),
-        help="workers of a host: a number, auto (accelerators, else cores), gpu or cpu; "
-        f"default WORKER_NUM, else the accelerators there are, else {DEFAULT_WORKERS}",
-    )
-    where.add_argument("--spares", type=_count, metavar="N", help="spares of the whole job (SPARE_NUM)")
-    where.add_argument(
-        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES"), help="hosts (1); with MIN: the fewest"
-    )
-    where.add_argument(
-        *("--node-rank", "--node_rank"),
-        type=_count,
-        metavar="R",
-        default=pet("NODE_RANK", "0"),
-        help="which of them this is; host 0 has the scheduler",
-    )
-    where.add_argument(
-        *("--sched-host", "--master-addr", "--master_addr"),
-        dest="sched_host",
-        metavar="HOST",
-        default=pet("MASTER_ADDR"),
-        help="where the scheduler is reached (SCHED_HOST)",
-    )
-    where.add_argument(
-        *("--sched-port", "--master-port", "--master_port"),
-        dest="sched_port",
-        metavar="PORT",
-        default=pet("MASTER_PORT"),
-        help="its port (SCHED_PORT)",
-    )
-    found = parser.add_argument_group("hosts that come and go (docs/worlds.md)")
-    found.add_argument(
-        *("--host-discovery-script", "--host_discovery_script"),
-        metavar="COMMAND",
-        help="prints the hosts there are, host or host:slots a line; asked every second (HOST_DISCOVERY_SCRIPT). -n is "
-        "the slots of a host without a number, --nnodes bounds the workers: MIN and MAX times -n",
-    )
-    found.add_argument(
-        "--launch",
-        metavar="COMMAND",
-        help="starts a worker on another host: {host}, {node} and {command}, a line for the shell there, are filled "
-        "in, as in 'ssh -o BatchMode=yes {host} {command}' or 'srun -w {host} sh -c {command}' (HOST_LAUNCH)",
-    )
-    found.add_argument(
-        *("--host-rest", "--host_rest"),
-        metavar="FIRST:MOST",
-        help="seconds that a host is left alone after it failed, doubled each time (HOST_REST, default 10:600)",
-    )
-    ends = parser.add_argument_group("deaths and ends")
-    ends.add_argument(
-        *("--max-restarts", "--max_restarts"),
-        type=_count,
-        metavar="N",
-        default=pet("MAX_RESTARTS"),
-        help=f"how often in one window a dead process is started again (MAX_RESTARTS, default {SUPERVISED_RESTARTS}); "
-        "0: never",
-    )
-    ends.add_argument(
-        *("--monitor-interval", "--monitor_interval"),
-        type=_seconds,
-        metavar="S",
-        default=pet("MONITOR_INTERVAL"),
-        help="seconds between two looks at what runs (MONITOR_INTERVAL)",
-    )
-    ends.add_argument(
-        *("--shutdown-timeout", "--shutdown_timeout"),
-        type=_seconds,
-        metavar="S",
-        default=pet("SHUTDOWN_TIMEOUT"),
-        help="seconds from the request to end to SIGKILL (SHUTDOWN_TIMEOUT)",
-    )
-    ends.add_argument(
-        *("--signals-to-handle", "--signals_to_handle"),
-        type=_signals,
-        metavar="NAMES",
-        default=pet("SIGNALS_TO_HANDLE", ""),
-        help="besides SIGINT and SIGTERM: signals of this command that end the job, as in SIGHUP,SIGQUIT",
-    )
-    ends.add_argument(
-        "--die-with-me",
-        action="store_true",
-        help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
-        "job goes on, and another run or recover in this folder adopts it",
-    )
-    ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
-    shown = parser.add_argument_group("what is shown")
-    shown.add_argument(
-        *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
-    )
-    shown.add_argument(
-        *("-t", "--tee"),
-        type=_streams,
-        metavar="SPEC",
-        default=pet("TEE", "0"),
-        help="show the workers' lines here as well: 3 for all workers, 0:3,2:3 for some, by local rank",
-    )
-    shown.add_argument(
-        *("-r", "--redirects"),
-        type=_streams,
-        metavar="SPEC",
-        default=pet("REDIRECTS", "3"),
-        help="taken for torchrun's sake: what a worker prints always goes to its log",
-    )
-    shown.add_argument(
-        *("--local-ranks-filter", "--local_ranks_filter"),
-        type=_ranks,
-        metavar="RANKS",
-        default=pet("LOCAL_RANKS_FILTER", ""),
-        help="of what -t shows only these workers, as in 0,1",
-    )
-    shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
-    shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
-    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # a job here is, unless it is told
-    return parser
-
-
-def _is_on(text: str | None) -> bool:
-    return text not in (None, "", "0", "false", "False")
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
-    return float(text)
-
-
-def _hosts(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
-    least, most = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
-    if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hosts, or MIN:MAX, as in 2:4")
-    return least, most
-
-
-def _ranks(text: str) -> frozenset[int] | None:
-    return frozenset(_count(part.strip()) for part in text.split(",")) if text else None
-
-
-def _streams(text: str) -> Streams:
-    of: dict[int | None, int] = {}
-    for part in text.split(","):
-        found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
-        if found is None:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 3, or RANK:0 to 3 for some, as in 0:3,1:1")
-        of[None if found[1] is None else int(found[1])] = int(found[2])
-    return Streams(of)
-
-
-def _signals(text: str) -> tuple[signal.Signals, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    try:
-        found = [signal.Signals[name] for name in names]
-    except KeyError as unknown:
-        raise argparse.ArgumentTypeError(f"there is no signal {unknown}: expected names such as SIGHUP") from None
-    if signal.SIGKILL in found or signal.SIGSTOP in found:
-        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP are heard by nobody")
-    return tuple(one for one in found if one not in (signal.SIGINT, signal.SIGTERM))
 
 
 def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:

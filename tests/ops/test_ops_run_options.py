@@ -12,7 +12,8 @@ import pytest
 from runtime import config
 from runtime.__main__ import main
 from runtime.commands import spelled
-from runtime.ops.run_options import SUPERVISED_RESTARTS, Request, Streams, nodes_of_host, parse
+from runtime.ops.run_options import Request, nodes_of_host, parse
+from runtime.ops.run_parser import SUPERVISED_RESTARTS, Streams
 from runtime.ops.spawning import Way
 
 DEFAULTS = {
@@ -272,3 +273,27 @@ def test_what_dies_with_this_command_is_not_left_to_itself(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         parse(["--die-with-me", "--detach", "train.py"], {})
     assert "--die-with-me and --detach" in capsys.readouterr().err
+
+
+def test_a_line_of_torchruns_is_taken_as_it_is() -> None:
+    words = (
+        "--nnodes=2 --nproc-per-node=4 --node-rank=1 --rdzv-backend=c10d --rdzv_endpoint=192.0.2.2:29400 --rdzv-id=7"
+    )
+    found = parse([*words.split(), "--rdzv_conf", "timeout=9", "train.py", "--lr", "0.1"], {})
+    assert found.environment["SCHED_HOST"] == "192.0.2.2" and found.environment["SCHED_PORT"] == "29400"
+    assert found.environment["JOB_NAME"] == "7" and found.nodes == ("4", "5", "6", "7") and not found.has_scheduler
+    one = parse(["--rdzv-endpoint", "[::1]", "train.py"], {}).environment
+    assert one["SCHED_HOST"] == "::1" and "SCHED_PORT" not in one
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--rdzv-endpoint a:b:1 train.py", "expected HOST or HOST:PORT"),
+        ("--nnodes 2 -n 1 --rdzv-endpoint 192.0.2.2:1 train.py", "Fix: --node-rank 0 on the host of the endpoint"),
+    ],
+)
+def test_an_endpoint_that_says_too_little_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(words.split(), {})
+    assert says in capsys.readouterr().err
