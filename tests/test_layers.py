@@ -149,7 +149,8 @@ CORE_MAY_IMPORT = {
         "functools",
         "hashlib",
     ),
-    *("heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re", "string", "struct", "types", "typing"),
+    *("heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re"),
+    *("statistics", "string", "struct", "types", "typing"),
     "msgspec",  # values to bytes and back: messages and records are its structs
 }
 """All of the world outside ``runtime`` that a decision may depend on: no I/O, clock, randomness, thread or log."""

@@ -139,7 +139,7 @@ def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tup
 
 
 def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
-    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (to it 0 is any port)."""
+    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (port 0: any)."""
     if not text:
         return "", ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)

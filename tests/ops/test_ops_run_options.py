@@ -282,8 +282,9 @@ def test_a_line_of_torchruns_is_taken_as_it_is() -> None:
     found = parse([*words.split(), "--rdzv_conf", "timeout=9", "train.py", "--lr", "0.1"], {})
     assert found.environment["SCHED_HOST"] == "192.0.2.2" and found.environment["SCHED_PORT"] == "29400"
     assert found.environment["JOB_NAME"] == "7" and found.nodes == ("4", "5", "6", "7") and not found.has_scheduler
-    one = parse(["--rdzv-endpoint", "[::1]", "train.py"], {}).environment
-    assert one["SCHED_HOST"] == "::1" and "SCHED_PORT" not in one
+    for endpoint in ("[::1]", "[::1]:0"):
+        one = parse(["--rdzv-endpoint", endpoint, "train.py"], {}).environment
+        assert one["SCHED_HOST"] == "::1" and "SCHED_PORT" not in one
 
 
 @pytest.mark.parametrize(
