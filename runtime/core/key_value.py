@@ -193,6 +193,8 @@ class KeyStore:
         caller = self._callers.setdefault(session, _Caller())
         caller.raise_floor(call.floor)
         if self._trouble:
+            if call.number in caller.answers:
+                return ready  # whether it is durable is not known: its caller is told nothing
             ready.answers.append(self._refused(call, self._trouble))
         elif call.op is KeyOp.GET:
             ready.answers.append(self._got(call))

@@ -78,7 +78,7 @@ class HealthLook:
     def __init__(self, settings: Settings, told: Callable[[tuple[Ailment, ...]], object]) -> None:
         self._interval_s = settings.health_interval_s
         self._watch = HealthWatch(limits_of(settings))
-        self._places = places_of(settings)
+        self._settings = settings
         self._told = told
         self._over = threading.Event()
 
@@ -91,9 +91,9 @@ class HealthLook:
         self._over.set()
 
     def _run(self) -> None:
-        for _ in readings([]):
-            break  # what the CPUs do is compared with the look before
+        places: list[Path] | None = None
         while not self._over.wait(self._interval_s):
-            has_changed = self._watch.look(readings(self._places))
+            places = places_of(self._settings) if places is None else places
+            has_changed = self._watch.look(readings(places))
             if has_changed or self._watch.ailments:
                 self._told(self._watch.ailments)

@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime.core import key_records
 from runtime.core.key_records import KeyRecord, KeysOf
 from runtime.core.scheduler import SchedulerCore
-from runtime.errors import JournalDamagedError, ProtocolError
+from runtime.errors import JournalDamagedError, ProtocolError, StoreError
 from runtime.service import log
 from runtime.store.aside import move_aside
 from runtime.store.journal import JOURNAL_FILE, Journal
@@ -38,6 +38,7 @@ class KeyFile:
         self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
         self._journal: Journal | None = None
         self._is_named = False  # whose keys they are is written
+        self._uncompacted_bytes = 0  # its size when it could not be compacted
         self.is_loaded = False
 
     def load(self, core: SchedulerCore) -> None:
@@ -78,23 +79,45 @@ class KeyFile:
                 "wrote it, or move the folder away: the keys then begin anew"
             ) from None
 
-    def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> None:
+    def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:
         """Make these durable, in this order; nothing of them may be said before.
 
+        Returns:
+            False where there was no room: what the calls of these records were answered may not be said, and from now
+            on every call is refused. Training goes on.
+
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the disk refuses, and nobody can know what it holds: the next scheduler reads it.
         """
         if self._path is None or not records:
-            return
-        if self._journal is None:
-            self._journal, _ = Journal.open(self._path)
-        named = records if self._is_named else [KeysOf(core.state.job), *records]
-        for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
-            self._journal.append(part)
+            return True
+        journal = None
+        try:
+            journal = self._journal = self._journal or Journal.open(self._path)[0]
+            named = records if self._is_named else [KeysOf(core.state.job), *records]
+            for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
+                journal.append(part)
+        except StoreError as error:
+            if journal is not None and not journal.goes_on:
+                raise
+            log.warn(f"{error}. Training goes on; runtime.kv is refused until a scheduler is started again")
+            core.keys.refuse(f"the keys cannot be written: {error}. Fix: make room, then start the scheduler again")
+            return False
         self._is_named = True
-        if self._journal.size_bytes > max(COMPACT_BYTES, 4 * self._journal.compacted_bytes):
-            kept = [KeysOf(core.state.job), *core.keys.snapshot()]
-            self._journal.compact([key_records.SCHEMA.pack(record) for record in kept])
+        if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes, 2 * self._uncompacted_bytes):
+            self._compact(journal, core)
+        return True
+
+    def _compact(self, journal: Journal, core: SchedulerCore) -> None:
+        kept = [KeysOf(core.state.job), *core.keys.snapshot()]
+        try:
+            journal.compact([key_records.SCHEMA.pack(record) for record in kept])
+            self._uncompacted_bytes = 0
+        except StoreError as error:
+            if not journal.goes_on:
+                raise
+            self._uncompacted_bytes = journal.size_bytes  # tried again when it is twice as long
+            log.warn(f"{error}. The keys are durable as they are")
 
     def close(self) -> None:
         """Let go of the file; again does nothing."""

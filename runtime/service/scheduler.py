@@ -23,7 +23,7 @@ from runtime.config import Settings, fixed_settings, require_secret
 from runtime.core import records
 from runtime.core.key_records import KeyRecord
 from runtime.core.ledger import Policy
-from runtime.core.messages import EndKind
+from runtime.core.messages import EndKind, KeyAnswer
 from runtime.core.ready import Ended, Level, Note, Ready, Send
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
@@ -285,7 +285,8 @@ class SchedulerService:
             self._keys.load(core)
             if self._on_job is not None:
                 self._on_job(core.state.job, core.state.name)
-        self._keys.append(this_pass.key_records, core)
+        if not self._keys.append(this_pass.key_records, core):
+            this_pass.sends = [send for send in this_pass.sends if not isinstance(send.message, KeyAnswer)]
         for send in this_pass.sends:
             server.send(send.session, send.message)
         if this_pass.notes:

@@ -139,6 +139,11 @@ class Journal:
         """The size the file had after its last compaction; the growth since then tells when the next one is due."""
         return self._compacted_bytes
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can be appended to: after a failed append it says whether that was taken back."""
+        return self._descriptor >= 0 and self._broken is None
+
     def append(self, payloads: Sequence[bytes]) -> None:
         """Make all these payloads durable: one write, one fsync, all of them or none. An empty batch costs nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ from runtime.core.key_records import KeyRecord
 from runtime.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState
+from runtime.errors import StoreError
 from runtime.service import key_file
 from runtime.service.key_file import KEYS_FOLDER, KeyFile
+from runtime.store import durable
 from runtime.store.journal import JOURNAL_FILE, read_journal
 from tests.core.house import policy
 
@@ -33,7 +36,7 @@ def opened(path: Path, job: str = "job") -> tuple[KeyFile, SchedulerCore]:
 
 def put(file: KeyFile, core: SchedulerCore, key: bytes, value: bytes, number: int) -> KeyAnswer:
     ready = core.keys.take(KeyCall(SENDER, number, number, KeyOp.PUT, key, value, is_durable=True))
-    file.append(ready.records, core)
+    assert file.append(ready.records, core)
     return ready.answers[0]
 
 
@@ -139,3 +142,44 @@ def test_without_recovery_nothing_is_written() -> None:
     file.load(core)
     assert put(file, core, b"k", b"\x01", 1).outcome is KeyOutcome.DONE
     assert value_of(core, b"k") == b"\x01"
+
+
+def test_a_disk_without_room_refuses_calls_says_nothing_unsure_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, core = opened(tmp_path)
+    put(file, core, b"k", b"\x01", 1)
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable, "write_all", no_room)
+    call = KeyCall(SENDER, 2, 2, KeyOp.PUT, b"k", b"\x02", is_durable=True)
+    assert not file.append(core.keys.take(call).records, core)
+    assert core.keys.take(call).answers == [], "whether it was written is not known"
+    refused = core.keys.take(KeyCall(SENDER, 3, 2, KeyOp.GET, b"k")).answers[0]
+    assert (
+        refused.outcome is KeyOutcome.REFUSED and "No space left" in refused.text and "Fix: make room" in refused.text
+    )
+    monkeypatch.undo()
+    file.close()
+    assert value_of(opened(tmp_path)[1], b"k") == b"\x01"
+
+
+def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "COMPACT_BYTES", 1000)
+    tried = []
+
+    def no_room(path: Path, _: bytes) -> Path:
+        tried.append(path)
+        raise StoreError("no room")
+
+    file, core = opened(tmp_path)
+    put(file, core, b"k", b"\x01", 1)
+    monkeypatch.setattr(durable, "write_temporary", no_room)
+    for number in range(2, 40):
+        assert put(file, core, b"k", b"x" * 100, number).outcome is KeyOutcome.DONE
+    assert 1 <= len(tried) <= 4, "at twice the size, not at each append"
+    monkeypatch.undo()
+    file.close()
+    assert value_of(opened(tmp_path)[1], b"k") == b"x" * 100
