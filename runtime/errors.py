@@ -23,7 +23,7 @@
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
     │   ├── AnomalyError             80   a reported loss is not a number, or far out of its band (LOSS_ANOMALY=stop)
     │   └── KeyValueError            80   a call of runtime.kv was refused
-    │       └── KeyValueTimeoutError 80   a call of runtime.kv was not answered in time
+    │       └── KeyValueTimeoutError 90   a call of runtime.kv was not answered in time
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
     ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
@@ -218,6 +218,8 @@ class KeyValueError(UsageError):
 
 class KeyValueTimeoutError(KeyValueError, TimeoutError):
     """A call of ``runtime.kv`` was not answered in time; whether a change was done is not known."""
+
+    exit_code = 90
 
 
 class AnomalyError(UsageError):

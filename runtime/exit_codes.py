@@ -76,7 +76,6 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.UsageError, NO, "本包的某个调用在该处无法工作；信息中写明那里应该用哪个调用。"),
     _of(errors.AnomalyError, NO, "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop。"),
     _of(errors.KeyValueError, NO, "`runtime.kv` 的某个调用被拒绝：达到了某个上限，或值不是该调用所需的。"),
-    _of(errors.KeyValueTimeoutError, NO, "`runtime.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
     _of(errors.ProtocolError, NO, "收到的字节不是本协议的消息；发送者被拒绝并计数。"),
     _of(errors.LayoutError, NO, "梯度分桶在 rank 之间或与恢复点不一致：继续训练会悄然发散。"),
     _of(errors.CommunicationError, YES, "因组内有成员消失，集合通信失败。"),
@@ -96,6 +95,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(
         errors.UnequalError, NO, "各 rank 的参数、优化器的矩、步数或数据位置不同；消息说明是哪个 rank、在哪里、为什么。"
     ),
+    _of(errors.KeyValueTimeoutError, YES, "`runtime.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
     ExitCode(
         *(130, "interrupted", NO),
         "Ctrl-C ended this command, or this process, by itself.",
