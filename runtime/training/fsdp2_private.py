@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 
@@ -39,12 +40,30 @@ def has_reduce_scatter_group(info: Any) -> bool:
     return getattr(info, "reduce_scatter_process_group", None) is not None
 
 
+def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:
+    """Have a mesh of one dimension find this group from now on.
+
+    Relies on ``DeviceMesh._dim_group_names``, and on the mesh's own note of its groups, ``_pg_registry``, which it has
+    since torch 2.11.
+    """
+    mesh._dim_group_names = [pg.group_name]
+    if hasattr(mesh, "_pg_registry"):
+        mesh._pg_registry = {pg.group_name: pg}
+
+
+def groups_held_by(mesh: Any) -> object:
+    """What of a mesh keeps its groups alive. Relies on ``DeviceMesh._pg_registry``; before torch 2.11 nothing does."""
+    return getattr(mesh, "_pg_registry", None)
+
+
 def cut_parameter(param: Any, whole: nn.Parameter) -> None:
     """Have an ``FSDPParam`` make its ``sharded_param`` from a whole parameter, on the mesh that it has now.
 
     Relies on ``_init_sharded_param``, which is given the mesh since torch 2.12, and then gives the parameter a new
-    ``_orig_param_uid``.
+    ``_orig_param_uid``; since torch 2.15 it reads the parameter's ``grad_dtype``.
     """
+    if getattr(param, "_has_sharded_grad_dtype_override", False):
+        whole.grad_dtype = param.sharded_grad_dtype
     mesh = (param.mesh_info,) if "mesh_info" in inspect.signature(param._init_sharded_param).parameters else ()
     number = getattr(param, "_orig_param_uid", None)
     param._init_sharded_param(whole, param.device, lambda _: param.fsdp_placement, *mesh)

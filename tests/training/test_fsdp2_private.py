@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
 from runtime.training import fsdp2_private
@@ -36,6 +38,28 @@ def test_a_parameter_is_cut_from_a_whole_one_and_keeps_its_number() -> None:
         assert param.sharded_param is not before and vars(param).get("_orig_param_uid") == number
         assert torch.equal(param.sharded_param._local_tensor, whole)
         assert param.sharded_param._spec.placements == (param.fsdp_placement,)
+
+
+def test_a_parameter_keeps_the_type_that_its_gradient_is_to_have() -> None:
+    with world():
+        whole = nn.Linear(4, 4)
+        if hasattr(whole.weight, "grad_dtype"):
+            whole.weight.grad_dtype = torch.float64
+        (param, *_) = fsdp2_private.groups_of(fsdp_states(fully_shard(whole))[0])[0].fsdp_params
+        noted = {name: vars(param)[name] for name in vars(param) if "grad_dtype" in name}
+        fsdp2_private.cut_parameter(param, nn.Parameter(torch.zeros(4, 4)))
+        assert {name: vars(param)[name] for name in noted} == noted
+
+
+def test_a_mesh_is_given_another_group_and_finds_it() -> None:
+    with world():
+        mesh = fsdp2_private.groups_of(fsdp_states(sharded_model())[0])[0].mesh_info.mesh
+        before = mesh.get_group()
+    with world():
+        fsdp2_private.give_mesh_group(mesh, dist.group.WORLD)
+        assert mesh.get_group() is dist.group.WORLD is not before
+        held = fsdp2_private.groups_held_by(mesh)
+        assert held is None or list(held.values()) == [dist.group.WORLD]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

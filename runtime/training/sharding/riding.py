@@ -137,16 +137,11 @@ def reset(module: nn.Module) -> None:
 
 def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
     for info in _mesh_infos(module):
-        _give_group(info.mesh, pg)
+        fsdp2_private.give_mesh_group(info.mesh, pg)
         info.shard_process_group = pg
     for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
-        _give_group(parameter.device_mesh, pg)  # of an operator's result: an equal mesh that torch has remembered
-
-
-def _give_group(mesh: Any, pg: dist.ProcessGroup) -> None:
-    """The mesh finds its group by its name, which is the same in every generation; and by torch's own note of it."""
-    mesh._dim_group_names = [pg.group_name]
-    mesh._pg_registry = {pg.group_name: pg}
+        # Of an operator's result: an equal mesh that torch has remembered.
+        fsdp2_private.give_mesh_group(parameter.device_mesh, pg)
 
 
 # --- from whole to sharded --------------------------------------------------------------------------------------------
@@ -158,7 +153,7 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
     # Without torch's own way to a mesh's groups: that may be a collective, and nobody else may be here for it.
     kind = next(info.mesh.device_type for info in _mesh_infos(module))
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
-    _give_group(mesh, pg)
+    fsdp2_private.give_mesh_group(mesh, pg)
     for info in _mesh_infos(module):
         info.mesh, info.shard_process_group = mesh, pg
         info.shard_mesh_size, info.shard_mesh_rank = pg.size(), pg.rank()
@@ -231,9 +226,9 @@ def _held_groups(module: nn.Module) -> Iterator[object]:
     """What keeps the last generation's group: FSDP2, and the meshes, each of which notes it once more."""
     for info in _mesh_infos(module):
         yield info.shard_process_group
-        yield info.mesh._pg_registry
+        yield fsdp2_private.groups_held_by(info.mesh)
     for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
-        yield parameter.device_mesh._pg_registry
+        yield fsdp2_private.groups_held_by(parameter.device_mesh)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
