@@ -265,6 +265,16 @@ class WelcomesStrangers(SchedulerCore):
         self._admission._is_stranger = lambda message: None  # type: ignore[method-assign]
 
 
+class ForgetsWhomItLookedAt(SchedulerCore):
+    """Who is looked at because nothing comes from it has no deadline any more."""
+
+    def silent(self, now: float) -> list[Seat]:
+        found, deadlines = super().silent(now), self._leases._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            heapq.heappop(deadlines)
+        return found
+
+
 class PilesUpDeadlines(SchedulerCore):
     """Every message adds a deadline."""
 
@@ -431,6 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a rank told to the wrong node", frozenset({"S14", "S8"}), 20, ForgetsItsRank),
     Mutant("one seat too many", frozenset({"S14"}), 300, TakesOneTooMany),
     Mutant("strangers welcome", frozenset({"S15"}), 100, WelcomesStrangers),
+    Mutant("a look at the silent costs their deadlines", frozenset({"L1", "L3", "L5"}), 50, ForgetsWhomItLookedAt),
     Mutant("deadlines pile up", frozenset({"S16"}), 20, PilesUpDeadlines),
     Mutant("cool-down shorter by a lease", frozenset({"S3"}), 100, CountsTheCoolDownFromTheLoss),
     Mutant("a restart begins every wait anew", frozenset({"S3", "S4"}), 100, RestartsEveryWait),
