@@ -1,0 +1,168 @@
+"""Who is asked to leave, over many drawn histories: a member that is unwell, one at a time, where a well spare is warm.
+
+The books are kept beside the core, from what was said to it and by it; broken builds show that they can fail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from runtime.core.infirmary import Infirmary
+from runtime.core.messages import Activity, Ailment, Depart, Process, Sign, Unwell
+from runtime.core.scheduler import SchedulerCore
+from tests.core.house import House, policy
+
+DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
+CPU = Ailment(Sign.CPU, "", 1.0, 0.9, drains=False)
+SEEDS, STEPS = 150, 40
+
+
+class Books:
+    """One drawn history, and what is known of it."""
+
+    def __init__(self, seed: int, core_type: type[SchedulerCore]) -> None:
+        self.draw = random.Random(seed)
+        self.house = House(policy(3, spare_num=2, cool_down_s=0.0), core_type=core_type)
+        self.wants: set[str] = set()
+        self.warm: set[str] = set()
+        self.leaving = ""
+        self.asked = 0
+        for node in "012":
+            self.house.register(node, process=Process(f"host-{node}", 100 + int(node), 1, "cpu"))
+        self.house.train()
+
+    @property
+    def members(self) -> list[str]:
+        return [seat.node for seat in self.house.core._ledger.live_seats()]
+
+    def run(self) -> str:
+        """What is wrong; empty where nothing is."""
+        for _ in range(STEPS):
+            before = len(self._departs())
+            getattr(self, self.draw.choice(["feel", "feel", "feel", "come", "warm_up", "go", "pass_time"]))()
+            for said in self._departs()[before:]:
+                if problem := self.problem_with(said):
+                    return problem
+        return ""
+
+    def _departs(self) -> list[str]:
+        state = self.house.core.state
+        found = [
+            (session, one)
+            for session, messages in self.house.sent.items()
+            for one in messages
+            if isinstance(one, Depart)
+        ]
+        nodes = {seat.session: seat.node for seat in state.seats.values()}
+        self._all = getattr(self, "_all", [])
+        self._all += [nodes.get(session, "?") for session, _ in found]
+        for messages in self.house.sent.values():
+            messages[:] = [one for one in messages if not isinstance(one, Depart)]
+        return self._all
+
+    def problem_with(self, node: str) -> str:
+        self.asked += 1
+        if node == self.leaving and node in self.wants:
+            return ""  # again
+        if self.leaving:
+            return f"{node} is asked while {self.leaving} is on its way out"
+        if node not in self.wants:
+            return f"{node} is asked, and is well"
+        if not self.warm - self.wants:
+            return f"{node} is asked, and no well spare is warm"
+        self.leaving = node
+        return ""
+
+    # ---- what may happen
+
+    def feel(self) -> None:
+        node = self.draw.choice([*self.members, *self.house.core.state.spares])
+        ailments = self.draw.choice([(), (DISK,), (DISK, CPU), (CPU,)])
+        (self.wants.add if DISK in ailments else self.wants.discard)(node)
+        credential = self.house.credential(node)
+        self.house.receive(credential.session, Unwell(credential, ailments))
+        self.house.tick(0.01)
+
+    def come(self) -> None:
+        if len(self.house.core.state.spares) < 2:
+            node = str(3 + self.draw.randrange(1000))
+            self.house.register(node, process=Process(f"host-{node}", 2000, 1, "cpu"))
+
+    def warm_up(self) -> None:
+        for node in self.house.core.state.spares:
+            self.house.beat(node, Activity.WAITING)
+            self.warm.add(node)
+        self.house.tick(0.01)
+
+    def go(self) -> None:
+        """Who was asked leaves, and all go on in the next generation, if there is one."""
+        if not self.leaving:
+            return
+        self.house.leave(self.leaving, text="it was asked to (SIGTERM)")
+        self.wants.discard(self.leaving)
+        self.leaving = ""
+        self.house.tick(0.01)
+        self.warm &= set(self.house.core.state.spares)
+        if len(self.members) == 3:
+            self.house.train()
+            self.house.tick(0.01)
+
+    def pass_time(self) -> None:
+        for node in [*self.members, *self.house.core.state.spares]:
+            generation = self.house.core.state.generation_number
+            activity = (
+                Activity.TRAINING
+                if node in self.members
+                else Activity.WAITING
+                if node in self.warm
+                else Activity.SEATED
+            )
+            self.house.beat(node, activity, generation=generation if node in self.members else 0)
+        self.house.tick(1.0)
+
+
+def build(**changed: Callable[..., object]) -> type[SchedulerCore]:
+    class Changed(SchedulerCore):
+        def __init__(self, *arguments: object, **settings: object) -> None:
+            super().__init__(*arguments, **settings)  # type: ignore[arg-type]
+            self._infirmary = type("Broken", (Infirmary,), changed)(self._ledger)
+
+    return Changed
+
+
+def test_one_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
+    asked = 0
+    for seed in range(SEEDS):
+        books = Books(seed, SchedulerCore)
+        assert books.run() == "", f"seed {seed}"
+        asked += books.asked
+    assert asked > SEEDS / 2, "else nothing was shown"
+
+
+def _two_at_once(infirmary: Infirmary) -> None:
+    infirmary._leaving = ""
+    Infirmary.judge(infirmary)
+
+
+def _a_cold_one_will_do(infirmary: Infirmary, activity: Activity, node: str) -> bool:
+    return True
+
+
+def _once_unwell_always_unwell(infirmary: Infirmary, node: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        build(judge=_two_at_once),
+        build(_is=_a_cold_one_will_do),
+        build(_drop=_once_unwell_always_unwell),
+    ],
+    ids=["two at once", "a cold spare", "never well again"],
+)
+def test_a_broken_build_is_caught(broken: type[SchedulerCore]) -> None:
+    assert any(Books(seed, broken).run() for seed in range(SEEDS))
