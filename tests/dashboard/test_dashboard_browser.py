@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config import Settings
+from runtime.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +31,9 @@ pytestmark = [
 class Served:
     """``samebits dashboard`` over a folder, in a process of its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, **more: str) -> None:
         environment = {
+            **more,
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "WORKER_NUM": str(settings.worker_num),
@@ -191,3 +193,38 @@ def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
             served.close()
         left = job.close()
     assert left == []
+
+
+def test_a_worker_is_killed_from_the_page_by_who_has_the_token_alone(
+    make_folder: Callable[..., Settings], browse: Callable[..., Browser]
+) -> None:
+    settings = make_folder(2, port=free_port())
+    worker = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
+    )
+    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(worker.pid))
+    served = Served(settings, DASHBOARD_ACTIONS="1")
+    try:
+        address = served.url.partition("?")[0]
+        plain = browse(address)
+        plain.page.wait_for_selector(".rank")
+        plain.page.click('.rank[data-node="1"]')
+        plain.page.wait_for_selector("#detail:not([hidden])")
+        assert plain.page.is_hidden("#kill") and plain.page.is_hidden("#drill")
+
+        own = browse(served.url)
+        own.page.on("dialog", lambda dialog: dialog.accept())
+        own.page.wait_for_selector("#drill:not([hidden])", timeout=WAIT_MS)
+        assert "token" not in own.page.url
+        own.page.click('.rank[data-node="1"]')
+        own.page.click("#kill")
+        own.page.wait_for_selector("#done:not([hidden])", timeout=WAIT_MS)
+        assert "was killed" in own.page.inner_text("#done")
+        assert worker.wait(60) == -signal.SIGKILL
+        own.page.wait_for_selector("#events >> text=asked for by the page at 127.0.0.1", timeout=WAIT_MS)
+        assert plain.complaints == []
+        assert [one for one in own.complaints if not one.startswith(address)] == []
+    finally:
+        served.close()
+        worker.kill()
+        worker.wait()
