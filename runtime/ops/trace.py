@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for span in spans:
             send([span], provider)
-            count += 1
+            count += 1 + len(span.parts)
     finally:
         provider.shutdown()
     print(f"samebits: {count} spans were sent")

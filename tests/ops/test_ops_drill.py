@@ -20,6 +20,7 @@ from runtime.ops.drill.compare import Compared, Differing, compare
 from runtime.ops.drill.faults import flip_bit
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
+from runtime.service.events import read_events
 from runtime.store.checkpoint import PointHeader, TensorPart, write_point
 from tests.store.points import LAYOUT, TREE, save
 
@@ -202,8 +203,8 @@ def drilled(tmp_path: Path, faults: list[str], *options: str, steps: int) -> dic
     assert [one["fault"] for one in told["faults"]] == [str(one.fault) for one in planned]
     assert all(one["did"] for one in told["faults"])
     for name in ("undisturbed", "disturbed"):
-        buckets, wall_s = told[name]["buckets_s"], told[name]["wall_s"]
-        assert sum(buckets.values()) == pytest.approx(wall_s, rel=0.005)
+        buckets, events = told[name]["buckets_s"], read_events(tmp_path / "drill" / name / "recovery")
+        assert sum(buckets.values()) == pytest.approx(events[-1].at - events[0].at, rel=0.005)
         assert buckets["checkpoint_stalls"] > 0, "steps have waited for saves"
     return told
 

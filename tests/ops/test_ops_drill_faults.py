@@ -238,8 +238,16 @@ def test_without_a_compiler_the_library_is_not_possible(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImpossibleError, match="no C compiler"):
         Preloaded(tmp_path, tmp_path)
-    tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, "")
+    tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, {})
     assert tools.impossible.keys() == {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+
+
+def test_what_a_job_preloads_and_looks_for_itself_stays(tmp_path: Path) -> None:
+    own = {"LD_PRELOAD": "/lib/theirs.so", "PYTHONPATH": "/theirs"}
+    tools = Tools.made(tmp_path, {Fault.CLOCK_JUMP}, 1, own)
+    assert tools.environment["LD_PRELOAD"] == f"{tmp_path}/libc_faults.so:/lib/theirs.so"
+    assert tools.environment["PYTHONPATH"] == f"{tmp_path}/inside:/theirs"
+    tools.close()
 
 
 # ---- the line

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -124,6 +129,38 @@ def test_spans_are_sent_with_their_own_times_and_their_parts_below_them(folder: 
     assert decide.parent.span_id == recover.context.span_id
     assert found["register"].parent is None and found["register"].context.trace_id != recover.context.trace_id
     assert recover.attributes["samebits.cause"] == "worker 1: killed"
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes what an OTLP exporter sends; ``names`` of all spans so far."""
+
+    names: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        sent = ExportTraceServiceRequest.FromString(
+            gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+        )
+        for resource in sent.resource_spans:
+            self.names.extend(span.name for scope in resource.scope_spans for span in scope.spans)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_spans_reach_a_collector_by_the_real_exporter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert trace.main([]) == 0
+        server.shutdown()
+    assert capsys.readouterr().out == "samebits: 7 spans were sent\n"
+    parts = ["recover.decide", "recover.meet", "recover.restore"]
+    assert sorted(Collector.names) == sorted(["register", "form", "form", "recover", *parts])
 
 
 def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,12 +48,12 @@ class Tools:
     impossible: dict[Fault, str] = field(default_factory=dict)
 
     @classmethod
-    def made(cls, folder: Path, faults: set[Fault], port: int, python_path: str) -> Tools:
-        """Those that these faults need, for a job in this folder that is given ``environment``."""
+    def made(cls, folder: Path, faults: set[Fault], port: int, environment: Mapping[str, str]) -> Tools:
+        """Those that these faults need, for a job in this folder that has this environment and is given the tools'."""
         tools = cls()
         if faults & _BY_ORDER:
             tools.orders = Orders(folder / "inside")
-            tools.environment["PYTHONPATH"] = ":".join(filter(None, [str(tools.orders.folder), python_path]))
+            tools.environment["PYTHONPATH"] = _before(str(tools.orders.folder), environment.get("PYTHONPATH"))
         if Fault.PARTITION in faults:
             tools.line = Line(port)
             tools.environment["SCHED_BIND"] = INSIDE
@@ -61,6 +61,8 @@ class Tools:
             try:
                 tools.preloaded = Preloaded(folder, folder / "ckpt_of_rank")
                 tools.environment.update(tools.preloaded.environment)
+                library = tools.environment["LD_PRELOAD"]
+                tools.environment["LD_PRELOAD"] = _before(library, environment.get("LD_PRELOAD"))
             except ImpossibleError as error:
                 tools.impossible.update({fault: str(error) for fault in faults & _BY_LIBRARY})
         return tools
@@ -71,6 +73,10 @@ class Tools:
             self.line.close()
         if self.preloaded is not None:
             self.preloaded.close()
+
+
+def _before(first: str, others: str | None) -> str:
+    return f"{first}:{others}" if others else first
 
 
 _BY_ORDER = {Fault.HELD_GIL, Fault.OOM, Fault.BITFLIP_MEMORY, Fault.CLOCK_JUMP}

@@ -102,7 +102,7 @@ class Rehearsal:
         self._folder.mkdir(mode=0o700, parents=True)
         outcome, began = Outcome(), time.monotonic()
         kinds = {planned.fault for planned in plan}
-        self._tools = Tools.made(self._folder, kinds, self._port, self._environment.get("PYTHONPATH", ""))
+        self._tools = Tools.made(self._folder, kinds, self._port, self._environment)
         self._environment.update(self._tools.environment)
         try:
             self._follow(["run", *self._start])
