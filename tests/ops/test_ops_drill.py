@@ -166,6 +166,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "train.py --kills 9 undisturbed, in drill/undisturbed" in said
     assert "kill -9 of a worker" in said and "kill -9 of every worker" in said
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--dry-run", "--faults", "disk-full,kill", "--kills", "2", "--", "train.py"]) == 0
+    assert "not possible here: disk-full: no C compiler" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

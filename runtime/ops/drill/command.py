@@ -19,8 +19,10 @@ from runtime.core.events import Kind
 from runtime.errors import UsageError
 from runtime.ops.drill.advice import Script, advise
 from runtime.ops.drill.compare import Compared, compare
+from runtime.ops.drill.faults import BY_LIBRARY
 from runtime.ops.drill.partition import INSIDE, OUTSIDE
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
+from runtime.ops.drill.preloaded import NO_COMPILER, compiler_here
 from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from runtime.ops.history_show import account, duration
 
@@ -173,4 +175,6 @@ def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Se
     lines += [
         f"   {number}. after {one.after_s:.1f} s of training: {one.fault.text}" for number, one in enumerate(plan, 1)
     ]
+    if compiler_here() is None and (lacking := sorted({one.fault for one in plan} & BY_LIBRARY)):
+        lines.append(f"   not possible here: {', '.join(lacking)}: {NO_COMPILER}")
     return [*lines, "3. the weights in both jobs' checkpoints are compared, bit by bit"]

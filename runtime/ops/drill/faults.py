@@ -57,14 +57,14 @@ class Tools:
         if Fault.PARTITION in faults:
             tools.line = Line(port)
             tools.environment["SCHED_BIND"] = INSIDE
-        if faults & _BY_LIBRARY:
+        if faults & BY_LIBRARY:
             try:
                 tools.preloaded = Preloaded(folder, folder / "ckpt_of_rank")
                 tools.environment.update(tools.preloaded.environment)
                 library = tools.environment["LD_PRELOAD"]
                 tools.environment["LD_PRELOAD"] = _before(library, environment.get("LD_PRELOAD"))
             except ImpossibleError as error:
-                tools.impossible.update({fault: str(error) for fault in faults & _BY_LIBRARY})
+                tools.impossible.update({fault: str(error) for fault in faults & BY_LIBRARY})
         return tools
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def _before(first: str, others: str | None) -> str:
 
 
 _BY_ORDER = {Fault.HELD_GIL, Fault.OOM, Fault.BITFLIP_MEMORY, Fault.CLOCK_JUMP}
-_BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,14 @@ _NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead,
 _BYTES = 4096
 
 
+NO_COMPILER = "no C compiler (cc) is here to build the preloaded library with"
+
+
+def compiler_here() -> str | None:
+    """The machine's C compiler."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 class Preloaded:
     """The library, for one job.
 
@@ -31,9 +39,9 @@ class Preloaded:
     """
 
     def __init__(self, folder: Path, checkpoints: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        compiler = compiler_here()
         if compiler is None:
-            raise ImpossibleError("no C compiler (cc) is here to build the preloaded library with")
+            raise ImpossibleError(NO_COMPILER)
         library, control = folder / "libc_faults.so", folder / "control"
         words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
