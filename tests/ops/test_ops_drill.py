@@ -18,6 +18,7 @@ from runtime.errors import UsageError
 from runtime.ops.drill.command import lines_of, main, report
 from runtime.ops.drill.compare import Compared, Differing, compare
 from runtime.ops.drill.faults import flip_bit
+from runtime.ops.drill.page import html_of
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
 from runtime.service.events import read_events
@@ -146,6 +147,26 @@ def test_what_was_planned_and_not_given_is_told_and_never_counts_as_passed(tmp_p
     assert lines[0].startswith("drill INCOMPLETE")
     assert "not injected: clock-jump: no C compiler (cc) is here to build the preloaded library with" in lines
     json.dumps(told)
+
+
+def test_the_page_of_a_report_shows_it_all_and_runs_nothing(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    given = [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, f"SIGKILL to {bad}"), Injected(Fault.ALL, "", 30, 5.0)]
+    lost = Event(Kind.LOST, 3.0, 1, 1, 20, "1", bad, {"slot": 1})
+    events = [
+        *FINISHED[:2],
+        lost,
+        Event(Kind.ROUND, 3.1),
+        Event(Kind.GENERATION, 3.2),
+        Event(Kind.TRAINING, 3.5),
+        FINISHED[2],
+    ]
+    missing = [NotInjected(Fault.OOM, bad)]
+    told = report(Outcome(FINISHED), Outcome(events, given, missing), Compared((50,), 2, 24), 7, [bad])
+    page = html_of(told, lines_of(told, tmp_path))
+    assert "<script" not in page and page.count("&lt;script&gt;") == 6
+    assert '<h1 class="incomplete">drill INCOMPLETE' in page
+    assert "<td>never</td>" in page and '<td class="n">0.5</td>' in page and "<td>productive</td>" in page
 
 
 def test_what_workers_warn_of_a_line_of_the_script_is_gathered_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from runtime.errors import UsageError
 from runtime.ops.drill.advice import Script, advise
 from runtime.ops.drill.compare import Compared, compare
 from runtime.ops.drill.faults import BY_LIBRARY
+from runtime.ops.drill.page import html_of
 from runtime.ops.drill.partition import INSIDE, OUTSIDE
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.preloaded import NO_COMPILER, compiler_here
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
     told = report(undisturbed, disturbed, compared, options.seed, advice)
     (folder / "drill.json").write_text(json.dumps(told, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(lines_of(told, folder)))
+    lines = lines_of(told, folder)
+    (folder / "drill.html").write_text(html_of(told, lines), encoding="utf-8")
+    print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(lines))
     return 0 if told["passed"] else 1
 
 
@@ -158,7 +161,8 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5)
         lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
     lines += [f"look: {text}" for text in told["advice"]]
-    return [*lines, f"report: {folder / 'drill.json'}; `samebits report` in {folder / 'disturbed'} makes a page of it"]
+    where = f"report: {folder / 'drill.html'} and drill.json; `samebits report` in {folder / 'disturbed'} tells more"
+    return [*lines, where]
 
 
 def _counted(faults: Sequence[dict[str, Any]]) -> str:
