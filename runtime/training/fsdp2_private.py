@@ -71,6 +71,19 @@ def cut_parameter(param: Any, whole: nn.Parameter) -> None:
         param._orig_param_uid = number
 
 
+def drop_gradients(param: Any) -> None:
+    """An ``FSDPParam`` holds no gradient any longer, reduced or not.
+
+    Relies on ``_unsharded_param``, which is there after a forward pass, and on ``unsharded_accumulated_grad``, which
+    since torch 2.15 is only another name of that parameter's gradient.
+    """
+    param.sharded_param.grad = None
+    if hasattr(param, "_unsharded_param"):
+        param._unsharded_param.grad = None
+    if "unsharded_accumulated_grad" in vars(param):
+        param.unsharded_accumulated_grad = None
+
+
 def reset_iteration(root: Any) -> None:
     """Give up whatever a cut-off forward or backward pass has left in a root ``FSDPState`` and the states below it.
 

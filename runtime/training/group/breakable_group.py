@@ -239,9 +239,19 @@ class BreakableGroup(dist.ProcessGroup):
         run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
 
     def new_group(
-        self, ranks: list[int], *, timeout: timedelta, group_name: str, group_desc: str | None, pg_options: object
+        self,
+        ranks: list[int],
+        *,
+        timeout: timedelta,
+        group_name: str,
+        group_desc: str | None,
+        pg_options: object,
+        backend: object = None,
     ) -> dist.ProcessGroup | None:
-        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one."""
+        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one.
+
+        ``backend`` is told since torch 2.14, and is not looked at, as the options are not: it is this group's own.
+        """
         self.breaker.check()
         if self._refusal is not None:
             raise UsageError(f"{calling_place()}: {self._refusal}")

@@ -123,10 +123,7 @@ def reset(module: nn.Module) -> None:
     for group in _groups(module):
         group._all_gather_result = None  # its work ends with the group; to wait for it would raise
         for param in group.fsdp_params:
-            param.unsharded_accumulated_grad = None
-            if hasattr(param, "_unsharded_param"):
-                param._unsharded_param.grad = None
-            param.sharded_param.grad = None
+            fsdp2_private.drop_gradients(param)
     for state in _states(module):
         if state._is_root:
             fsdp2_private.reset_iteration(state)

@@ -135,6 +135,15 @@ def test_the_group_of_one_is_torchs_default_group(alone: Group) -> None:
     dist.barrier(group=subgroup)
 
 
+def test_a_subgroup_is_made_whether_or_not_torch_tells_the_backend(alone: Group) -> None:
+    assert isinstance(alone.pg, BreakableGroup)
+    common = {"timeout": timedelta(seconds=WAIT_S), "group_desc": None, "pg_options": None}
+    for name, told in (("until 2.13", {}), ("since 2.14", {"backend": "gloo"})):
+        subgroup = alone.pg.new_group([0], group_name=name, **common, **told)  # type: ignore[arg-type]
+        assert subgroup is not None
+        subgroup.allreduce([torch.ones(1)]).wait()
+
+
 def test_a_dropped_group_leaves_torch_free_for_the_next() -> None:
     first = form_alone(CPU)
     dist.new_group([0])
