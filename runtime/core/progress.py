@@ -29,6 +29,7 @@ FIRST_STEPS = 2
 """So many steps of a generation are its first: DistributedDataParallel lays out its buckets anew after one."""
 FIRST_STEPS_S = 600.0
 LOOK_AGAIN_S = 0.5
+SOONEST_S = 0.01
 MOST_DOUBLINGS = 10
 
 
@@ -230,6 +231,7 @@ class Watch:
         self._look_at = now + LOOK_AGAIN_S
         still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still)
         if still_s < timeout_s:
+            self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
             self._come_on()
             return ""
         found, step = judge(members), max(member.step for member in members)

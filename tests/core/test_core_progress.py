@@ -159,6 +159,18 @@ def test_it_is_said_and_ended_at_the_very_second() -> None:
     assert len(ended(house)) == 1
 
 
+def test_it_is_looked_at_in_the_very_moment_in_which_it_is_due() -> None:
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    house.tick(1.0)
+    for node, progress in (("0", WAITS), ("1", SLEEPS)):
+        report(house, node, progress._replace(still_s=5.2))
+    house.tick(0.5)
+    wake_at = house.core.wake_at()
+    assert wake_at is not None and 0.29 < wake_at - house.now < 0.31 and house.notes == []
+    house.tick(wake_at - house.now)
+    assert house.notes[0].startswith("no step for 6 s: worker 1 is in")
+
+
 def test_the_timeout_is_learned_from_the_longest_that_anybody_has_seen() -> None:
     house = training_for_a_while()  # then three times four
     since_s = pass_time(house, 11, n0=WAITS._replace(longest_s=4.0), n2=SLEEPS)

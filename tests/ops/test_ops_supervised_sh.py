@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from runtime.ops.job_view import JobView
@@ -42,6 +45,23 @@ def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
     job.let_finish()
     assert recover.end() == 0, recover.text
     assert "took slot 0 of worker" not in recover.text
+
+
+def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED, STEP_TIMEOUT="1")
+    job.wait_training()
+    stopped = job.kill("worker_1", signal.SIGSTOP)
+    said = shell.wait_for(
+        rf"worker 1 \(rank 1, pid {stopped.pid}\) is stopped \(SIGSTOP\); its threads: (.+\.txt)\. "
+        rf"Fix: kill -CONT {stopped.pid}\n"
+    )
+    assert "state T" in Path(said[1]).read_text()
+    shell.wait_for(rf"worker 1 \(pid {stopped.pid}\) is stopped \(SIGSTOP\), \d+ s after it was lost: it is ended ")
+    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
+    assert r"it is stopped (SIGSTOP). Fix: kill -CONT" in job.log("scheduler")
+    job.let_finish()
+    assert shell.end() == 0, shell.text
 
 
 @pytest.mark.thorough

@@ -1,0 +1,290 @@
+"""How soon a fault is noticed, and whether the right worker is named, with what holds it and in which line.
+
+``python -m benchmarks.detection [--count N] [--only FAULT ...]``. A job of two ranks loses one of them again and again,
+each time to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock, Python's lock held
+in C, a loader that never returns, a rank that returns while the other is in a collective, a network that is cut in both
+directions (in namespaces of its own). The moment of the notice is that of the first line of the scheduler's log about
+it; all settings are the defaults but REGISTER_COOLDOWN=0.
+
+The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
+silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun:
+kill -9 and SIGSTOP of a rank, by the first line of its log about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.detection_faults import FAULTS, VICTIM, Fault, first_notice, is_right
+from benchmarks.detection_nets import HERE, THERE, Nets, nets_need
+from benchmarks.processes import Job, Stage, worker_module, worker_name
+from benchmarks.recovery_peers import TORCHRUN, torchrun_command, torchrun_needs
+from benchmarks.recovery_trials import WORLD_SIZE, detection_s, wait_until_training
+from benchmarks.report import MISSING, Progress, Report, median, table
+from runtime.core.progress import LEAST_S
+from runtime.service.stacks import ask
+from runtime.settings_table import VARIABLES
+from runtime.store.process_identity import ProcessIdentity
+from runtime.tracebacks import place_in_dump
+
+RANKS = 2
+STEPS_BEFORE = 8  # a generation's first steps have an allowance of their own
+NOTICED_WITHIN_S = 60.0
+TORCHRUN_LOOKS_S = 20.0
+LOOK_EVERY_S = 0.005
+FLOORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault: seconds to the notice (None: there was none in time), what was said, and whether that is right."""
+
+    noticed_s: float | None
+    said: str
+    right: bool
+
+
+@dataclass(slots=True)
+class Trials:
+    """All that was measured."""
+
+    ours: dict[str, list[Trial]] = field(default_factory=dict)
+    floor_s: list[float] = field(default_factory=list)
+    torchrun: dict[str, list[float | None]] = field(default_factory=dict)
+    torchrun_needs: str = ""
+    nets_need: str = ""
+
+
+class Faulty:
+    """A job of ours whose rank ``VICTIM`` fails; with ``nets`` it sits behind a cable of its own."""
+
+    def __init__(self, stage: Stage, nets: Nets | None = None) -> None:
+        self._stage, self._nets = stage, nets
+        away = {"SCHED_HOST": HERE, "CLUSTER_INSECURE": "1"} if nets is not None else {}
+        self._job = Job(stage, "detection", RANKS, **away)
+        self._log = stage.folder / "scheduler.log"
+        self._pids: dict[int, int] = {}
+
+    def start(self) -> None:
+        if self._nets is None:
+            self._job.start_scheduler()
+        else:
+            command = self._nets.inside(HERE, [sys.executable, "-m", "runtime", "scheduler"])
+            self._stage.start("scheduler", command, {**self._job.variables, "ROLE": "scheduler"})
+            self._wait(lambda: "listening on" in self._log.read_text(), "the scheduler")
+        for rank in range(RANKS):
+            self._start_worker(rank)
+
+    def fail(self, fault: Fault) -> Trial:
+        """Let the victim fail once, see what is said of it, and start another one in its place."""
+        victim = self._wait_until_steady()
+        begins = self._log.stat().st_size
+        since_s = time.monotonic()
+        if fault.sent:
+            os.kill(victim, fault.sent)
+        elif fault.name == "partition":
+            assert self._nets is not None
+            self._nets.cut()
+        else:
+            self._stage.channel.take()
+            order = self._stage.folder / f"fault-{VICTIM}.unfinished"
+            order.write_text(fault.name)
+            order.rename(self._stage.folder / f"fault-{VICTIM}")
+            self._wait(self._has_begun, f"the fault {fault.name}")
+            since_s = self._stage.channel.select("fault")[-1].at_s
+        said, noticed_s = self._notice(begins, since_s)
+        asked = ""
+        if fault.asks and said:
+            identity = ProcessIdentity.of(victim)
+            asked = place_in_dump(ask(identity).text, self._stage.folder) if identity is not None else ""
+            asked = asked.rpartition("/")[2]
+        self._stage.end(worker_name(VICTIM))
+        if self._nets is not None:
+            self._nets.mend()
+        self._start_worker(VICTIM)
+        shown = f"{said} [asked: {asked}]" if asked else said
+        return Trial(noticed_s, shown, bool(said) and is_right(fault, said, asked))
+
+    def _start_worker(self, rank: int) -> None:
+        command = worker_module("detection")
+        if self._nets is not None:
+            command = self._nets.inside(THERE if rank == VICTIM else HERE, command)
+        process = self._stage.start(worker_name(rank), command, self._job.worker_variables(rank))
+        self._pids[rank] = process.pid
+
+    def _wait_until_steady(self) -> int:
+        """Until all have made some steps in this generation; the victim's pid."""
+        victim = self._pids[VICTIM]
+        self._stage.channel.take()
+        made = {pid: self._stage.channel.reached.get(pid, 0) for pid in self._pids.values()}
+
+        def steady() -> bool:
+            reached = self._stage.channel.reached
+            if not made[victim]:  # it has only just come: steps before its first are another generation's
+                made.update({pid: reached.get(pid, 0) for pid in made})
+                return False
+            return all(reached.get(pid, 0) >= made[pid] + STEPS_BEFORE for pid in made)
+
+        self._stage.channel.wait_for(steady, 2 * NOTICED_WITHIN_S, "training")
+        return victim
+
+    def _has_begun(self) -> bool:
+        self._stage.channel.drain()
+        return bool(self._stage.channel.select("fault"))
+
+    def _notice(self, begins: int, since_s: float) -> tuple[str, float | None]:
+        said = ""
+
+        def noticed() -> bool:
+            nonlocal said
+            with self._log.open("rb") as log:
+                log.seek(begins)
+                whole, _, _ = log.read().decode(errors="replace").rpartition("\n")
+            said = first_notice(whole)
+            return bool(said)
+
+        with contextlib.suppress(TimeoutError):
+            self._wait(noticed, "a notice")
+            return said, time.monotonic() - since_s
+        return "", None
+
+    @staticmethod
+    def _wait(found: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + NOTICED_WITHIN_S
+        while not found():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{what} did not come within {NOTICED_WITHIN_S:g} s")
+            time.sleep(LOOK_EVERY_S)
+
+
+def measure_ours(trials: Trials, faults: Sequence[Fault], count: int, progress: Progress) -> None:
+    """Each fault so often, in a job of its own."""
+    for fault in faults:
+        is_cut = fault.name == "partition"
+        if is_cut and trials.nets_need:
+            progress.say(f"partition takes no part: {trials.nets_need}")
+            continue
+        with contextlib.ExitStack() as stack:
+            nets = stack.enter_context(Nets()) if is_cut else None
+            job = Faulty(stack.enter_context(Stage()), nets)
+            job.start()
+            for number in range(1, count + 1):
+                trial = job.fail(fault)
+                trials.ours.setdefault(fault.name, []).append(trial)
+                when = "not noticed" if trial.noticed_s is None else f"noticed after {trial.noticed_s:.3f} s"
+                verdict = "right" if trial.right else "WRONG"
+                progress.say(f"{fault.name} {number} of {count}: {when}, named {verdict}: {trial.said}")
+
+
+def measure_torchrun(trials: Trials, count: int, rng: random.Random, progress: Progress) -> None:
+    """kill -9 and SIGSTOP of a rank, and the first line of its log about either."""
+    about = re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out")
+    for name, sent, trials_ in (("kill", signal.SIGKILL, min(count, FLOORS)), ("stop", signal.SIGSTOP, 1)):
+        for number in range(1, trials_ + 1):
+            with Stage() as stage:
+                stage.start(TORCHRUN, torchrun_command(), {}, is_parent=True)
+                wait_until_training(stage, WORLD_SIZE, rng)
+                victim = next(one.pid for one in stage.channel.moments if one.who == f"torchrun_{VICTIM}")
+                log = stage.folder / f"{TORCHRUN}.log"
+                noticed_s = _noticed_s(log, about, lambda pid=victim, sent=sent: os.kill(pid, sent))  # type: ignore[misc]
+                if sent == signal.SIGSTOP:
+                    os.kill(victim, signal.SIGKILL)  # it would not hear its parent's request to end
+            trials.torchrun.setdefault(name, []).append(noticed_s)
+            when = f"nothing within {TORCHRUN_LOOKS_S:g} s" if noticed_s is None else f"after {noticed_s:.3f} s"
+            progress.say(f"torchrun, {name} {number} of {trials_}: {when}")
+
+
+def _noticed_s(log: Path, about: re.Pattern[bytes], inject: Callable[[], object]) -> float | None:
+    begins, since_s = log.stat().st_size, time.monotonic()
+    inject()
+    while time.monotonic() < since_s + TORCHRUN_LOOKS_S:
+        with log.open("rb") as file:
+            file.seek(begins)
+            if about.search(file.read()):
+                return time.monotonic() - since_s
+        time.sleep(LOOK_EVERY_S)
+    return None
+
+
+def report(trials: Trials) -> None:
+    """The table for people, and the JSON object."""
+    lease_s = float(next(one.default for one in VARIABLES if one.name == "NODE_TIMEOUT") or 0)
+    ours: dict[str, Any] = {}
+    rows = []
+    for name, of_fault in trials.ours.items():
+        seen = [one.noticed_s for one in of_fault if one.noticed_s is not None]
+        right = sum(one.right for one in of_fault)
+        figures = {
+            "noticed_s": median(seen) if seen else None,
+            "slowest_s": max(seen) if seen else None,
+            "right_count": right,
+            "wrong_count": len(of_fault) - right,
+        }
+        ours[name] = figures
+        shown = "-" if not seen else f"{statistics.median(seen):.3f}"
+        rows.append((name, len(of_fault), shown, "-" if not seen else f"{max(seen):.3f}", f"{right}/{len(of_fault)}"))
+    kill_s = median(trials.floor_s) if trials.floor_s else None
+    floor = {"kill_s": kill_s, "lease_s": lease_s, "step_timeout_s": LEAST_S}
+    peers: dict[str, Any] = {TORCHRUN: MISSING}
+    if trials.torchrun:
+        peers[TORCHRUN] = {"looked_s": TORCHRUN_LOOKS_S}
+        for name, seen_ in trials.torchrun.items():
+            known = [one for one in seen_ if one is not None]
+            peers[TORCHRUN][f"{name}_s"] = median(known) if known else None
+            shown = f"{statistics.median(known):.3f}" if known else f"> {TORCHRUN_LOOKS_S:g}"
+            rows.append((f"torchrun: {name}", len(seen_), shown, "", "the rank only" if known else "nothing said"))
+    ratios = {
+        "kill_to_floor": _ratio(ours, "kill", kill_s),
+        "stop_to_lease": _ratio(ours, "stop", lease_s),
+        "sleep_to_timeout": _ratio(ours, "sleep", LEAST_S),
+        "kill_to_torchrun": _ratio(ours, "kill", peers[TORCHRUN].get("kill_s") if trials.torchrun else None),
+    }
+    people = table(("fault", "trials", "noticed (s)", "slowest (s)", "named right"), rows)
+    floors = f"floors: kill {kill_s} s, lease {lease_s:g} s, learned step timeout {LEAST_S:g} s"
+    Report("detection", floor, peers, ours, ratios).print(f"{people}\n\n{floors}; ratios: {ratios}")
+
+
+def _ratio(ours: dict[str, Any], name: str, other: float | None) -> float | None:
+    found = ours.get(name, {}).get("noticed_s")
+    return round(found / other, 3) if found is not None and other else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    names = [fault.name for fault in FAULTS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
+    parser.add_argument("--count", type=int, default=5, help="of each fault (default 5)")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FAULT", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
+    parser.add_argument("--no-torchrun", action="store_true", help="without the peer")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    count = 1 if options.quick else options.count
+    if count < 1:
+        parser.error("--count: expected 1 or more")
+    trials = Trials(torchrun_needs=torchrun_needs(), nets_need=nets_need())
+    missing = {TORCHRUN: trials.torchrun_needs} if trials.torchrun_needs else {}
+    progress = Progress(f"{count} of each of {len(options.only)} faults, in jobs of {RANKS} ranks", missing)
+    if "kill" in options.only:
+        trials.floor_s = [detection_s() for _ in range(min(count, FLOORS))]
+        progress.say(f"floor of a kill: {median(trials.floor_s)} s from kill -9 to the end of the process's connection")
+    measure_ours(trials, [fault for fault in FAULTS if fault.name in options.only], count, progress)
+    if not (trials.torchrun_needs or options.no_torchrun):
+        measure_torchrun(trials, count, random.Random(options.seed), progress)
+    report(trials)
+    return 0 if all(one.right for of_fault in trials.ours.values() for one in of_fault) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

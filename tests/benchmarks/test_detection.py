@@ -1,0 +1,61 @@
+"""The detection benchmark: what counts as noticed and as named right, and that its report has the agreed form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.detection import Trial, Trials, report
+from benchmarks.detection_faults import FAULTS, first_notice, is_right, line_of
+
+BY_NAME = {fault.name: fault for fault in FAULTS}
+LOST = "worker 1 (pid 7 on vm) is lost: "
+SILENT = f"{LOST}silent for 5 s (NODE_TIMEOUT): it "
+RIGHT = {
+    "kill": f"{LOST}its process ended (seen by worker 0 on the same host)",
+    "exception": f"{LOST}failed at benchmarks/workers/{line_of('exception')}: RuntimeError: a fault",
+    "stop": f"{SILENT}is stopped (SIGSTOP). Fix: kill -CONT 7",
+    "sleep": f"no step for 5 s: worker 1 is in {line_of('sleep')} (time.sleep), worker 0 waits for it in all_reduce #9",
+    "deadlock": f"no step for 5 s: worker 1 is in {line_of('deadlock')} (lock.acquire), worker 0 waits for it in x #9",
+    "gil": f"{SILENT}runs no Python: something in it holds Python's lock (the GIL). Fix: x",
+    "loader": f"no step for 5 s: worker 1 is in {line_of('loader')} (time.sleep) and waits for data, worker 0 waits",
+    "returns": "no step for 5 s: worker 1 has returned from the training function, worker 0 waits for it in x #9",
+    "partition": f"{SILENT}runs, but none of its messages arrives: the network between it and the scheduler is cut",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_sentence_is_right_for_its_own_fault_only(name: str) -> None:
+    asked = f"{line_of('gil')} in fail_if_told"
+    assert [other for other in BY_NAME if is_right(BY_NAME[other], RIGHT[name], asked)] == [name]
+    assert not is_right(BY_NAME[name], RIGHT[name].replace("worker 1", "worker 0"), asked), "the other one is blamed"
+
+
+@pytest.mark.parametrize("asked", ["", "detection.py:1 in fail_if_told"])
+def test_where_the_line_is_asked_for_it_must_be_right_too(asked: str) -> None:
+    assert not is_right(BY_NAME["gil"], RIGHT["gil"], asked)
+
+
+@pytest.mark.parametrize("name", ["exception", "sleep", "deadlock", "loader"])
+def test_another_line_is_wrong(name: str) -> None:
+    assert not is_right(BY_NAME[name], RIGHT[name].replace(line_of(name), "detection.py:1"))
+
+
+def test_the_first_line_about_it_is_the_notice() -> None:
+    head = "2026-11-25 10:00:00 samebits scheduler: "
+    log = f"{head}generation 2 starts\n{head}{RIGHT['stop']}\n{head}{RIGHT['sleep']}\n"
+    assert first_notice(log) == RIGHT["stop"]
+    assert first_notice(f"{head}generation 2 starts\n") == ""
+
+
+def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
+    trials = Trials(floor_s=[0.05], torchrun={"kill": [0.1, 0.3], "stop": [None]})
+    trials.ours = {"kill": [Trial(0.1, "x", True)], "stop": [Trial(5.01, "x", True), Trial(None, "", False)]}
+    report(trials)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["ours"]["stop"] == {"noticed_s": 5.01, "slowest_s": 5.01, "right_count": 1, "wrong_count": 1}
+    assert document["peers"]["torchrun"] == {"looked_s": 20.0, "kill_s": 0.2, "stop_s": None}
+    assert document["ratios"]["kill_to_floor"] == 2.0 and document["ratios"]["kill_to_torchrun"] == 0.5
+    report(Trials(torchrun_needs="x"))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["peers"] == {"torchrun": "missing"}
