@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from pathlib import Path
 from runtime.core.autoscale import Autoscaler, Decision, Limits, Reading
 from runtime.errors import SameBitsError, UsageError
 from runtime.ops import kept_start
+from runtime.ops.autoscale_export import KINDS, manifest
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.local_processes import name_of, read_pid_files
 from runtime.ops.resizing import bring_to, view_of
@@ -27,12 +30,24 @@ from runtime.ops.stop_signals import Signals
 from runtime.store import private
 
 MAX_QUEUE_BYTES = 64
+_EPILOG = """\
+examples:
+  samebits autoscale --queue-file queue --queue-per-worker 100     by what waits
+  samebits autoscale --cpu 0.8 --dry-run                           by CPU; only says what it would do
+  samebits autoscale --export hpa --least 2 --most 8 --cpu 0.8     a manifest for Kubernetes
+  samebits autoscale --export keda --least 2 --most 8 --queue-per-worker 100 \\
+      --prometheus http://prometheus:9090 --query 'sum(jobs_waiting)'
+
+Ends with 0 when the job has finished, or at Ctrl-C; the job goes on.
+"""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``autoscale``."""
     options = _options(arguments)
+    if options.export:
+        return _export(options)
     hear_signals()
     log_dir, _ = kept_start.read_here()
     settings = kept_start.settings_here()
@@ -70,11 +85,43 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    if not 1 <= options.least <= options.most:
+        raise UsageError(
+            f"--export: --least {options.least}, --most {options.most}: expected 1 or more, the smaller first. Fix: "
+            "give both, as MIN_WORKER_NUM and MAX_WORKER_NUM of the job that is to run there"
+        )
+    limits = Limits(
+        least=options.least,
+        most=options.most,
+        cpu=options.cpu,
+        memory=options.memory,
+        queue=options.queue_per_worker,
+        settle_s=options.settle,
+        shrink_after_s=options.shrink_after,
+    )
+    text = manifest(
+        options.export,
+        limits,
+        target=options.target,
+        prometheus=options.prometheus,
+        query=options.query,
+        every_s=options.every,
+    )
+    print(text, end="")
+    return 0
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="samebits autoscale",
-        description="Size the job of this folder: by the CPU that its workers here use, by a queue, or, without both, "
-        "by whether one worker more makes it faster. Workers are started on this machine, and leave after a step.",
+        description=textwrap.fill(
+            "Size the job of this folder: by the CPU that its workers here use, by a queue, or, without both, by "
+            "whether one worker more makes it faster. Workers are started on this machine, or on the hosts that are "
+            "discovered, and leave at a commit. Each decision is said with its reason, and kept in the job's history."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--least", type=int, default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
@@ -95,12 +142,25 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         help="of its cost that a worker must bring, or it goes",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest, and looks at no job")
+    export.add_argument("--export", choices=KINDS, default="", help="HorizontalPodAutoscaler, or KEDA's ScaledObject")
+    export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
+    export.add_argument("--memory", type=float, default=0.0, metavar="SHARE", help="of the memory that a pod asks for")
+    export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that knows the queue")
+    export.add_argument("--query", default="", metavar="PROMQL", help="keda: how much waits for all workers")
     options = parser.parse_args(arguments)
     if not 0 < options.every < float("inf"):
         raise UsageError(f"--every {options.every:g}: expected seconds above 0. Fix: leave it out")
-    if bool(options.queue_file) != bool(options.queue_per_worker):
+    if not options.export and bool(options.queue_file) != bool(options.queue_per_worker):
         raise UsageError("--queue-file and --queue-per-worker belong together. Fix: give both, or neither")
     return options
+
+
+def _name(text: str) -> str:
+    """A name that Kubernetes takes (RFC 1123)."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected lower-case letters, digits, '-' and '.'")
+    return text
 
 
 class Meter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits drain",
-        description="Have workers leave the job on purpose at their next commit, on whatever host they run, and wait "
-        "until they have: no step is lost, a spare or a smaller world goes on, and nothing starts them again here.",
+        description=textwrap.fill(
+            "Have workers leave the job on purpose at their next commit, on whatever host they run, and wait until "
+            "they have: no step is lost, a spare or a smaller world goes on, and nothing starts them again here."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,8 +100,10 @@ def scale(arguments: Sequence[str]) -> int:
     """Run ``scale``."""
     parser = argparse.ArgumentParser(
         prog="samebits scale",
-        description="Bring the job to so many workers: start more on this machine, or have those of this machine that "
-        "came last leave at their next commit. Where hosts are discovered, whoever follows the job does so, on them.",
+        description=textwrap.fill(
+            "Bring the job to so many workers: start more on this machine, or have those of this machine that came "
+            "last leave at their next commit. Where hosts are discovered, whoever follows the job does so, on them."
+        ),
         epilog="examples:\n"
         "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
         "  samebits scale 6 --dry-run   only says who would be started, or leave\n\n"

@@ -1,0 +1,123 @@
+"""``samebits autoscale --export``: what it prints is valid to the letter, and says what the policy says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from runtime.errors import UsageError
+from runtime.ops.autoscaling import main
+from tests.clusters.test_kubernetes import NEWEST, VERSIONS, require_valid
+
+BOUNDS = ["--least", "2", "--most", "8"]
+QUEUE = ["--queue-per-worker", "100", "--prometheus", "http://prometheus:9090", "--query", 'sum(jobs{of="a \\"b\\""})']
+
+Shape = dict[str, Any] | type | list[Any]
+BEHAVIOR: Shape = {
+    side: {"stabilizationWindowSeconds": int, "policies": [{"type": str, "value": int, "periodSeconds": int}]}
+    for side in ("scaleUp", "scaleDown")
+}
+SCALED_OBJECT: Shape = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "scaleTargetRef": {"apiVersion": str, "kind": str, "name": str},
+        "minReplicaCount": int,
+        "maxReplicaCount": int,
+        "pollingInterval": int,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOR}},
+        "triggers": [{"type": str, "metricType": str, "metadata": {str: str}}],
+    },
+}
+"""The fields of KEDA's definition (keda.sh/v1alpha1, ScaledObject) that are used, with their types."""
+
+
+def exported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["--export", *words, *BOUNDS]) == 0
+    (found,) = yaml.safe_load_all(capsys.readouterr().out)
+    return dict(found)
+
+
+def require_shape(found: Any, shape: Any, where: str = "") -> None:
+    """Exactly these fields, of these types."""
+    if isinstance(shape, type):
+        assert type(found) is shape, where
+    elif isinstance(shape, list):
+        assert isinstance(found, list) and found, where
+        for one in found:
+            require_shape(one, shape[0], f"{where}[]")
+    elif str in shape:
+        assert all(type(name) is str and type(value) is str for name, value in found.items()), where
+    else:
+        assert found.keys() == shape.keys(), where
+        for name, inner in shape.items():
+            require_shape(found[name], inner, f"{where}.{name}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_hpa_is_what_kubernetes_knows_and_nothing_else(version: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = exported(capsys, "hpa", "--cpu", "0.75", "--memory", "0.9", "--shrink-after", "86400")
+    require_valid(json.dumps(found), version)
+    spec = found["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "samebits-worker"}
+    told = {one["resource"]["name"]: one["resource"]["target"]["averageUtilization"] for one in spec["metrics"]}
+    assert told == {"cpu": 75, "memory": 90}
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600, "Kubernetes takes no longer one"
+    assert spec["behavior"]["scaleUp"]["policies"] == [{"type": "Pods", "value": 8, "periodSeconds": 30}]
+
+
+def test_without_a_target_it_is_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    (metric,) = exported(capsys, "hpa")["spec"]["metrics"]
+    assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+
+
+def test_what_kubernetes_does_not_know_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = exported(capsys, "hpa")
+    wrong["spec"]["minReplica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
+
+
+def test_kedas_object_has_the_queue_and_what_else_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    found = exported(capsys, "keda", *QUEUE, "--cpu", "0.5", "--target", "other")
+    require_shape(found, SCALED_OBJECT)
+    assert (found["apiVersion"], found["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    cpu, queue = found["spec"]["triggers"]
+    assert (cpu["type"], cpu["metadata"]) == ("cpu", {"value": "50"})
+    assert queue["metadata"] == {
+        "serverAddress": "http://prometheus:9090",
+        "query": QUEUE[-1],
+        "threshold": "100",
+    }
+    assert found["spec"]["scaleTargetRef"]["name"] == "other"
+    (alone,) = exported(capsys, "keda", *QUEUE)["spec"]["triggers"]
+    assert alone["type"] == "prometheus"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hpa", "--least", "3", "--most", "2"], "expected 1 or more, the smaller first"),
+        (["hpa"], "--least 0, --most 0"),
+        (["hpa", *BOUNDS, "--queue-per-worker", "5"], "--export keda for a queue"),
+        (["keda", *BOUNDS, "--queue-per-worker", "5"], "belong together"),
+        (["keda", *BOUNDS, "--query", "x", "--prometheus", "http://p"], "belong together"),
+        (["hpa", *BOUNDS, "--cpu", "1.5"], "expected shares from 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match="Fix: ") as refused:
+        main(["--export", *words])
+    assert said in str(refused.value)
+
+
+def test_a_name_that_kubernetes_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--export", "hpa", *BOUNDS, "--target", "a: b"])
+    assert "expected lower-case letters" in capsys.readouterr().err
