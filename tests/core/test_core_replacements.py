@@ -252,6 +252,30 @@ def test_a_replacement_that_dies_as_a_spare_is_replaced_beyond_the_spares() -> N
     assert house.core.state.spares.keys() == {"8", "1.2"}
 
 
+def test_a_replacement_of_a_first_spare_is_a_spare_only_where_one_is_wanted() -> None:
+    house = launched(spare_num=1)
+    house.register("9")
+    house.close("s9", gone=True)
+    house.register("8")
+    comes(house, "9.1")
+    assert house.refusal("s9.1").refusal is Refusal.FULL and house.core.state.spares.keys() == {"8"}
+
+
+def test_a_replacement_of_one_without_which_the_world_went_on_makes_it_grow() -> None:
+    house = launched(3, min_world_size=2, shrink_grace_s=0.0)
+    house.close("s1", gone=True)
+    house.train()
+    for node in ("1.1", "1.2"):
+        comes(house, node)
+        assert house.seat(node).slot == 1
+        house.beat(node, Activity.WAITING, generation=0)
+        house.train()
+        assert house.committed().slots == (0, 1, 2)
+        house.close(f"s{node}", gone=True)
+        house.train()
+        assert house.committed().slots == (0, 2)
+
+
 def test_two_at_once_take_each_their_own_line() -> None:
     house = launched(3)
     for node in ("1", "2"):

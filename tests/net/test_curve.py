@@ -256,6 +256,22 @@ def test_only_closes_of_connections_younger_than_the_witness_are_a_verdict(
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("event", "value"),
+    [
+        (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC),
+    ],
+)
+def test_what_zeromq_says_of_keys_needs_no_question(event: int, value: int) -> None:
+    client = Client("127.0.0.1", free_port(), "session-a", silence_s=5.0, keys=KEYS)
+    try:
+        (told,) = client._take(event, value, is_after_witness=False)
+        assert isinstance(told, ShutOut) and "refuses this process's secret" in told.text
+    finally:
+        client.close()
+
+
 # ---- the greeting
 
 
