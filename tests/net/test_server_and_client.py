@@ -7,13 +7,14 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
 
 from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.errors import ListenError
-from runtime.net.address import cannot_listen, check_free, endpoint, local_addresses, port_holder
+from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, local_addresses, port_holder
 from runtime.net.client import Down, Got, Up
 from runtime.net.server import Arrived, Garbled, Lost, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
@@ -140,6 +141,12 @@ def test_where_sched_bind_is_set_it_is_asked_and_named() -> None:
         local_addresses("127.0.0.1", "192.0.2.1")
     with pytest.raises(ListenError, match=r"^SCHED_BIND=no-such-host\.invalid cannot be resolved"):
         local_addresses("127.0.0.1", "no-such-host.invalid")
+
+
+def test_where_the_holder_of_a_port_works_is_known_of_ones_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert folder_of_holder(listening.getsockname()[1]) == Path.cwd()
+    assert folder_of_holder(free_port()) is None
 
 
 def test_a_port_nobody_holds_is_said_so() -> None:
