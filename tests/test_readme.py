@@ -30,6 +30,7 @@ from tests.system.processes import WarmStarter
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
 CHAPTERS = (
+    *("tour", "commands", "dependencies"),
     *("architecture", "training", "porting", "worlds", "checkpoints"),
     *("operating", "clusters", "devices", "exit-codes", "messages", "seeing", "security", "comparison", "testing"),
 )
@@ -41,7 +42,6 @@ EVERY = (*ENGLISH, *CHINESE, ENGLISH_ONLY)
 EVERY_PAGE = pytest.mark.parametrize("page", EVERY)
 EVERY_PAIR = pytest.mark.parametrize(("english", "chinese"), list(zip(ENGLISH, CHINESE, strict=True)), ids=ENGLISH)
 BOTH_LANGUAGES = pytest.mark.parametrize("pages", [ENGLISH, CHINESE], ids=["en", "zh"])
-BOTH_READMES = pytest.mark.parametrize("readme", [README, README_ZH])
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -153,15 +153,15 @@ def test_every_loop_ends_where_trying_again_does_not_help(page: str) -> None:
         assert tuple(map(int, codes.split("|"))) == codes_to_give_up_at()
 
 
-@BOTH_READMES
-def test_every_dependency_is_named_with_a_reason(readme: str) -> None:
+@pytest.mark.parametrize("page", ["docs/dependencies.md", "docs/dependencies.zh-CN.md"])
+def test_every_dependency_is_named_with_a_reason(page: str) -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = parser["options"]["install_requires"].split("\n")
     for extra in parser["options.extras_require"].values():
         lines += extra.split("\n")
     required = {re.split(r"[<>=;]", line)[0].strip() for line in lines if line and not line.startswith("#")}
-    first_cells = [line.split("|")[1] for line in prose_of(readme).splitlines() if line.startswith("| `")]
+    first_cells = [line.split("|")[1] for line in prose_of(page).splitlines() if line.startswith("| `")]
     assert required - {package for cell in first_cells for package in INLINE.findall(cell)} == set()
 
 
@@ -317,8 +317,8 @@ def test_both_drawings_show_the_same() -> None:
     def marks(file: str) -> list[tuple[str, str | None]]:
         return [(element.tag, element.get("d")) for element in ElementTree.parse(ROOT / "docs" / file).iter()]
 
-    assert "docs/recovery.svg" in text_of(README)
-    assert "docs/recovery.zh-CN.svg" in text_of(README_ZH)
+    assert "](recovery.svg)" in text_of("docs/tour.md")
+    assert "](recovery.zh-CN.svg)" in text_of("docs/tour.zh-CN.md")
     assert marks("recovery.svg") == marks("recovery.zh-CN.svg")
 
 
