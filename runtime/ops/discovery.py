@@ -9,7 +9,7 @@ are not among them any more are on their way out. So kill -9 of a driver changes
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from runtime.ops.spawning import BusyError, Spawn, StartLock, launch, reserved
 from runtime.store.process_identity import ProcessIdentity
 
 ASK_AGAIN_S = 2.0  # a node that is to leave is asked again so often, over the scheduler
-LAUNCHER_GRACE_S = 5.0  # what started a worker elsewhere may outlive that worker's seat so long
+LAUNCHER_GRACE_S = 30.0  # what started a worker elsewhere may outlive that worker's seat so long
 BUSY_RETRY_S = 0.1
 TOLD_TO_LEAVE = 128 + signal.SIGTERM  # by somebody else than this driver: what is sent before a machine goes
 LAUNCHER_FAILED = 255  # ssh(1): its own error, and none of the command's
@@ -74,7 +74,8 @@ class Discovery:
         self._problem = ""
         self._not_reached: set[str] = set()
         self._told: dict[str, float] = {}  # of a node that is to leave: when it was asked last
-        self._vacant: dict[str, float] = {}  # since when its seat is free, though its process runs
+        self._seated: set[str] = set()  # who is to leave and had a seat meanwhile
+        self._vacant: dict[str, float] = {}  # since when that seat is free, though its process runs
         self._retry_at: float | None = None
         self._turn = Turn()
 
@@ -101,12 +102,14 @@ class Discovery:
 
     # ---- deaths
 
-    def takes(self, name: str, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """A worker's process has ended by what comes from outside: whether its place is given to another host.
+    def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
+        """A worker's process has ended by what comes from outside: whether nobody else is to start it again.
 
-        Then the node belongs to the job no more, and nobody is to start it again.
+        Its place is given to another host, or another process has its name already.
         """
         node = node_of(name) or ""
+        if read_pid_files(self._settings.log_dir, [name]).get(name, identity) != identity:
+            return True
         kept = kept_start.read(self._settings.log_dir)
         host = None if kept is None else kept.hosts.get(node)
         if kept is None or host is None or node not in (kept.nodes or ()):
@@ -204,7 +207,8 @@ class Discovery:
         for reason in orders.reasons:
             self._decide(reason, elsewhere={node for node, host in kept.hosts.items() if not is_here(host)})
         if leaving:
-            self._ask_to_leave(leaving, orders.drain, view, now)
+            self._ask_to_leave(leaving, orders.drain, now)
+        self._ask_unknown([node for node in alive if node not in kept.hosts and node not in nodes], now)
         if orders.start:
             self._start(kept, {name_for(number, view): host for number, host in orders.start})
 
@@ -227,7 +231,18 @@ class Discovery:
 
     # ---- leaving
 
-    def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], view: JobView, now: float) -> None:
+    def _ask_unknown(self, nodes: Sequence[str], now: float) -> None:
+        """Workers that nobody keeps any more, as one whose host was cut off and is back: they leave, too."""
+        due = [node for node in nodes if self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S]
+        new = [node for node in due if node not in self._told]
+        self._told |= dict.fromkeys(due, now)
+        if new:
+            self._say(f"worker {', '.join(new)} has no place on a host any more and leaves at the next commit")
+        if due:
+            text = self._turn.lines[-1] if new else ""
+            self._turn.decisions.append(Reason(text, tuple(due)))
+
+    def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
         """Those of this machine by a signal, once; those elsewhere over the scheduler, until they are gone."""
         here = [node for node, host in leaving.items() if is_here(host) and node not in self._told]
         there = read_pid_files(self._settings.log_dir, map(name_of, here))
@@ -257,8 +272,11 @@ class Discovery:
             identity, known = there.get(name_of(node)), view.node(node)
             if identity is None or not identity.is_alive():
                 gone.append(node)
-            elif known is None or known.presence is Presence.ALIVE:
+            elif known is not None and known.presence is Presence.ALIVE:
+                self._seated.add(node)
                 self._vacant.pop(node, None)
+            elif node not in self._seated:
+                continue  # it has not joined yet: what starts it is all that can be waited for
             elif now - self._vacant.setdefault(node, now) > LAUNCHER_GRACE_S:
                 is_new = now - self._vacant[node] < 2 * LAUNCHER_GRACE_S
                 send_signal(identity, signal.SIGTERM if is_new else signal.SIGKILL)
@@ -266,6 +284,7 @@ class Discovery:
             for node in gone:
                 self._told.pop(node, None)
                 self._vacant.pop(node, None)
+                self._seated.discard(node)
                 (log_dir / f"{name_of(node)}.pid").unlink(missing_ok=True)
             kept = replace(kept, hosts={node: host for node, host in kept.hosts.items() if node not in gone})
             self._keep(kept)

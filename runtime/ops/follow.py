@@ -357,7 +357,8 @@ class Follower:
         if self._discovery is not None and self._supervisor.holds and name != SCHEDULER:
             has_joined = self._has_joined(name, identity)
             is_outside = loss.sort is Sort.OUTSIDE or (loss.sort is Sort.OWN and not (has_joined or is_failure))
-            if is_outside and self._discovery.takes(name, death.status, time.monotonic(), has_joined=has_joined):
+            now = time.monotonic()
+            if is_outside and self._discovery.takes(name, identity, death.status, now, has_joined=has_joined):
                 return
         self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
 
