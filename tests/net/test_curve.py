@@ -21,7 +21,7 @@ from runtime.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, 
 from runtime.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
 from runtime.net.greeting import greet
 from runtime.net.server import Arrived, Rejected, Rejection, Server
-from tests.net.ends import Ends, free_port, until
+from tests.net.ends import PATIENCE_S, Ends, free_port, until
 from tests.net.wires import Closer, Tap, Turnstile
 
 SECRET = "correct-horse-battery-staple"
@@ -282,6 +282,40 @@ def test_the_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> N
         assert greeted.mechanism == theirs
         greeted.close()
     assert greet("127.0.0.1", free_port(), "NULL", 5.0) is None
+
+
+@contextlib.contextmanager
+def saying(words: bytes) -> Iterator[int]:
+    """The port of somebody who says this to the first who comes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(PATIENCE_S)
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(words)
+                connection.recv(1 << 10)
+
+        speaker = threading.Thread(target=answer)
+        speaker.start()
+        yield listening.getsockname()[1]
+        speaker.join()
+
+
+@pytest.mark.parametrize(("at", "wrong"), [(None, 0), (0, 0x7F), (9, 0xFF), (10, 2)])
+def test_whoever_does_not_speak_zmtp_3_has_said_no_greeting(at: int | None, wrong: int) -> None:
+    words = bytearray(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
+    if at is not None:
+        words[at] = wrong
+    with saying(bytes(words)) as port:
+        greeted = greet("127.0.0.1", port, "NULL", PATIENCE_S)
+        assert (greeted is None) is (at is not None)
+        if greeted is not None:
+            greeted.close()
+
+
+def test_whoever_says_nothing_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert greet("127.0.0.1", listening.getsockname()[1], "NULL", 0.1) is None
 
 
 def test_a_witness_stands_until_the_other_end_closes(guarded: Ends) -> None:

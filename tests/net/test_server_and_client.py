@@ -14,6 +14,7 @@ import zmq
 
 from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.errors import ListenError
+from runtime.net import address
 from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, local_addresses, port_holder
 from runtime.net.client import Down, Got, Up
 from runtime.net.server import Arrived, Garbled, Lost, Server
@@ -147,6 +148,11 @@ def test_where_the_holder_of_a_port_works_is_known_of_ones_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert folder_of_holder(listening.getsockname()[1]) == Path.cwd()
     assert folder_of_holder(free_port()) is None
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
+def test_a_port_that_is_found_free_can_be_listened_on(addresses: list[str]) -> None:
+    Server(addresses, address.free_port(addresses), silence_s=5.0).close()
 
 
 def test_a_port_nobody_holds_is_said_so() -> None:

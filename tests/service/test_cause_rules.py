@@ -12,7 +12,7 @@ from runtime.core.hangs import Hang
 from runtime.core.progress import Cure, cure_of
 from runtime.core.restarts import Sort, sort_of
 from runtime.errors import SettingsError
-from runtime.service.cause_rules import MAX_BYTES, MAX_ROWS, read_rules
+from runtime.service.cause_rules import MAX_BYTES, MAX_CHARS, MAX_ROWS, read_rules
 from tests.core.test_core_progress import SLEEPS, ended, pass_time, training_for_a_while
 
 LICENSE = """
@@ -105,6 +105,11 @@ def test_a_mistake_is_one_sentence_with_its_line(text: str, says: str) -> None:
     (problem,) = caught.value.problems
     assert problem.startswith("CAUSE_TABLE=causes.toml, line ") and says in problem and ". Fix: " in problem
     assert "\n" not in problem and len(problem) < 400
+
+
+def test_as_much_as_is_allowed_is_read() -> None:
+    row = f"[[cause]]\nerror='{'x' * MAX_CHARS}'\nclass='data'\nstrategy='wait'\n"
+    assert len(read_rules((row * MAX_ROWS).ljust(MAX_BYTES, "#"), "c").own) == MAX_ROWS
 
 
 def test_the_line_is_that_of_the_row() -> None:

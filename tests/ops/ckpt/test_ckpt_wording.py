@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.ops.ckpt.wording import age_text, jsonable, plain_values, size_text, value_text
+from runtime.ops.ckpt.wording import SHOWN_ITEMS, age_text, jsonable, plain_values, size_text, value_text
 from runtime.store.checkpoint import Tree
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
@@ -56,6 +56,7 @@ def test_plain_values_go_by_path_and_leave_tensors_out() -> None:
         "state.empty": "{}",
         "state.3": "b'x'",
     }
+    assert value_text([*range(SHOWN_ITEMS)]) == "[0, 1, 2, 3, 4, 5]"
     assert value_text(b"0123456789") == "10 bytes"
     assert len(value_text("x" * 1000)) == 81
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from runtime.store.checkpoint import (
 from runtime.store.checkpoint.memory import memory_buffer, sealed_buffer
 from runtime.store.checkpoint.memory.copied_buffer import CopyOffer, IncomingCopy, OutgoingCopy, has_copy, outgoing_copy
 from runtime.store.checkpoint.memory.memory_room import SWEPT_AFTER_S
-from tests.store.points import JOB
+from tests.store.points import CHUNK_BYTES, JOB
 from tests.store.slots import content_of, fill, fill_and_hash
 
 COUNT = 5_000
@@ -122,6 +123,17 @@ def test_no_byte_may_change_on_the_way(rooms: tuple[MemoryRoom, MemoryRoom], tmp
         assert steps_there(tmp_path) == [1]
     assert send(stream, outgoing.offer, theirs, 64)
     assert steps_there(tmp_path) == [2, 1]
+
+
+def test_what_has_changed_on_the_way_is_named_by_its_bytes(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+    ours, theirs = rooms
+    outgoing = opened(ours, fill_and_hash(ours, 1, count=COUNT))
+    stream, end = bytearray(in_order(outgoing, 1 << 20)), outgoing.offer.data_bytes
+    stream[-1] ^= 1
+    last = (end - 1) // CHUNK_BYTES
+    text = f"the copy of slot 0: chunk {last} of {last + 1} (bytes {last * CHUNK_BYTES} to {end}) is not what was saved"
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        send(bytes(stream), outgoing.offer, theirs, 1000)
 
 
 def test_what_breaks_off_is_no_copy(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""What a process shows of where it comes from: a proof where its name says that it is a replacement, else nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.core.replacements import proof_of
+from runtime.service.launched import proof_for
+from runtime.store import launcher_token
+from runtime.store.owner import claim_folder
+from tests.service.house import House
+
+
+@pytest.mark.parametrize(
+    ("node", "recovery", "has_token"),
+    [("1.1", "1", True), ("1", "1", True), ("1.1", "0", True), ("1.1", "1", False)],
+)
+def test_only_a_replacement_of_a_job_that_has_a_launcher_brings_a_proof(
+    tmp_path: Path, node: str, recovery: str, has_token: bool
+) -> None:
+    log_dir = tmp_path / "device"
+    house = House(tmp_path, 2, ENABLE_RECOVERY=recovery, LOG_DIR=str(log_dir))
+    if has_token:
+        launcher_token.make(log_dir)
+        claim_folder(log_dir, "job-1", "digits", sync=False)
+    brings = (node, recovery, has_token) == ("1.1", "1", True)
+    proof = proof_for(house.settings("worker", node), node, "mine")
+    assert proof == (proof_of(launcher_token.read(log_dir), "job-1", node, "mine") if brings else b"")
+    house.pool.shutdown()
