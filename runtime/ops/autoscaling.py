@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             if view.training_finished or view.job_finished:
                 _say("the job has finished")
                 break
-            pids = _pids(log_dir, view)
+            pids = pids_here(log_dir, view)
             decision = scaler.decide(meter.read(view, pids, time.monotonic(), options.room))
             if decision.size != view.world_size and decision != said:
                 _say(f"{view.world_size} → {decision.size} workers: {decision.reason}")
@@ -193,9 +193,11 @@ class Meter:
         return waits if 0 <= waits < float("inf") else None
 
 
-def _pids(log_dir: Path, view: JobView) -> list[int]:
-    names = [name_of(one.node) for one in view.workers if one.presence is Presence.ALIVE]
-    return [identity.pid for identity in read_pid_files(log_dir, names).values() if identity.is_alive()]
+def pids_here(log_dir: Path, view: JobView) -> list[int]:
+    """Of the workers of this machine; not of the command that holds one on another host, which computes nothing."""
+    alive = {name_of(one.node): one.identity for one in view.workers if one.presence is Presence.ALIVE}
+    started = read_pid_files(log_dir, alive)
+    return [identity.pid for name, identity in started.items() if identity == alive[name] and identity.is_alive()]
 
 
 def _cpu_seconds(pid: int) -> float | None:

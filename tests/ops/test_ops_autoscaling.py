@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import UsageError
-from runtime.ops.autoscaling import Meter, main
-from tests.ops.views import view
+from runtime.ops.autoscaling import Meter, main, pids_here
+from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from tests.ops.views import view, worker
 
 HERE = [os.getpid()]
 
@@ -29,6 +30,14 @@ def test_a_new_generation_begins_a_new_measurement() -> None:
     meter.read(view(), HERE, 100.0, None)
     assert meter.read(replace(view(), step=9, generation=2), HERE, 105.0, None).speed is None
     assert meter.read(replace(view(), step=11, generation=2), [], 106.0, None).cpu is None
+
+
+def test_the_cpu_of_what_holds_a_worker_elsewhere_is_not_the_workers(tmp_path: Path) -> None:
+    me = ProcessIdentity.current()
+    for node in (0, 1):
+        write_pid_file(tmp_path / f"worker_{node}.pid", me)
+    seen = replace(view(), workers=(replace(worker(0), identity=me), worker(1), worker(2)))
+    assert pids_here(tmp_path, seen) == [me.pid]
 
 
 @pytest.mark.parametrize(
