@@ -11,11 +11,14 @@ import pytest
 import zmq
 
 from runtime.core.point import Point
+from runtime.errors import ProtocolError
 from runtime.net.copies import (
     MAX_WORDS_BYTES,
     PIECE_BYTES,
     SCHEMA,
+    TICKET_BYTES,
     Declined,
+    Keeper,
     KeeperSocket,
     Offer,
     Piece,
@@ -105,3 +108,11 @@ def test_a_keeper_says_nothing_to_who_is_gone(context: zmq.Context[Any], listeni
     keeper = KeeperSocket(context, listening[0], None)
     for _ in range(1000):
         keeper.send(b"nobody", Whole(1))
+
+
+def test_a_keepers_address_is_read_as_it_was_written() -> None:
+    keeper = Keeper("tcp://127.0.0.1:1", b"t" * TICKET_BYTES)
+    assert Keeper.of(str(keeper)) == keeper
+    for text in ("", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/zz", f"{keeper}00", f"udp://127.0.0.1:1/{'0' * 32}"):
+        with pytest.raises(ProtocolError, match="is no keeper's address"):
+            Keeper.of(text)

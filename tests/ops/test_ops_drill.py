@@ -192,6 +192,15 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "not possible here: disk-full: no C compiler" in capsys.readouterr().out
 
 
+def test_a_drill_may_have_no_spare_and_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "--spares", "0", "--kills", "0", "--workers", "1", "--", "train.py"]) == 0
+    assert main(["--dry-run", "--kills", "10000", "--", "train.py"]) == 0
+    for wrong in (("--spares", "-1"), ("--kills", "-1"), ("--kills", "10001"), ("--workers", "0"), ("--every", "0")):
+        with pytest.raises(SystemExit):
+            main(["--dry-run", *wrong, "--", "train.py"])
+        assert "expected --kills from 0 to 10000, --every above 0" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

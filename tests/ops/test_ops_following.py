@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.ops.deaths import GATHER_OWN_S, GATHER_S
+from runtime.ops.deaths import GATHER_OWN_S, GATHER_S, NAMED, End, sentence
 from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind, JobView, Presence
 from runtime.ops.local_processes import Death
@@ -554,6 +554,13 @@ def test_deaths_of_one_moment_that_are_alike_are_one_line() -> None:
     assert len(scene.lines) == 1
     assert scene.lines[0].startswith("workers 0, 2 were killed by signal 9 (SIGKILL); the others wait for them until")
     assert scene.lines[0].endswith("Fix: RECOVER brings them back")
+
+
+@pytest.mark.parametrize(("count", "more"), [(NAMED, ""), (NAMED + 1, " and 1 more")])
+def test_so_many_dead_are_named_and_the_rest_counted(count: int, more: str) -> None:
+    alike = [End(str(number), 100 + number, Death(signal=9)) for number in reversed(range(count))]
+    names = ", ".join(map(str, range(NAMED)))
+    assert sentence(alike) == f"workers {names}{more} were killed by signal 9 (SIGKILL)"
 
 
 def test_a_death_is_said_before_what_became_of_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
-from runtime.ops.starting import Former, Found, Move, Plan, plan_start
+from runtime.ops.starting import NAMED, Former, Found, Move, Plan, plan_start
 from runtime.store.aside import aside_id, aside_path
 from tests.ops.views import HOST, JOB, interruption, view
 
@@ -104,6 +104,14 @@ def test_a_start_is_refused_with_what_is_there_and_what_to_type(
         plan_start(seen, fresh=fresh)
     assert type(caught.value) is error
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(("running", "said"), [(NAMED, ", worker 5. "), (NAMED + 1, ", worker 5 and 1 more. ")])
+def test_so_many_running_processes_are_named_and_the_rest_counted(running: int, said: str) -> None:
+    names = tuple(f"worker {number}" for number in range(running))
+    with pytest.raises(LockedError) as caught:
+        plan_start(found(view=UNFINISHED, running=names), fresh=False)
+    assert said in str(caught.value)
 
 
 MARKER = LOGS / "start.json"

@@ -12,6 +12,7 @@ import pytest
 from runtime import config
 from runtime.__main__ import main
 from runtime.errors import StoreError, UsageError
+from runtime.ops.steps import SHOWN_SAMPLES
 from runtime.store.step_log import StepLogWriter
 from runtime.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import closed
@@ -50,6 +51,12 @@ def test_a_ranks_log_is_a_table(root: Path, capsys: pytest.CaptureFixture[str]) 
         ["5", "1", "1", "of", "2", "0.01", "0" * 16, "10", "11", "12", "13", "14", "15", "…", "(8)"],
         ["6", "1", "1", "of", "2", "0.01", "–", "7", "8"],
     ]
+
+
+def test_as_many_samples_as_fit_are_all_of_them(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(root, 1, [record(6, 1, samples=tuple(range(SHOWN_SAMPLES)))])
+    assert main(["steps", str(root / "1"), "--from", "6"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-SHOWN_SAMPLES:] == [*map(str, range(SHOWN_SAMPLES))]
 
 
 def test_all_ranks_are_a_line_each_and_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
