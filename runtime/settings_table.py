@@ -218,6 +218,10 @@ class HostRest(NamedTuple):
     first_s: float
     most_s: float
 
+    def __str__(self) -> str:
+        """In the form in which it is given: first and longest."""
+        return f"{self.first_s:.6f}:{self.most_s:.6f}"
+
 
 def _parse_rest(text: str) -> HostRest:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?):([0-9]{1,9}(?:\.[0-9]{1,6})?)", text.strip())
