@@ -172,20 +172,26 @@ class Faulty:
 def measure_ours(trials: Trials, faults: Sequence[Fault], count: int, progress: Progress) -> None:
     """Each fault so often, in a job of its own."""
     for fault in faults:
-        is_cut = fault.name == "partition"
-        if is_cut and trials.nets_need:
+        if fault.name == "partition" and trials.nets_need:
             progress.say(f"partition takes no part: {trials.nets_need}")
             continue
-        with contextlib.ExitStack() as stack:
-            nets = stack.enter_context(Nets()) if is_cut else None
-            job = Faulty(stack.enter_context(Stage()), nets)
-            job.start()
-            for number in range(1, count + 1):
-                trial = job.fail(fault)
-                trials.ours.setdefault(fault.name, []).append(trial)
-                when = "not noticed" if trial.noticed_s is None else f"noticed after {trial.noticed_s:.3f} s"
-                verdict = "right" if trial.right else "WRONG"
-                progress.say(f"{fault.name} {number} of {count}: {when}, named {verdict}: {trial.said}")
+        a_job = 1 if fault.ends_job else count
+        numbers = list(range(1, count + 1))
+        for begin in range(0, count, a_job):
+            _measure_job(trials, fault, numbers[begin : begin + a_job], count, progress)
+
+
+def _measure_job(trials: Trials, fault: Fault, numbers: Sequence[int], count: int, progress: Progress) -> None:
+    with contextlib.ExitStack() as stack:
+        nets = stack.enter_context(Nets()) if fault.name == "partition" else None
+        job = Faulty(stack.enter_context(Stage()), nets)
+        job.start()
+        for number in numbers:
+            trial = job.fail(fault)
+            trials.ours.setdefault(fault.name, []).append(trial)
+            when = "not noticed" if trial.noticed_s is None else f"noticed after {trial.noticed_s:.3f} s"
+            verdict = "right" if trial.right else "WRONG"
+            progress.say(f"{fault.name} {number} of {count}: {when}, named {verdict}: {trial.said}")
 
 
 def measure_torchrun(trials: Trials, count: int, rng: random.Random, progress: Progress) -> None:

@@ -26,6 +26,7 @@ class Fault:
         sent: a signal from outside; 0: the worker is told to do it itself.
         line: whether the sentence names the line of the script.
         asks: whether the line is had by asking the process (``samebits stack``, a follower), because it cannot speak.
+        ends_job: whether half of the ranks failing so may end the job, before another one is there.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Fault:
     sent: int = 0
     line: bool = False
     asks: bool = False
+    ends_job: bool = False
 
 
 _LOST = rf"worker {VICTIM} \(pid \d+ on [^)]*\) is lost: "
@@ -43,7 +45,7 @@ FAULTS = (
     Fault(
         "kill", _LOST + r"(its connection closed and its process is gone|its process ended \(seen by)", signal.SIGKILL
     ),
-    Fault("exception", _LOST + r"failed at \S*LINE: RuntimeError: a fault", line=True),
+    Fault("exception", _LOST + r"failed at \S*LINE: RuntimeError: a fault", line=True, ends_job=True),
     Fault("stop", _SILENT + r"is stopped \(SIGSTOP\). Fix: kill -CONT \d+", signal.SIGSTOP),
     Fault("sleep", _STILL + r"is in \S*LINE \(time.sleep\), worker 0 waits for it in \w+ #\d+", line=True),
     Fault("deadlock", _STILL + r"is in \S*LINE \(lock.acquire\), worker 0 waits for it in \w+ #\d+", line=True),
