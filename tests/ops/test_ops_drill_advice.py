@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.core.events import Event, Kind
-from runtime.ops.drill.advice import USUAL, Script, advise
+from runtime.ops.drill.advice import USUAL, Script, advise, never_commits
 from runtime.ops.drill.compare import Compared, Differing
 from runtime.ops.drill.plan import Fault
 from runtime.ops.drill.rehearsal import Injected, Outcome
@@ -100,6 +100,19 @@ def test_a_forgotten_commit_is_told_as_such_and_nothing_else() -> None:
     (said,) = advise(Script("train.py", text), Compared((), 0, 0, "no checkpoints"), idle, idle)
     assert said.startswith("train.py never calls commit(): it has trained and no step was committed")
     assert f"in line {line_of(text, 'optimizer.step()')}" in said
+
+
+def test_a_forgotten_commit_is_told_where_the_bits_are_equal_too() -> None:
+    """A job of it begins anew after a loss, and comes to the same end: as one was seen to do."""
+    ran = [Event(Kind.TRAINING, 2.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 4.0), Event(Kind.TRAINED, 9.0, step=50)]
+    text = changed("                state.commit()\n", "")
+    equal = Compared((0, 50), 2, 20)
+    (said,) = advise(Script("train.py", text), equal, Outcome(ran), Outcome(ran, KILLED.injected))
+    assert said.startswith("train.py never calls commit()")
+    assert never_commits(Outcome(ran))
+    assert not never_commits(Outcome([*ran[:2], Event(Kind.STEP, 4.0, step=7), ran[3]]))
+    assert not never_commits(Outcome([ran[0], ran[3]])), "too short to tell"
+    assert not never_commits(Outcome())
 
 
 def test_a_commit_that_is_never_reached_is_another_sentence() -> None:

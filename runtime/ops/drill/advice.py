@@ -25,6 +25,7 @@ USUAL = (
 )
 MOST_TOLD = 12
 _OWN = {"state", "self"}
+_ENDS = {Kind.TRAINED, Kind.LEFT, Kind.INTERRUPTED, Kind.FINISHED}
 _SAMPLERS = ("DistributedSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _DRAWS = re.compile(r"\b(?:[Dd]ropout|torch\.rand\w*|torch\.bernoulli|torch\.normal|multinomial|random\.\w+)\b")
 
@@ -39,12 +40,12 @@ class Script:
 
 def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     """What was seen of the difference, then what is to be changed; empty where there is nothing to say."""
-    has_run = any(event.kind is Kind.TRAINING for event in undisturbed.events)
     is_survived = not undisturbed.problem and not disturbed.problem
-    if is_survived and compared.is_equal:
+    lacks_commits = never_commits(undisturbed)
+    if is_survived and compared.is_equal and not lacks_commits:
         return []
     seen = list(_seen(compared, undisturbed, disturbed))
-    if has_run and not _steps(undisturbed.events):
+    if lacks_commits:
         return [*seen, *_without_commits(script)]
     warned = [text for text in dict.fromkeys([*disturbed.said, *undisturbed.said]) if text not in seen]
     suspects = list(_suspects(script))
@@ -88,8 +89,15 @@ def _are_unequal(events: Sequence[Event]) -> bool:
     return any(event.kind is Kind.INTERRUPTED and event.more.get("end") == "unequal" for event in events)
 
 
-def _steps(events: Sequence[Event]) -> int:
-    return max((event.step for event in events), default=0)
+def never_commits(outcome: Outcome) -> bool:
+    """Whether the job has trained, and told of no step before its end: such a script begins anew after every loss.
+
+    One that has finished must have trained long enough for a step to be noted; else nobody can tell.
+    """
+    before = [event for event in outcome.events if event.kind not in _ENDS]
+    is_noted = any(event.kind is Kind.STEP for event in before) or len(before) == len(outcome.events)
+    has_trained = any(event.kind is Kind.TRAINING for event in before)
+    return has_trained and is_noted and not any(event.step for event in before)
 
 
 # ---- what stands in the script

@@ -17,7 +17,7 @@ from typing import Any
 from runtime import config
 from runtime.core.events import Kind
 from runtime.errors import UsageError
-from runtime.ops.drill.advice import Script, advise
+from runtime.ops.drill.advice import Script, advise, never_commits
 from runtime.ops.drill.compare import Compared, compare
 from runtime.ops.drill.faults import BY_LIBRARY
 from runtime.ops.drill.page import html_of
@@ -110,7 +110,8 @@ def report(
 ) -> dict[str, Any]:
     """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
     survived = not undisturbed.problem and not disturbed.problem
-    is_sound = survived and compared.is_equal
+    lacks_commits = never_commits(undisturbed)
+    is_sound = survived and compared.is_equal and not lacks_commits
     verdict = "failed" if not is_sound else "incomplete" if disturbed.not_injected else "passed"
     return {
         "passed": verdict == "passed",
@@ -119,6 +120,7 @@ def report(
         "survived": survived,
         "problem": (undisturbed.problem and f"undisturbed: {undisturbed.problem}") or disturbed.problem,
         "equal_bits": compared.is_equal,
+        "commits": not lacks_commits,
         "difference": compared.difference,
         "first_step": compared.first_step,
         "differing": [f"rank {one.slot}: {one.name}" for one in compared.differing[:100]],
@@ -149,6 +151,8 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         )
     else:
         lines.append(f"bits: {told['difference']}")
+    if not told["commits"]:
+        lines.append("commits: none before the end, so every loss takes the job back to its beginning")
     for name in NAMES:
         one = told[name]
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
