@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from runtime.core.messages import Status, StatusQuery
 from runtime.net.client import Got
 from runtime.net.server import Arrived, Lost
-from runtime.service.followers import Followers
+from runtime.service import clock
+from runtime.service.followers import FOLLOW_INTERVAL_S, Followers
+from tests.core.house import training_house
 from tests.net.ends import Ends, until
 
 
@@ -44,3 +47,35 @@ def test_a_close_that_is_read_late_ends_nobodys_following_and_a_real_one_does(en
         return [*ends.heard(), None]
 
     until(looked_and_heard, lambda _: len(followers) == 0)
+
+
+def test_progress_is_pushed_in_turns_every_other_change_at_once_and_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "now_s", lambda: now)
+    house, followers, told = training_house(2), Followers(), []
+
+    class Line:
+        def send(self, peer: str, message: Status) -> bool:
+            told.append((peer, message))
+            return True
+
+    line: Any = Line()
+
+    def tells(step: int, after_s: float, *, changed: bool = False) -> int:
+        nonlocal now
+        now += after_s
+        house.beat("0", step=step)
+        before = len(told)
+        followers.tell(line, house.core, changed=changed)
+        return len(told) - before
+
+    followers.ask("peer", follow=True)
+    assert tells(1, FOLLOW_INTERVAL_S / 2) == 1, "the answer"
+    assert tells(1, FOLLOW_INTERVAL_S / 2) == 1
+    assert tells(2, FOLLOW_INTERVAL_S / 2) == 0
+    assert tells(2, FOLLOW_INTERVAL_S / 2) == 1
+    assert tells(2, FOLLOW_INTERVAL_S) == 0, "that is what it was told last"
+    assert tells(3, 0.0, changed=True) == 1
+    assert len({message for _, message in told[1:]}) == 3

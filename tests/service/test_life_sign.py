@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from runtime.core.values import replace
-from runtime.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts
+from runtime.service import clock, life_sign
+from runtime.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts, quiet_s
 
 WAIT_S = 30.0
 HOLDER = """
 import os, sys, threading
+from runtime.service import clock, life_sign
 from runtime.service.life_sign import LifeSign
 sign = LifeSign("here", "{session}")
 done = threading.Event()
@@ -145,3 +147,21 @@ def test_a_death_watch_tells_of_the_dead_alone() -> None:
     for holder in holders:
         holder.kill()
         holder.process.communicate()
+
+
+def test_for_how_long_its_python_has_not_run_is_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "now_s", lambda: now)
+    sign = LifeSign("here", "session-1")
+    monkeypatch.setattr(life_sign, "_is_a_sign", lambda entry: entry.name == str(sign.whereabouts.descriptor))
+    sign.hold()
+    try:
+        assert quiet_s(os.getpid()) is None, "it has not beaten yet"
+        sign.beat()
+        assert quiet_s(os.getpid()) == 0.0
+        now += 3.5
+        assert quiet_s(os.getpid()) == 3.5
+        now = 99.0
+        assert quiet_s(os.getpid()) is None, "another boot's clock"
+    finally:
+        sign.give_up()

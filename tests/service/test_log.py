@@ -44,6 +44,20 @@ def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO, ours
     assert said.getvalue().splitlines()[-1][20:] == "samebits scheduler: alone"
 
 
+def test_who_is_set_up_again_speaks_under_its_new_name_unless_the_logger_is_the_users_own(
+    said: io.StringIO, ours_alone: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", said)
+    log.set_up("worker 1")
+    ours_alone()
+    log.say("alone")
+    assert [line[20:] for line in said.getvalue().splitlines()] == ["samebits worker 1: alone"]
+    users = [logging.NullHandler()]
+    monkeypatch.setattr(log.LOGGER, "handlers", users)
+    log.set_up("worker 2")
+    assert log.LOGGER.handlers is users and len(users) == 1 and type(users[0]) is logging.NullHandler
+
+
 def test_a_logger_of_the_users_own_gets_each_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.INFO)
