@@ -2,7 +2,7 @@
 
 Here lives what a worker makes of the numbers that ``service.health`` reads. A reading is a share of what there is: 0.95
 of a disk is full. The one idea: a worker judges its own host and says only what is wrong, so ten thousand that are well
-say nothing. Who leaves because of it is the scheduler's to decide (``core.infirmary``).
+say nothing. Who leaves because of it is the scheduler's to decide (``core.unwell_hosts``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
 from runtime.core.equality import Equality
 from runtime.core.hangs import Sight
-from runtime.core.infirmary import Infirmary
 from runtime.core.key_records import KeyRecord
 from runtime.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from runtime.core.leases import Leases
@@ -52,6 +51,7 @@ from runtime.core.remedies import Means, judged
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.repeats import Repeats
 from runtime.core.state import JobState, Seat
+from runtime.core.unwell_hosts import UnwellHosts
 from runtime.core.world import World
 
 MAX_FENCED = 1000
@@ -142,7 +142,7 @@ class SchedulerCore:
         self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._keys = KeyStore(term=0)
-        self._infirmary = Infirmary(ledger)
+        self._unwell_hosts = UnwellHosts(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
     # ---- the contract
@@ -207,7 +207,7 @@ class SchedulerCore:
     @property
     def ailments(self) -> list[str]:
         """What the workers say is wrong with their hosts, a sentence each."""
-        return self._infirmary.lines()
+        return self._unwell_hosts.lines()
 
     @property
     def keys(self) -> KeyStore:
@@ -348,9 +348,9 @@ class SchedulerCore:
             case KeyCall():
                 self._call_keys(message)
             case Oddity():
-                self._infirmary.note(seat, message, self._rendezvous.rank_of(seat))
+                self._unwell_hosts.note(seat, message, self._rendezvous.rank_of(seat))
             case Unwell():
-                self._infirmary.take(seat, message)
+                self._unwell_hosts.take(seat, message)
             case Leave():
                 self._leave(seat, message)
 
@@ -530,7 +530,7 @@ class SchedulerCore:
     def _leave(self, seat: Seat, message: Leave) -> None:
         if message.on_purpose:
             self._leases.leave(seat)
-            self._infirmary.forget(seat.node)
+            self._unwell_hosts.forget(seat.node)
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
@@ -618,7 +618,7 @@ class SchedulerCore:
         else:
             self._ending.judge_emptiness()
             if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
-                self._infirmary.judge()
+                self._unwell_hosts.judge()
 
     # ---- losses, rounds
 
@@ -634,7 +634,7 @@ class SchedulerCore:
 
     def _lose(self, seat: Seat, reason: str, *, spoke: bool = False) -> None:
         self._leases.end(seat, reason)
-        self._infirmary.forget(seat.node)
+        self._unwell_hosts.forget(seat.node)
         if seat.slot is None:
             return  # a spare: no event for the job
         committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)

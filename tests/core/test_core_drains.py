@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core.infirmary import Infirmary
 from runtime.core.messages import Activity, Ailment, Depart, Process, Sign, Unwell
 from runtime.core.scheduler import SchedulerCore
+from runtime.core.unwell_hosts import UnwellHosts
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -128,7 +128,7 @@ def build(**changed: Callable[..., object]) -> type[SchedulerCore]:
     class Changed(SchedulerCore):
         def __init__(self, *arguments: object, **settings: object) -> None:
             super().__init__(*arguments, **settings)  # type: ignore[arg-type]
-            self._infirmary = type("Broken", (Infirmary,), changed)(self._ledger)
+            self._unwell_hosts = type("Broken", (UnwellHosts,), changed)(self._ledger)
 
     return Changed
 
@@ -142,16 +142,16 @@ def test_one_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
     assert asked > SEEDS / 2, "else nothing was shown"
 
 
-def _two_at_once(infirmary: Infirmary) -> None:
-    infirmary._leaving = ""
-    Infirmary.judge(infirmary)
+def _two_at_once(hosts: UnwellHosts) -> None:
+    hosts._leaving = ""
+    UnwellHosts.judge(hosts)
 
 
-def _a_cold_one_will_do(infirmary: Infirmary, activity: Activity, node: str) -> bool:
+def _a_cold_one_will_do(hosts: UnwellHosts, activity: Activity, node: str) -> bool:
     return True
 
 
-def _once_unwell_always_unwell(infirmary: Infirmary, node: str) -> None:
+def _once_unwell_always_unwell(hosts: UnwellHosts, node: str) -> None:
     return None
 
 

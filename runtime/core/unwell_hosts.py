@@ -20,7 +20,7 @@ NAMED = 16
 """Readings that a status lists."""
 
 
-class Infirmary:
+class UnwellHosts:
     """Of one job."""
 
     def __init__(self, ledger: Ledger) -> None:
