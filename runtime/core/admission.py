@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from runtime.core.leases import Leases
 from runtime.core.ledger import NAMED, Ledger
 from runtime.core.lines import root_of
-from runtime.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Refused, Register
+from runtime.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Register
 from runtime.core.ready import Level
 from runtime.core.rebuild import highest_unheard_incarnation, is_placeholder
 from runtime.core.records import ReplacementShown, SeatGranted, SeatRetired, SpareAdmitted
@@ -210,7 +210,8 @@ class Admission:
         is_own = seat is not None and seat.is_retired and seat.session == sender.session
         may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
         text = fenced_text(sender.node, seat) + (MAY_RETURN if may_return else MUST_LEAVE)
-        return Fenced(self._ledger.state.job, sender.session, sender.incarnation, text, may_return)
+        state = self._ledger.state
+        return Fenced(state.job, sender.session, sender.incarnation, text, may_return, state.term)
 
     # ---- rules 3, 4, 5 and 7
 
@@ -424,7 +425,7 @@ class Admission:
 
     def _refuse(self, message: Register, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> None:
         ledger = self._ledger
-        ledger.ready.send(message.session, Refused(message.session, refusal, retry_after_s, text))
+        ledger.ready.send(message.session, ledger.refusal(message.session, refusal, text, retry_after_s))
         ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
         if retry_after_s > 0 and len(self.refused) < MAX_REFUSED + 2 * ledger.policy.world_size:
             self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)

@@ -456,7 +456,8 @@ class AgentCore:
             case Refused():
                 self._refused(message)
             case Fenced():
-                if message.session == self._policy.session and (not self.seated or message.job == self.job):
+                is_of_my_job = not self.seated or (message.job == self.job and not self._is_late(message.term))
+                if message.session == self._policy.session and is_of_my_job:
                     self._end(EndReason.FENCED, message.text, may_return=message.may_return)
             case RoundOpened():
                 if self._is_for_me(message):
@@ -502,6 +503,10 @@ class AgentCore:
         """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
         return self.seated and message.job == self.job and message.term >= self.term
 
+    def _is_late(self, term: int) -> bool:
+        """Of an earlier scheduler of this job; a scheduler of an earlier release does not say which it is (0)."""
+        return 0 < term < self.term
+
     def _admitted(self, message: Admitted) -> None:
         if message.session != self._policy.session or message.term < self.term or not self._link.is_open:
             return  # over a connection that is gone it is the word of a scheduler that may be gone, too
@@ -531,7 +536,7 @@ class AgentCore:
             self._report_health()
 
     def _refused(self, message: Refused) -> None:
-        if message.session != self._policy.session:
+        if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):
             return
         if message.refusal is Refusal.NUMERICS:
             self._end(EndReason.NUMERICS, message.text)

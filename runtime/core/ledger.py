@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from runtime.core.cause_table import DEFAULT, CauseTable
 from runtime.core.hangs import Hang, Sight
-from runtime.core.messages import Activity, FromScheduler, Pairs, Process, RoundId
+from runtime.core.messages import Activity, FromScheduler, Pairs, Process, Refusal, Refused, RoundId
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
@@ -125,6 +125,10 @@ class Ledger:
         """As :meth:`tell`, where the seat is at hand."""
         if seat.session:  # else the seat was rebuilt without a word of its holder
             self.ready.sends.append(Send(seat.session, message))
+
+    def refusal(self, session: str, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> Refused:
+        """What a session is told that is not admitted, or not any more; ``retry_after_s`` 0: waiting cannot help."""
+        return Refused(session, refusal, retry_after_s, text, self.state.job, self.state.term)
 
     def miss(self, slot: int, *, at_once: bool = False) -> None:
         """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""

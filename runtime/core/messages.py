@@ -487,6 +487,8 @@ class Refused(Value, frozen=True, tag=22):
     refusal: Refusal
     retry_after_s: float
     text: str
+    job: Id = ""  # "": of a peer that speaks another protocol, whatever it asked for
+    term: Int = 0
 
 
 class Fenced(Value, frozen=True, tag=23):
@@ -497,6 +499,7 @@ class Fenced(Value, frozen=True, tag=23):
     incarnation: Int  # the receiver's
     text: str
     may_return: bool = False  # under a new session: nobody else has its node id, and the job has use for it
+    term: Int = 0
 
 
 class RoundOpened(Value, frozen=True, tag=24):

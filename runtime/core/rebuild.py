@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from runtime.core.ledger import Ledger
-from runtime.core.messages import Pairs, Process, Refusal, Refused, Register, RoundId, Standing
+from runtime.core.messages import Pairs, Process, Refusal, Register, RoundId, Standing
 from runtime.core.point import Cut, Point
 from runtime.core.ready import Level
 from runtime.core.records import JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
@@ -136,7 +136,7 @@ class Rebuild:
         assert self._until is not None
         left_s = max(self._until - self._ledger.now, 0.1)
         text = f"workers of an earlier job report: nobody is seated for another {left_s:.1f} s"
-        self._ledger.ready.send(message.session, Refused(message.session, Refusal.ALIVE, left_s, text))
+        self._ledger.ready.send(message.session, self._ledger.refusal(message.session, Refusal.ALIVE, text, left_s))
 
     def _write(self, last: Agreement, members: dict[int, Register]) -> None:
         ledger = self._ledger

@@ -20,7 +20,6 @@ from runtime.core.messages import (
     Place,
     Publish,
     Refusal,
-    Refused,
     RoundId,
     RoundOpened,
 )
@@ -357,7 +356,7 @@ class Rendezvous:
             f"worker {seat.node} would compute other bits than {whose}: {differing(theirs, ours)}. "
             "Start it with the same values"
         )
-        ledger.tell(seat.node, Refused(seat.session, Refusal.NUMERICS, 0.0, text))
+        ledger.tell(seat.node, ledger.refusal(seat.session, Refusal.NUMERICS, text))
         ledger.ready.say(text, Level.WARNING)
         ledger.write(SeatLeft(seat.node, seat.incarnation))
         if seat.slot is not None:

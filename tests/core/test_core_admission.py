@@ -116,7 +116,7 @@ def test_a_node_id_that_names_a_spare_is_refused_for_good() -> None:
     house = House(policy(2))
     house.register("2")
     assert house.refusal("s2") == Refused(
-        "s2", Refusal.FULL, 0.0, "NODE_ID=2 names a spare, and this job has none: the slots are 0..1"
+        "s2", Refusal.FULL, 0.0, "NODE_ID=2 names a spare, and this job has none: the slots are 0..1", "job-1", 1
     )
     assert house.ready.records == []
 

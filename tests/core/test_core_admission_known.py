@@ -36,6 +36,8 @@ def test_a_living_holder_is_named() -> None:
         29.0,
         "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence; "
         "its seat is free 30 s (REGISTER_COOLDOWN) after its last word",
+        "job-1",
+        1,
     )
     assert house.ready.records == []
 
@@ -243,6 +245,7 @@ def test_a_replaced_session_is_fenced() -> None:
         1,
         "the seat of worker 1 is now held by pid 99 on host-b, incarnation 2: "
         "this process must not touch the job again",
+        term=1,
     )
     assert house.ready.records == []
 
@@ -328,6 +331,8 @@ def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
         Refusal.RECOVERY_OFF,
         0.0,
         "worker 1 was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+        "job-1",
+        1,
     )
 
 
@@ -372,7 +377,7 @@ def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
 def test_a_stranger_is_refused_with_both_values(changes: dict[str, object], refusal: Refusal, text: str) -> None:
     house = House(policy(2))
     house.register("0", **changes)
-    assert house.refusal("s0") == Refused("s0", refusal, 0.0, text)
+    assert house.refusal("s0") == Refused("s0", refusal, 0.0, text, "job-1", 1)
     assert house.ready.records == []
     assert house.core.state.seats == {}
 

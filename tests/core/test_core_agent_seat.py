@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -24,12 +25,17 @@ from runtime.core.messages import (
     AddressMap,
     Admitted,
     CommittedPoint,
+    Depart,
     EndJob,
     EndKind,
+    Explain,
     Fenced,
     Finished,
     FromScheduler,
+    GiveUp,
     Heartbeat,
+    KeyAnswer,
+    KeyOutcome,
     Pending,
     Place,
     Refusal,
@@ -159,6 +165,47 @@ def test_a_late_word_of_another_jobs_scheduler_is_nothing(stage: Callable[[], De
     desk.hear(message)
     assert desk.ready.notices == [] and desk.ready.sends == []
     assert (desk.agent.slot, desk.agent.offered_place) == before
+
+
+_EARLIER = (  # of this job, said by a scheduler that another one has followed and that may still live
+    Admitted("mine", "job-1", 1, 3, 1, 4, None),
+    Refused("mine", Refusal.NUMERICS, 0.0, "text", "job-1", 1),
+    Refused("mine", Refusal.OTHER_SETTINGS, 0.0, "text", "job-1", 1),
+    Refused("mine", Refusal.ALIVE, 9.0, "text", "job-1", 1),
+    Fenced("job-1", "mine", 1, "the seat is held by another", term=1),
+    RoundOpened("job-1", 1, 1, RoundId(1, 9), "because", "", Place(1, 1, 4)),
+    replace(started(9, number=9), term=1, round=RoundId(1, 9)),
+    AddressMap("job-1", 1, 1, (b"a", b"b")),
+    CommittedPoint("job-1", 1, 9, Point(10, 9)),
+    Explain("job-1", 1, Point(10, 1), 1),
+    GiveUp("job-1", 1, 1, "text"),
+    Depart("job-1", 1, 1, "text"),
+    KeyAnswer("mine", 1, 1, KeyOutcome.DONE),
+    EndJob("job-1", 1, EndKind.STOPPED, "somebody asked"),
+)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=[stage.name for stage in STAGES])
+@pytest.mark.parametrize("message", _EARLIER, ids=lambda message: type(message).__name__)
+def test_a_word_of_an_earlier_term_is_nothing(stage: Callable[[], Desk], message: FromScheduler) -> None:
+    desk = stage()
+    desk.admitted(term=2)
+    before = desk.agent.term, desk.agent.slot, desk.agent.offered_place, desk.agent.offered, desk.agent.generation
+    desk.hear(message)
+    assert desk.ready.notices == [] and desk.ready.sends == []
+    after = desk.agent.term, desk.agent.slot, desk.agent.offered_place, desk.agent.offered, desk.agent.generation
+    assert after == before
+
+
+def test_every_message_but_the_true_ones_has_a_term() -> None:
+    """What a scheduler says without one is believed of any: a new message is put here on purpose or has a term."""
+    without = {kind.__name__ for kind in get_args(FromScheduler) if "term" not in kind.__struct_fields__}
+    assert without == {"Status"}, "Status is no worker's"
+    assert {type(message).__name__ for message in _EARLIER} == {kind.__name__ for kind in get_args(FromScheduler)} - {
+        "Status",
+        "Finished",
+        "Pending",
+    }, "Finished is true in any term; Pending is for who has no seat"
 
 
 def test_an_admission_of_another_session_is_nothing() -> None:

@@ -185,6 +185,8 @@ def test_who_would_compute_other_bits_than_rank_0_is_refused() -> None:
         Refusal.NUMERICS,
         0.0,
         "worker 1 would compute other bits than rank 0: threads is 4 here and 1 there. Start it with the same values",
+        "job-1",
+        1,
     )
     assert house.ready.records == [SeatLeft("1", 1)], "it may come back at once, with the same values"
     assert house.core.phase() == "forming; waiting for 1"
