@@ -32,6 +32,7 @@
     ├── ScriptFailedError            87   the script's own error ended its workers; fixed, recover.sh goes on from there
     ├── UntrainedError               88   the script ended and never trained with the others
     ├── UnequalError                 89   the ranks did not hold the same state; nothing of it counts as finished
+    ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -74,6 +75,7 @@ __all__ = [
     "SettingsError",
     "StoreError",
     "StuckError",
+    "SupersededError",
     "UnequalError",
     "UntrainedError",
     "UsageError",
@@ -192,6 +194,12 @@ class SchedulerLeftError(SameBitsError):
     """The scheduler was asked to end (SIGTERM); the job goes on, and another scheduler may take it up."""
 
     exit_code = 84
+
+
+class SupersededError(SameBitsError):
+    """Another scheduler has claimed a later term in RECOVERY_PATH; the job goes on with that one, not with this one."""
+
+    exit_code = 91
 
 
 class SecretError(SameBitsError):

@@ -96,6 +96,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
         errors.UnequalError, NO, "各 rank 的参数、优化器的矩、步数或数据位置不同；消息说明是哪个 rank、在哪里、为什么。"
     ),
     _of(errors.KeyValueTimeoutError, YES, "`runtime.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
+    _of(errors.SupersededError, NO, "另一个 scheduler 已在 RECOVERY_PATH 中取得更高的任期；作业由它继续。"),
     ExitCode(
         *(130, "interrupted", NO),
         "Ctrl-C ended this command, or this process, by itself.",

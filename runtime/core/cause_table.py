@@ -69,6 +69,11 @@ _TORN_OUT = Row(
         errors.SchedulerLeftError,
     ),
 )
+_TAKEN_OVER = Row(
+    "another scheduler has taken the job over",
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job goes on with the one that the message names"),
+    statuses=_codes(errors.SupersededError),
+)
 _OUT_OF_MEMORY = Row(
     "the kernel killed it for want of memory",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
@@ -252,7 +257,7 @@ UNKNOWN = Row(
 )
 
 TABLE: tuple[Row, ...] = (
-    *(_ENDED, _WRONG, _TORN_OUT),
+    *(_ENDED, _WRONG, _TORN_OUT, _TAKEN_OVER),
     *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _STORAGE, _NETWORK),
     *(_CRASHED, _PREEMPTED, _KILLED),
     *(_NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),

@@ -120,9 +120,12 @@ class SchedulerCore:
         now: seconds of the boot clock.
         boot_id: which boot that clock belongs to.
         new_job_id: the id of the job where ``state`` is empty.
+        claimed_term: its term is at least this.
     """
 
-    def __init__(self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str) -> None:
+    def __init__(
+        self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str, claimed_term: int = 0
+    ) -> None:
         self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
         self._leases = Leases(ledger)
         self._watch = Watch(ledger)
@@ -134,6 +137,7 @@ class SchedulerCore:
         self._durable_points = DurablePoints(ledger, self._equality)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
+        self._claimed_term = claimed_term
         self._broken: list[str] = []  # why the last generation cannot go on
         self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
         self._newcomers: list[str] = []  # it can go on, and these nodes are ready to join it
@@ -152,7 +156,7 @@ class SchedulerCore:
         ledger, state = self._ledger, self._ledger.state
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
-        ledger.write(TermStarted(state.term + 1, ledger.boot_id, ledger.now))
+        ledger.write(TermStarted(max(state.term + 1, self._claimed_term), ledger.boot_id, ledger.now))
         self._keys = KeyStore(state.term)
         self._world.load()
         for seat in state.seats.values():

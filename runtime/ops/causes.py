@@ -61,6 +61,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "失去席位、scheduler 或通信组，或未能从集合通信中出来",
         "无需处理；若持续出现，检查主机之间的网络",
     ),
+    "another scheduler has taken the job over": (
+        "另一个 scheduler 已接管作业",
+        "无需处理：作业由信息中写明的那个 scheduler 继续",
+    ),
     "the kernel killed it for want of memory": (
         "内存不足，被内核杀死",
         "提高内存上限，或减少本机的 worker 或数据加载进程",

@@ -8,9 +8,10 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.core import records
 from runtime.core.records import Record
+from runtime.core.state import JobState
 from runtime.errors import JournalDamagedError, ProtocolError
 from runtime.store import journal_format
-from runtime.store.journal import JOURNAL_FILE
+from runtime.store.journal import JOURNAL_FILE, read_journal
 
 
 def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
@@ -27,3 +28,13 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
             f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
             f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None
+
+
+def written_term(recovery_path: Path) -> int:
+    """The last term that the folder's journal tells of; 0 where it has none.
+
+    Raises:
+        JournalDamagedError: it cannot be read.
+    """
+    found = read_journal(recovery_path)
+    return 0 if found is None else JobState.replay(history_of(recovery_path, found.payloads)).term

@@ -16,7 +16,8 @@ from runtime.core.scheduler import SchedulerCore
 from runtime.errors import JournalDamagedError, ProtocolError, StoreError
 from runtime.service import log
 from runtime.store.aside import move_aside
-from runtime.store.journal import JOURNAL_FILE, Journal
+from runtime.store.journal import JOURNAL_FILE, Journal, remove_leftovers
+from runtime.store.term_claim import TermClaim
 
 KEYS_FOLDER = "keys"
 COMPACT_BYTES = 4 << 20
@@ -37,9 +38,20 @@ class KeyFile:
     def __init__(self, recovery_path: Path | None) -> None:
         self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
         self._journal: Journal | None = None
+        self._claim: TermClaim | None = None
         self._is_named = False  # whose keys they are is written
         self._uncompacted_bytes = 0  # its size when it could not be compacted
         self.is_loaded = False
+
+    def claimed(self, claim: TermClaim) -> None:
+        """From now on nobody but who has this claim writes the keys: what an earlier one was about to publish goes.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self._claim = claim
+        if self._path is not None and self._path.is_dir():
+            remove_leftovers(self._path)
 
     def load(self, core: SchedulerCore) -> None:
         """Give the core what is written, once it is known which job this is. Another job's keys are moved aside.
@@ -63,11 +75,13 @@ class KeyFile:
             core.load_keys(records)
         else:
             self.close()
+            if self._claim is not None:
+                self._claim.require()
             owner = records[0].job if isinstance(records[0], KeysOf) else ""
             log.warn(f"{self._path} holds the keys of another job: moved aside to {move_aside(self._path, owner)}")
 
     def _read(self, path: Path) -> list[KeyRecord]:
-        self._journal, payloads = Journal.open(path)
+        self._journal, payloads = Journal.open(path, self._claim)
         if self._journal.torn_tail is not None:
             log.warn(str(self._journal.torn_tail))
         try:
@@ -93,7 +107,7 @@ class KeyFile:
             return True
         journal = None
         try:
-            journal = self._journal = self._journal or Journal.open(self._path)[0]
+            journal = self._journal = self._journal or Journal.open(self._path, self._claim)[0]
             named = records if self._is_named else [KeysOf(core.state.job), *records]
             for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
                 journal.append(part)

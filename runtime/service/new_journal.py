@@ -14,6 +14,7 @@ from runtime.errors import StoreError
 from runtime.service import clock
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
+from runtime.store.term_claim import TermClaim
 
 
 def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
@@ -31,7 +32,7 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
     """
     path = settings.recovery_path
     with DirectoryLock(path, "recover.sh"):
-        journal, payloads = Journal.open(path)
+        journal, payloads = Journal.open(path, TermClaim.take(path, "recover.sh"))
         with journal:
             if payloads:
                 raise StoreError(f"{path}: there is a journal. Fix: call recover.sh without --from-checkpoints")

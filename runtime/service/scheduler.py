@@ -44,7 +44,7 @@ from runtime.net.server import Arrived, Incoming, Lost, Server
 from runtime.service import cause_file, clock, log, sights
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
-from runtime.service.history import history_of
+from runtime.service.history import history_of, written_term
 from runtime.service.inbound import Inbound
 from runtime.service.key_file import KeyFile
 from runtime.service.probe_beat import ProbeBeat
@@ -53,6 +53,7 @@ from runtime.store import launcher_token
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
 from runtime.store.process_identity import ProcessIdentity, host_id
+from runtime.store.term_claim import TermClaim
 
 COMPACT_BYTES = 4 << 20
 COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
@@ -95,6 +96,7 @@ class SchedulerService:
     Raises (from ``serve``):
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is needed to listen there.
         LockedError: another scheduler writes in RECOVERY_PATH.
+        SupersededError: another one has claimed a later term there: nothing was said of what was written since.
         JournalDamagedError: the journal cannot be read.
         ListenError: the address cannot be listened on.
     """
@@ -111,7 +113,8 @@ class SchedulerService:
         self._on_job = on_job
         self._on_ready = on_ready
         self._is_guest = is_guest
-        self._lock = DirectoryLock(settings.recovery_path.resolve(), f"scheduler on port {settings.sched_port}")
+        role = f"scheduler on port {settings.sched_port}"
+        self._lock = DirectoryLock(settings.recovery_path.resolve(), role, is_needed=not settings.enable_recovery)
         self._stop_by: list[str] = []
         self._abandoned = False
         self._server: Server | None = None
@@ -152,6 +155,11 @@ class SchedulerService:
                 keys=keys,
                 most_connections=most_connections(settings),
             )
+            if self._lock.is_unknown_here:
+                log.warn(
+                    f"{path}: its file system knows no locks: a second scheduler that is started for this folder takes "
+                    "the job over from this one"
+                )
             journal: Journal | None = None
             try:
                 journal, core = self._load(path)
@@ -176,7 +184,13 @@ class SchedulerService:
 
     def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
         settings = self._settings
-        journal, payloads = Journal.open(path) if settings.enable_recovery else (None, [])
+        claim: TermClaim | None = None
+        journal: Journal | None = None
+        payloads: list[bytes] = []
+        if settings.enable_recovery:
+            claim = TermClaim.take(path, self._lock.role, lambda: written_term(path))
+            self._keys.claimed(claim)
+            journal, payloads = Journal.open(path, claim)
         state = JobState.replay(history_of(path, payloads))
         if journal is not None and journal.torn_tail is not None:
             log.warn(str(journal.torn_tail))
@@ -191,7 +205,14 @@ class SchedulerService:
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
                 f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
             )
-        core = SchedulerCore(policy, state, now=clock.now_s(), boot_id=clock.boot_id(), new_job_id=str(uuid.uuid4()))
+        core = SchedulerCore(
+            policy,
+            state,
+            now=clock.now_s(),
+            boot_id=clock.boot_id(),
+            new_job_id=str(uuid.uuid4()),
+            claimed_term=0 if claim is None else claim.number,
+        )
         return journal, core
 
     # ---- the loop
@@ -281,6 +302,8 @@ class SchedulerService:
             journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
             if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
                 journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
+        elif journal is not None and this_pass.ended is not None:
+            journal.require_claim()
         if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
             self._keys.load(core)
             if self._on_job is not None:

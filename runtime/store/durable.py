@@ -137,9 +137,12 @@ def write_file(path: Path, data: BytesLike, *, sync: bool = True) -> None:
         os.close(descriptor)
 
 
-def write_temporary(path: Path, data: BytesLike, *, sync: bool = True) -> Path:
-    """Write ``data``, durably, to a new file beside ``path``, for :func:`publish`; nothing is left if that fails."""
-    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{next(_temporary_numbers)}")
+def write_temporary(path: Path, data: BytesLike, *, sync: bool = True, tag: str = "") -> Path:
+    """Write ``data``, durably, to a new file beside ``path``, for :func:`publish`; nothing is left if that fails.
+
+    ``tag`` is part of its name where a process of another host, whose pid may be the same, may write there as well.
+    """
+    temporary = path.with_name(f"{_temporary_prefix(path)}{tag}{os.getpid()}-{next(_temporary_numbers)}")
     with disk_errors(path, f"writing {len(data)} bytes"), removed_on_failure(temporary):
         write_file(temporary, data, sync=sync)
     return temporary

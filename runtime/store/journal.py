@@ -5,6 +5,12 @@ is the core's, and that only one process writes is the folder's lock's (``Direct
 "save, then speak": :meth:`Journal.append` returns when a whole drained batch is on disk with one fsync, and until then
 nothing of it may leave the process.
 
+Where the lock may be lost, its writer has a claim as well (``term_claim``), and a writer whose claim was taken does no
+harm at whichever instruction it wakes: an append asks for the claim after its fsync, and is not done where that is
+gone; what it writes to is the file that it made itself, which the next one's opening has replaced; and a file that is
+to replace the journal asks between its last byte and its rename. If the claim stood then, whoever claims later finds
+that file under its temporary name and removes it, so the rename fails, or comes before the later one has read.
+
 After a failed append the state is defined. If writing failed (no space, for one), what was written of the batch is cut
 off again and the journal goes on. If the fsync failed, nobody can know what the disk holds, and a second fsync would
 lie (the kernel forgets the failed pages: fsync(2), "fsyncgate"): the journal refuses to go on, and the next start reads
@@ -25,6 +31,7 @@ from runtime.commands import spelled
 from runtime.errors import JournalDamagedError, StoreError
 from runtime.store import durable, journal_format
 from runtime.store.journal_format import Contents, Fault, JournalFormatError
+from runtime.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
 MAX_TORN_FILES = 8
@@ -83,8 +90,11 @@ class Journal:
         torn_tail: what :meth:`open` had to cut off, to be logged; none if nothing.
     """
 
-    def __init__(self, path: Path, descriptor: int, contents: Contents, torn_tail: TornTail | None) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, contents: Contents, torn_tail: TornTail | None, claim: TermClaim | None
+    ) -> None:
         self._path = path
+        self._claim = claim
         self._descriptor = descriptor
         self._nonce = contents.nonce
         self._size_bytes = contents.end
@@ -93,41 +103,39 @@ class Journal:
         self.torn_tail = torn_tail
 
     @classmethod
-    def open(cls, directory: Path) -> tuple[Journal, list[bytes]]:
+    def open(cls, directory: Path, claim: TermClaim | None = None) -> tuple[Journal, list[bytes]]:
         """Open the folder's journal, or make an empty one; the payloads come back in the order of their appends.
 
         What is returned is durable: the file is synced first, since an append that was killed before its own fsync may
         so far be in the page cache only. A torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
 
+        Args:
+            directory: made where it is missing.
+            claim: taken before; without one only the folder's lock keeps others from writing.
+
         Raises:
+            SupersededError: the claim was taken by another one.
             JournalDamagedError: it is damaged, foreign, or of another version; nothing was changed.
             StoreError: the disk refuses.
         """
         durable.make_directory(directory)
         path = directory / JOURNAL_FILE
-        _remove_leftovers(path)
+        remove_leftovers(directory)
         data, torn_tail = _read_file(path), None
-        if data is None:
-            data = journal_format.encode_file([], _new_nonce())
-            durable.write_file_atomically(path, data)
-        contents = _decode(path, data)
-        if contents.end > contents.born_bytes or contents.torn:
+        payloads: list[bytes] = []
+        if data is not None:
+            contents = _decode(path, data)
+            payloads = contents.payloads
+            if claim is None and contents.end == contents.born_bytes and not contents.torn:
+                return cls(path, _open_to_append(path), contents, None, None), payloads
             # Written anew, not synced again: where an fsync of these bytes has failed before, in this process's
             # predecessor or in the one before that, the next one reports success and writes nothing ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
-            nonce = _new_nonce()
-            data = journal_format.encode_file(contents.payloads, nonce)
-            durable.write_file_atomically(path, data)
-            contents = Contents(nonce, len(data), contents.payloads, len(data), None)
-        with durable.disk_errors(path, "opening the journal"):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            durable.fsync_dir(directory)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return cls(path, descriptor, contents, torn_tail), contents.payloads
+        nonce = _new_nonce()
+        data = journal_format.encode_file(payloads, nonce)
+        descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)
+        return cls(path, descriptor, Contents(nonce, len(data), payloads, len(data), None), torn_tail, claim), payloads
 
     @property
     def size_bytes(self) -> int:
@@ -149,6 +157,7 @@ class Journal:
 
         Raises:
             StoreError: they are not durable; the module's text says in which state the journal is then.
+            SupersededError: another one has taken the claim: whatever the disk holds of them, nobody is to be told.
         """
         self._require_usable()
         if not payloads:
@@ -171,23 +180,37 @@ class Journal:
                 self._cut_back(error)
                 raise
         self._size_bytes += len(batch)
+        self.require_claim()
+
+    def require_claim(self) -> None:
+        """Return if this writer's claim stands, or it needs none; nothing is written from then on if it does not.
+
+        Raises:
+            SupersededError: another one has taken it.
+            StoreError: the disk does not say.
+        """
+        if self._claim is not None:
+            try:
+                self._claim.require()
+            except BaseException as error:
+                self._broken = f"its claim could not be confirmed: {error}"
+                raise
 
     def compact(self, payloads: Sequence[bytes]) -> None:
         """Replace the whole journal by these payloads; a crash at any moment leaves the old one or the new one.
 
         Raises:
             StoreError: the old journal is in place and goes on, unless the message of the next append says otherwise.
+            SupersededError: another one has taken the claim.
         """
         self._require_usable()
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         if len(data) > journal_format.MAX_JOURNAL_BYTES:
             raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes could never be read back")
-        temporary = durable.write_temporary(self._path, data)
+        temporary = _write_temporary(self._path, data, self._claim)
         try:
-            with durable.disk_errors(self._path, "replacing the journal"), durable.removed_on_failure(temporary):
-                durable.publish(temporary, self._path)
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            descriptor = _put_in_place(temporary, self._path, self._claim)
         except BaseException as error:
             # From the rename on, either file may be the one that a crash leaves: an append to one of them could vanish.
             self._broken = f"a compaction failed: {error}"
@@ -229,6 +252,45 @@ class Journal:
             self._broken = f"an append failed ({error}) and could not be taken back ({second})"
 
 
+def _open_to_append(path: Path) -> int:
+    """A descriptor of the journal that is there, whose name is durable."""
+    with durable.disk_errors(path, "opening the journal"):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        durable.fsync_dir(path.parent)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_temporary(path: Path, data: bytes, claim: TermClaim | None) -> Path:
+    return durable.write_temporary(path, data, tag="" if claim is None else claim.tag)
+
+
+def _put_in_place(temporary: Path, path: Path, claim: TermClaim | None) -> int:
+    """Give the file the journal's name; the descriptor to append to it by is of this file, whatever has the name."""
+    try:
+        return _rename(temporary, path, claim)
+    except StoreError:
+        if claim is not None:
+            claim.require()  # whoever took it has removed the file: that is the cause, and no fault of a disk
+        raise
+
+
+def _rename(temporary: Path, path: Path, claim: TermClaim | None) -> int:
+    with durable.disk_errors(path, "replacing the journal"), durable.removed_on_failure(temporary):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            if claim is not None:
+                claim.require()
+            durable.publish(temporary, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
 def _read_file(path: Path) -> bytes | None:
     with durable.disk_errors(path, "reading the journal"):
         try:
@@ -262,12 +324,15 @@ def _torn_tail(path: Path, contents: Contents, size_bytes: int, kept_in: Path | 
     return TornTail(path, contents.end, size_bytes - contents.end, contents.torn, kept_in)
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Temporary files that a killed writer left, of the journal and of torn ends: nothing was ever spoken of them."""
-    with durable.disk_errors(path, "removing what a killed writer left"):
-        for entry in list(path.parent.iterdir()):
+def remove_leftovers(directory: Path) -> None:
+    """Temporary files that another writer left, of the journal and of torn ends: nothing was ever spoken of them.
+
+    That one may live and rename one of them at this moment, if its claim was taken since.
+    """
+    with durable.disk_errors(directory / JOURNAL_FILE, "removing what a killed writer left"):
+        for entry in list(directory.iterdir()):
             if _TEMPORARY_NAME.match(entry.name):
-                entry.unlink()
+                entry.unlink(missing_ok=True)
 
 
 def _keep_aside(path: Path, tail: bytes) -> Path:

@@ -43,6 +43,33 @@ class LockHolder:
     def __str__(self) -> str:
         return f"{self.role} (pid {self.identity.pid} on {self.host})"
 
+    @classmethod
+    def this_process(cls, role: str) -> LockHolder:
+        """This process under this word for itself."""
+        return cls(ProcessIdentity.current(), socket.gethostname(), role)
+
+    @classmethod
+    def read(cls, path: Path, doing: str) -> LockHolder | None:
+        """Whose note lies at ``path``; none where there is none, or another's file."""
+        with durable.disk_errors(path, doing):
+            try:
+                with os.fdopen(durable.open_regular(path), "rb") as file:
+                    data = file.read(_MAX_HOLDER_FILE_BYTES)
+            except FileNotFoundError:
+                return None
+        try:
+            fields = json.loads(data)
+            identity = ProcessIdentity(int(fields["pid"]), int(fields["started_at"]))
+            return cls(identity, str(fields["host"]), str(fields["role"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None  # not our note: the lock still decides, only its holder stays nameless
+
+    def note(self) -> bytes:
+        """What :meth:`read` reads back."""
+        identity = self.identity
+        fields = {"pid": identity.pid, "started_at": identity.started_at, "host": self.host, "role": self.role}
+        return (json.dumps(fields) + "\n").encode()
+
     def is_on_this_host(self) -> bool:
         """Whether its pid means anything here."""
         return self.host == socket.gethostname()
@@ -58,19 +85,7 @@ class LockHolder:
 
 def read_holder(directory: Path) -> LockHolder | None:
     """The last process that locked the folder and did not let go by itself; it may be dead. None without a note."""
-    path = directory / HOLDER_FILE
-    with durable.disk_errors(path, "reading who holds the folder's lock"):
-        try:
-            with os.fdopen(durable.open_regular(path), "rb") as file:
-                data = file.read(_MAX_HOLDER_FILE_BYTES)
-        except FileNotFoundError:
-            return None
-    try:
-        fields = json.loads(data)
-        identity = ProcessIdentity(int(fields["pid"]), int(fields["started_at"]))
-        return LockHolder(identity, str(fields["host"]), str(fields["role"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None  # not our note: the lock still decides, only its holder stays nameless
+    return LockHolder.read(directory / HOLDER_FILE, "reading who holds the folder's lock")
 
 
 class DirectoryLock:
@@ -79,11 +94,17 @@ class DirectoryLock:
     Args:
         directory: made, with its parents, where it is missing.
         role: what the next one is told about this process, e.g. "scheduler" or "worker 3".
+        is_needed: else a file system that knows no locks is put up with; something else tells two writers apart.
+
+    Attributes:
+        is_unknown_here: the file system knows no locks, so none is held.
     """
 
-    def __init__(self, directory: Path, role: str) -> None:
+    def __init__(self, directory: Path, role: str, *, is_needed: bool = True) -> None:
         self.directory = directory
         self.role = role
+        self._is_needed = is_needed
+        self.is_unknown_here = False
         # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
         # file's existence would survive kill -9.
         self._lock = filelock.FileLock(
@@ -148,8 +169,9 @@ class DirectoryLock:
         """Let go; does nothing if the lock is not held."""
         if self.is_held:
             try:
-                with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
-                    (self.directory / HOLDER_FILE).unlink(missing_ok=True)
+                if self._is_note_ours():
+                    with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
+                        (self.directory / HOLDER_FILE).unlink(missing_ok=True)
             finally:
                 with durable.disk_errors(self.directory / LOCK_FILE, "letting go of the lock"):
                     self._lock.release()
@@ -172,6 +194,10 @@ class DirectoryLock:
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
                     raise
+                if not self._is_needed:
+                    self.is_unknown_here = True
+                    self._write_note()
+                    return True
                 raise StoreError(
                     f"{self.directory}: its file system knows no locks, so two writers could not be told apart; "
                     "choose a folder on a local disk"
@@ -184,14 +210,11 @@ class DirectoryLock:
         return True
 
     def _write_note(self) -> None:
-        identity = ProcessIdentity.current()
-        note = {
-            "pid": identity.pid,
-            "started_at": identity.started_at,
-            "host": socket.gethostname(),
-            "role": self.role,
-        }
-        durable.replace_note(self.directory / HOLDER_FILE, (json.dumps(note) + "\n").encode())
+        durable.replace_note(self.directory / HOLDER_FILE, LockHolder.this_process(self.role).note())
+
+    def _is_note_ours(self) -> bool:
+        """Whether nobody else has written its own: where a lock was lost, its next holder may be at work."""
+        return read_holder(self.directory) in (None, LockHolder.this_process(self.role))
 
     def _held_by(self, holder: LockHolder | None) -> str:
         if holder is None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 from runtime.store import durable, journal, owner, step_log
 from runtime.store.checkpoint.local import folder
 from runtime.store.lock import HOLDER_FILE, DirectoryLock
+from runtime.store.term_claim import TermClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,15 @@ def _release_after_the_note(lock: DirectoryLock) -> None:
     lock._lock.release()
 
 
+_create = TermClaim._create
+
+
+def _remove_then_create(claim: TermClaim, note: bytes) -> None:
+    for path in claim._directory.glob("term.*"):
+        path.unlink()
+    _create(claim, note)
+
+
 @contextmanager
 def _remove_and_complain(temporary: Path) -> Iterator[None]:
     try:
@@ -96,6 +106,9 @@ MUTANTS = {
     ),
     "saves a point whose manifest is not synced": Mutant(
         durable, "write_file", _unsynced(durable.write_file), "points saved", "killed after"
+    ),
+    "takes the old claim away before it has its own": Mutant(
+        TermClaim, "_create", _remove_then_create, "journal under a claim", "killed before"
     ),
     "writes in place": Mutant(durable, "write_file_atomically", _write_in_place, "pid file", "killed within"),
     "writes in place, and the disk is full": Mutant(

@@ -21,6 +21,7 @@ from runtime.store.owner import claim_folder, make_claim_durable, read_owner
 from runtime.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
 from runtime.store.step_log import STEPS_FOLDER, StepLogWriter, read_step_log
 from runtime.store.step_record import LogHeader, StepRecord
+from runtime.store.term_claim import TermClaim, highest_claim
 from tests.store import killed_writer
 from tests.store.killed_writer import BATCHES, SNAPSHOT
 from tests.store.points import JOB, change_byte
@@ -109,6 +110,32 @@ def _compact(folder: Path, promise: Promise) -> None:
         if payloads in (FIRST, SNAPSHOT):
             journal.append(SECOND)
         promise(2)
+
+
+def _append_under_a_claim(folder: Path, promise: Promise) -> None:
+    """As a scheduler does: whoever comes after a kill claims the next term, and the killed one's counts no more."""
+    claim = TermClaim.take(folder, "scheduler")
+    journal, payloads = Journal.open(folder, claim)
+    with journal:
+        if payloads == FIRST:
+            journal.append(SECOND)
+        promise(1)
+        if payloads in (FIRST, FIRST + SECOND):
+            journal.compact(SNAPSHOT)
+        promise(2)
+    assert claim.number == highest_claim(folder), "a killed scheduler's claim stands"
+
+
+def _claim_first(folder: Path) -> None:
+    journal, _ = Journal.open(folder, TermClaim.take(folder, "an earlier scheduler"))
+    journal.append(FIRST)
+    journal.close()
+
+
+def _lost_of_claimed(before: Files, after: Files) -> str | None:
+    if not any(name.startswith("term.") for name in after):
+        return "no term is claimed: the next one's number may have been another's"
+    return _lost_of_appended(before, after)
 
 
 def _tear(folder: Path) -> None:
@@ -346,6 +373,9 @@ SCENARIOS = {
     ),
     "journal compacted": Scenario(
         _write_first_batch, _compact, _payloads, (FIRST, SNAPSHOT, SNAPSHOT + SECOND), _changed_beyond(JOURNAL_FILE)
+    ),
+    "journal under a claim": Scenario(
+        _claim_first, _append_under_a_claim, _payloads, (FIRST, FIRST + SECOND, SNAPSHOT), _lost_of_claimed
     ),
     "journal with a torn end": Scenario(_tear, _append, _payloads, (FIRST, FIRST, FIRST + SECOND), _lost_of_torn),
     "lock": Scenario(

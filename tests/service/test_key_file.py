@@ -170,7 +170,7 @@ def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(key_file, "COMPACT_BYTES", 1000)
     tried = []
 
-    def no_room(path: Path, _: bytes) -> Path:
+    def no_room(path: Path, _: bytes, *, tag: str) -> Path:
         tried.append(path)
         raise StoreError("no room")
 

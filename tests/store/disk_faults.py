@@ -104,6 +104,9 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
             result = original(*args, **kwargs)
             if name == "open":
                 opened[result] = path
+            elif name == "rename":  # whoever has the file open has it under its new name
+                renamed = {descriptor: Path(args[1]) for descriptor, named in opened.items() if named == path}
+                opened.update(renamed)
             if disk.after_each is not None:
                 disk.after_each(made)
             return result

@@ -16,7 +16,7 @@ if [ -n "${asked:-}" ]; then
     exit "$status"
 fi
 case $status in
-    0|1|2|64|65|68|69|72|76|78|80|81|82|85|86|87|88|89|130|143)
+    0|1|2|64|65|68|69|72|76|78|80|81|82|85|86|87|88|89|91|130|143)
         sleeper=
         trap '[ -z "$sleeper" ] || kill "$sleeper" 2> /dev/null; exit 0' TERM
         echo "keep.sh: ended with status $status; it is not started again. Fix: kubectl logs, then docs/exit-codes.md"

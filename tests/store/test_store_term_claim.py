@@ -1,0 +1,286 @@
+"""The claim of a term: what it stands for, and that nothing of a scheduler is believed that wakes up after its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import StoreError, SupersededError
+from runtime.store import durable
+from runtime.store.journal import Journal, read_journal
+from runtime.store.term_claim import TermClaim, highest_claim
+from tests.store.disk_faults import Call, Disk, interposed, names_in
+from tests.store.two_schedulers import APPEND, CLAIM, NEW, OLD, REPLACE, SHORT, violation
+
+# ---- one claim
+
+
+def test_each_claim_is_higher_than_any_before_and_than_what_was_written(tmp_path: Path) -> None:
+    assert highest_claim(tmp_path / "recovery") == 0
+    first = TermClaim.take(tmp_path / "recovery", "scheduler")
+    assert first.number == highest_claim(tmp_path / "recovery") == 1
+    assert TermClaim.take(tmp_path / "recovery", "scheduler", lambda: 7).number == 8
+    assert TermClaim.take(tmp_path / "recovery", "scheduler", lambda: 7).number == 9
+    assert names_in(tmp_path / "recovery") == ["term.9"]
+    assert (tmp_path / "recovery" / "term.9").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_old_one_is_told_whose_the_job_is_now(tmp_path: Path) -> None:
+    old = TermClaim.take(tmp_path, "scheduler on port 1")
+    old.require()
+    TermClaim.take(tmp_path, "scheduler on port 2")
+    with pytest.raises(SupersededError, match=rf"scheduler on port 2 \(pid {os.getpid()} on .*\) has claimed term 2"):
+        old.require()
+    assert SupersededError.exit_code == 91
+
+
+def test_a_claim_that_somebody_removed_does_not_stand(tmp_path: Path) -> None:
+    claim = TermClaim.take(tmp_path, "scheduler")
+    (tmp_path / "term.1").unlink()
+    with pytest.raises(SupersededError, match=r"term\.1 was removed"):
+        claim.require()
+
+
+@pytest.mark.parametrize("note", [b"", b"\xff" * 100, b"[" * 70_000, b'{"pid": 1}'])
+def test_a_claim_counts_whatever_is_written_in_it(tmp_path: Path, note: bytes) -> None:
+    old = TermClaim.take(tmp_path, "scheduler")
+    (tmp_path / "term.5").write_bytes(note)
+    (tmp_path / "term.1").unlink()
+    with pytest.raises(SupersededError, match="another scheduler has claimed term 5"):
+        old.require()
+    assert TermClaim.take(tmp_path, "scheduler").number == 6
+
+
+def test_names_that_are_no_claims_are_left_alone(tmp_path: Path) -> None:
+    others = ["term.", "term.0", "term.01", "term.-3", "term.9x", "term." + "9" * 30]
+    for name in others:
+        (tmp_path / name).touch()
+    assert TermClaim.take(tmp_path, "scheduler").number == 1
+    assert names_in(tmp_path) == sorted([*others, "term.1"])
+
+
+def test_of_two_that_claim_at_once_one_gives_up(tmp_path: Path) -> None:
+    """Whichever call of the first the second comes before."""
+    outcomes = set()
+    for at in range(20):
+        folder = tmp_path / str(at)
+        TermClaim.take(folder, "old")
+        second: list[TermClaim] = []
+
+        def take(_: Call, folder: Path = folder, second: list[TermClaim] = second) -> None:
+            second.append(TermClaim.take(folder, "second"))
+
+        try:
+            with interposed(Disk(at, take), folder):
+                first: TermClaim | None = TermClaim.take(folder, "first")
+        except SupersededError:
+            first = None
+        if not second:
+            break
+        standing = [claim.number for claim in (first, *second) if claim is not None and _stands(claim)]
+        assert standing == [highest_claim(folder)], at
+        outcomes.add(first is None)
+    assert outcomes == {True, False}, "it is too late for the first, or the second has removed its claim"
+
+
+def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = TermClaim.take(tmp_path, "scheduler")
+    journal, _ = Journal.open(tmp_path, claim)
+
+    def chmod(path: Path, mode: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "chmod", chmod)
+        with pytest.raises(StoreError, match=r"claim stands failed: .*EIO.*Fix: "):
+            journal.append([b"x"])
+    assert not journal.goes_on
+    with pytest.raises(StoreError, match="nothing more is written"):
+        journal.append([b"y"])
+
+
+def test_a_handle_that_the_server_does_not_know_is_a_claim_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = TermClaim.take(tmp_path, "scheduler")
+
+    def chmod(path: Path, mode: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    with pytest.raises(SupersededError):
+        claim.require()
+
+
+def _stands(claim: TermClaim) -> bool:
+    try:
+        claim.require()
+    except SupersededError:
+        return False
+    return True
+
+
+# ---- the old one wakes up: the code, on real files
+
+
+def _append(journal: Journal) -> None:
+    journal.append([b"old 2", b"old 3"])
+
+
+def _compact(journal: Journal) -> None:
+    journal.compact([b"old 1", b"snapshot"])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("act", [_append, _compact])
+def test_whatever_the_old_one_does_when_it_wakes_up_only_the_new_ones_word_counts(
+    tmp_path: Path, act: Callable[[Journal], None], when: str
+) -> None:
+    """At each call of the old one a new one takes over, serves and speaks; then the old one goes on."""
+    told, refused = 0, 0
+    for at in range(40):
+        folder = tmp_path / str(at)
+        new: list[Journal] = []
+        read: list[bytes] = []
+
+        def take_over(_: Call, folder: Path = folder, new: list[Journal] = new, read: list[bytes] = read) -> None:
+            journal, payloads = Journal.open(folder, TermClaim.take(folder, "new"))
+            journal.append([b"new 1"])
+            new.append(journal)
+            read += payloads
+
+        is_told, disk = True, Disk()
+        with interposed(disk, folder):
+            old, _ = Journal.open(folder, TermClaim.take(folder, "old"))
+            old.append([b"old 1"])
+            _arm(disk, when, at, take_over)
+            try:
+                act(old)
+            except SupersededError as error:
+                is_told = False
+                assert "new (pid" in str(error)
+        if not new:
+            break
+        told, refused = told + is_told, refused + (not is_told)
+        assert read[:1] == [b"old 1"]
+        if is_told:
+            assert read in ([b"old 1", b"old 2", b"old 3"], [b"old 1", b"snapshot"])
+        assert _payloads(folder) == [*read, b"new 1"]
+        new[0].append([b"new 2"])
+        new[0].compact([b"all of it"])
+        new[0].append([b"new 3"])
+        with pytest.raises((SupersededError, StoreError)):
+            old.append([b"old 4"])
+        new[0].close()
+        old.close()
+        assert Journal.open(folder, TermClaim.take(folder, "third"))[1] == [b"all of it", b"new 3"]
+        assert not [name for name in names_in(folder) if name.startswith(".")]
+    else:
+        pytest.fail("it has more calls than were tried")
+    assert refused > 0
+    assert (told > 0) == (act is _compact), "only of what has its name already"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_is_late_with_opening_harms_nobody(tmp_path: Path, when: str) -> None:
+    refused = 0
+    for at in range(60):
+        folder = tmp_path / str(at)
+        TermClaim.take(folder, "first")
+        first, _ = Journal.open(folder, TermClaim.take(folder, "first"))
+        first.append([b"one", b"two"])
+        later: list[Journal] = []
+
+        def come_later(_: Call, folder: Path = folder, later: list[Journal] = later) -> None:
+            later.append(Journal.open(folder, TermClaim.take(folder, "later"))[0])
+            later[0].append([b"later"])
+
+        disk = Disk()
+        _arm(disk, when, at, come_later)
+        late: Journal | None = None
+        with interposed(disk, folder):
+            try:
+                late, _ = Journal.open(folder, TermClaim.take(folder, "late"))
+            except SupersededError:
+                refused += 1
+        if not later:
+            break
+        if late is not None:
+            with pytest.raises(SupersededError):
+                late.append([b"late"])
+        later[0].append([b"more"])
+        assert _payloads(folder) == [b"one", b"two", b"later", b"more"], at
+    else:
+        pytest.fail("it has more calls than were tried")
+    assert refused > 0
+
+
+def _arm(disk: Disk, when: str, at: int, then: Callable[[Call], None]) -> None:
+    """``then`` is called once: before or after call number ``at`` from now on."""
+    if when == "before":
+        disk.fail_at, disk.failure = disk.matching + at, then
+        return
+    done = 0
+
+    def after_each(call: Call) -> None:
+        nonlocal done
+        done += 1
+        if done - 1 == at:
+            then(call)
+
+    disk.after_each = after_each
+
+
+def _payloads(folder: Path) -> list[bytes]:
+    found = read_journal(folder)
+    assert found is not None
+    assert found.torn_tail is None
+    return found.payloads
+
+
+def test_two_hosts_with_the_same_pid_do_not_write_the_same_temporary_file(tmp_path: Path) -> None:
+    claims = [TermClaim.take(tmp_path, "a container's only process") for _ in range(2)]
+    names = {durable.write_temporary(tmp_path / "journal", b"", tag=claim.tag).name[:16] for claim in claims}
+    assert names == {".journal.tmp-1-" + str(os.getpid())[0], ".journal.tmp-2-" + str(os.getpid())[0]}
+
+
+# ---- every interleaving: the model
+
+
+@pytest.mark.parametrize("programs", [(OLD, NEW), (OLD, SHORT, SHORT)])
+def test_no_interleaving_of_schedulers_forks_the_job(programs: tuple[tuple[str, ...], ...]) -> None:
+    what, states = violation(*programs)
+    assert what is None, what
+    assert states > 400
+
+
+def _without(step: str, program: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in program if name != step)
+
+
+_LATE_ASK = ("temporary", "publish", "ask", "open")
+_ASKS_FIRST = ("ask", "append", "release")
+_BY_NAME = ("temporary", "ask", "publish", "open by name")
+_READS_FIRST = ("read", *_without("read", CLAIM))
+
+
+@pytest.mark.parametrize(
+    "programs",
+    {
+        "speaks without asking": (_without("ask", OLD), SHORT),
+        "asks before it appends": ((*_ASKS_FIRST, *REPLACE, *_ASKS_FIRST), SHORT),
+        "replaces the journal, then asks": ((*APPEND, *_LATE_ASK, *APPEND), SHORT),
+        "opens what has the journal's name": ((*APPEND, *_BY_NAME, *APPEND), SHORT),
+        "leaves what another was about to publish": (OLD, _without("unlink", SHORT)),
+        "reads before it claims": (OLD, (*_READS_FIRST, *REPLACE, *APPEND)),
+        "leaves the old one's claim": (OLD, _without("remove", SHORT)),
+        "does not look for a higher claim": (OLD, *[(*_without("look", CLAIM[:3]), *SHORT[3:])] * 3),
+    }.items(),
+    ids=lambda named: named[0],
+)
+def test_a_broken_protocol_is_caught(programs: tuple[str, tuple[tuple[str, ...], ...]]) -> None:
+    assert violation(*programs[1])[0] is not None
