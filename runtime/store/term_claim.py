@@ -33,6 +33,7 @@ from runtime.store import durable
 from runtime.store.lock import LockHolder
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
+_TOO_MANY = 2**40  # no job has lived so long: a name that anybody can leave there must not use the numbers up
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -140,4 +141,5 @@ def _claims(directory: Path) -> list[int]:
             names = os.listdir(directory)  # noqa: PTH208 - names are all that is needed
         except FileNotFoundError:
             return []
-    return [int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))]
+    numbers = (int(found[1]) for name in names if (found := _CLAIM.fullmatch(name)))
+    return [number for number in numbers if number < _TOO_MANY]

@@ -115,6 +115,7 @@ def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
         (errors.ScriptFailedError.exit_code, False, Sort.ENDED),
         (errors.UntrainedError.exit_code, False, Sort.ENDED),
         (errors.UnequalError.exit_code, False, Sort.ENDED),
+        (errors.SupersededError.exit_code, False, Sort.ENDED),  # the job goes on with another scheduler
         (errors.SchedulerUnreachableError.exit_code, False, Sort.OUTSIDE),
         (errors.StuckError.exit_code, False, Sort.OUTSIDE),
         (errors.SchedulerLeftError.exit_code, False, Sort.OUTSIDE),

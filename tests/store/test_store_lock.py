@@ -196,3 +196,29 @@ def test_without_space_for_the_note_the_lock_is_not_kept(tmp_path: Path) -> None
     assert not first.is_held
     with DirectoryLock(tmp_path, "second"):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_where_it_is_not_needed_a_file_system_without_locks_is_put_up_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with DirectoryLock(tmp_path, "scheduler", is_needed=False) as lock:
+        assert lock.is_unknown_here
+        assert not lock.is_held
+
+
+def test_the_note_of_who_came_next_is_left_alone(tmp_path: Path) -> None:
+    old, new = DirectoryLock(tmp_path, "old"), DirectoryLock(tmp_path, "new")
+    old.acquire()
+    (tmp_path / "lock").unlink()
+    new.acquire()
+    old.release()
+    holder = read_holder(tmp_path)
+    assert holder is not None
+    assert holder.role == "new"
+    new.release()
+    assert read_holder(tmp_path) is None

@@ -56,7 +56,7 @@ def test_a_claim_counts_whatever_is_written_in_it(tmp_path: Path, note: bytes) -
 
 
 def test_names_that_are_no_claims_are_left_alone(tmp_path: Path) -> None:
-    others = ["term.", "term.0", "term.01", "term.-3", "term.9x", "term." + "9" * 30]
+    others = ["term.", "term.0", "term.01", "term.-3", "term.9x", "term." + "9" * 30, f"term.{2**40}"]
     for name in others:
         (tmp_path / name).touch()
     assert TermClaim.take(tmp_path, "scheduler").number == 1
