@@ -91,7 +91,7 @@ def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypat
     claim = TermClaim.take(tmp_path, "scheduler")
     journal, _ = Journal.open(tmp_path, claim)
 
-    def chmod(path: Path, mode: int) -> None:
+    def chmod(path: str, mode: int, *, dir_fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
@@ -103,12 +103,25 @@ def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypat
         journal.append([b"y"])
 
 
+def test_a_claim_stands_where_its_folder_was_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "recovery"
+    claim = TermClaim.take(folder, "scheduler")
+    journal, _ = Journal.open(folder, claim)
+    moved = folder.parent.rename(tmp_path / "moved away") / "recovery"
+    TermClaim.take(folder, "another job's scheduler, in a folder where the first one lay")
+    journal.append([b"x"])
+    assert TermClaim.take(moved, "scheduler").number == claim.number + 1
+    with pytest.raises(SupersededError):
+        journal.append([b"y"])
+    journal.close()
+
+
 def test_a_handle_that_the_server_does_not_know_is_a_claim_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
 
-    def chmod(path: Path, mode: int) -> None:
+    def chmod(path: str, mode: int, *, dir_fd: int) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, "chmod", chmod)

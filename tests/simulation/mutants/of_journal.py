@@ -66,7 +66,7 @@ def _publish_unsynced(temporary: Any, path: Any) -> None:
     temporary.rename(path)
 
 
-def _write_unsynced(path: Any, data: bytes, *, sync: bool = True) -> Any:
+def _write_unsynced(path: Any, data: bytes, *, sync: bool = True, tag: str = "") -> Any:
     temporary = path.with_name(f".{path.name}.tmp-unsynced")
     durable.write_file(temporary, data, sync=False)
     return temporary
