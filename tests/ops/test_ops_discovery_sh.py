@@ -115,6 +115,7 @@ def test_a_host_on_which_nothing_starts_rests_and_is_tried_again(job: ShellJob) 
     assert shell.end() == 0, shell.text
 
 
+@pytest.mark.thorough
 def test_a_job_that_grows_and_shrinks_with_its_host_sees_every_sample_once(job: ShellJob) -> None:
     hosts(job, "localhost:2")
     gated = [word for epoch in (1, 2) for word in ("--gate", str(epoch))]
