@@ -8,7 +8,6 @@ import email.message
 import email.parser
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.system.processes import free_port
 
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
 IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq", "opentelemetry-sdk": "opentelemetry"}
@@ -162,9 +163,7 @@ def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
 ) -> None:
     """Case (a) with nothing of the checkout but the example's files: one train.py, started three times."""
     shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     roles = [{"ROLE": "scheduler"}, *({"ROLE": "worker", "NODE_ID": str(rank)} for rank in range(2))]
     environ = {
         "PATH": os.environ["PATH"],

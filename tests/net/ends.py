@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +10,10 @@ from typing import TypeVar
 from runtime.net.client import Client, Up
 from runtime.net.curve import ClusterKeys
 from runtime.net.server import MAX_SOCKETS, Incoming, Server
+from tests.system.processes import free_port
 
 PATIENCE_S = 30.0
 _Seen = TypeVar("_Seen")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(step: Callable[[], Sequence[object]], wanted: Callable[[object], bool]) -> list[object]:

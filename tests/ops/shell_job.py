@@ -12,7 +12,6 @@ import queue
 import re
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,7 +24,7 @@ from runtime.ops.job_view import JobView
 from runtime.ops.local_processes import process_names, read_pid_files, send_signal
 from runtime.ops.scheduler_link import SchedulerLink
 from runtime.store.process_identity import ProcessIdentity
-from tests.system.processes import PATIENCE, found_below, signal_process
+from tests.system.processes import PATIENCE, found_below, free_port, signal_process
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
@@ -34,12 +33,6 @@ UNTIL_TOLD = ("--until", "enough")
 WAIT_S = 120.0 * PATIENCE  # scripts whose workers import torch begin slowly on a busy machine
 POLL_S = 0.01
 SHOWN_LINES = 12
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Shell:

@@ -27,6 +27,7 @@ from runtime.store.owner import claim_folder
 from runtime.store.process_identity import ProcessIdentity, host_id, write_pid_file
 from tests.ops.views import JOB
 from tests.store.disk_faults import closed
+from tests.system.processes import free_port
 
 HERE = host_id()
 
@@ -39,9 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(name)
     for name in ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("SCHED_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("SCHED_PORT", str(free_port()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,15 +14,10 @@ from runtime.core.point import Point
 from runtime.core.ready import Ended
 from runtime.service.agent import Agent
 from runtime.service.scheduler import SchedulerService
+from tests.system.processes import free_port
 
 PATIENCE_S = 30.0
 NUMERICS = (("threads", "1"),)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def final(step: int, generation: int = 1) -> Digest:

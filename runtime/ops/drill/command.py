@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,14 +96,16 @@ def _rehearse(folder: Path, script: list[str], options: argparse.Namespace, plan
 
 
 def free_port() -> int:
-    """A port that nobody uses on either address of loopback that a drill may need."""
+    """A port that nobody uses on either address of loopback that a drill may need.
+
+    It is below those that a system gives to outgoing connections (ip(7)), so that none takes it before the scheduler.
+    """
     while True:
-        with socket.socket() as probe, socket.socket() as other:
-            probe.bind((OUTSIDE, 0))
-            port = int(probe.getsockname()[1])
-            with contextlib.suppress(OSError):
-                other.bind((INSIDE, port))
-                return port
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, socket.socket() as other, contextlib.suppress(OSError):
+            probe.bind((OUTSIDE, port))
+            other.bind((INSIDE, port))
+            return port
 
 
 def report(
