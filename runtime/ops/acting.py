@@ -51,17 +51,19 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
         StoreError: it could not be written down; nothing was done.
     """
     if not settings.enable_recovery:
-        raise UsageError("this job was started with ENABLE_RECOVERY=0: it would end, and nothing would be in a history")
+        raise UsageError("this job was started with ENABLE_RECOVERY=0: it would end. Fix: start it with recovery on")
     running = _running(settings)
     if deed is Deed.DRILL:
         node = secrets.choice(_ranks(settings, running))
     if node not in running:
-        raise UsageError(f"worker {node or '?'} does not run on this machine; there are {', '.join(running) or 'none'}")
+        raise UsageError(
+            f"worker {node or '?'} does not run on this machine. Fix: one of {', '.join(running) or 'none'}"
+        )
     if deed is Deed.DRAIN:
         return _drain(settings, node, running[node], asker)
     _write_down(settings, deed, node, running[node], asker)
     if not send_signal(running[node], signal.SIGKILL):
-        raise UsageError(f"worker {node} ({running[node]}) had ended before the signal")
+        raise UsageError(f"worker {node} ({running[node]}) had ended before the signal. Fix: look again")
     return f"worker {node} ({running[node]}) was killed"
 
 
@@ -72,7 +74,9 @@ def _drain(settings: Settings, node: str, identity: ProcessIdentity, asker: str)
             _write_down(settings, Deed.DRAIN, node, identity, asker)
             resizing.release(settings.log_dir, [node])
     except BusyError:
-        raise UsageError("somebody else starts or removes processes of this job at the moment: ask again") from None
+        raise UsageError(
+            "somebody else starts or removes processes of this job at the moment. Fix: ask again"
+        ) from None
     return f"worker {node} ({identity}) leaves after its present step"
 
 
@@ -86,7 +90,7 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
     workers = resizing.view_of(settings).workers
     ranks = [one.node for one in workers if one.presence is Presence.ALIVE and one.node in running]
     if not ranks:
-        raise UsageError("no rank of this job runs on this machine")
+        raise UsageError("no rank of this job runs on this machine. Fix: ask the page of a host that has one")
     return ranks
 
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
+from collections.abc import Callable
 
 from runtime.core.hangs import Doing, Hang, told_apart
 from runtime.service.sights import MOST_THREADS, look, threads
 from runtime.store.process_identity import ProcessIdentity
 
-ROOT = Path(__file__).resolve().parents[2]
 BEATS = """
 import os, threading, time
 from runtime.service.life_sign import LifeSign
@@ -34,27 +28,6 @@ HOLDS_THE_GIL = "import ctypes\nctypes.PyDLL(None).sleep(600)\n"
 SILENT_S = 0.5
 
 Start = Callable[[str], ProcessIdentity]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a source, and returns when it has said that it is ready."""
-    children: list[subprocess.Popen[bytes]] = []
-
-    def run(source: str) -> ProcessIdentity:
-        child = subprocess.Popen(
-            [sys.executable, "-c", source], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
-        children.append(child)
-        assert child.stdout is not None and child.stdout.read(5) == b"ready"
-        return ProcessIdentity.of_child(child.pid)
-
-    yield run
-    for child in children:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
 
 
 def wait_for(identity: ProcessIdentity, hang: Hang) -> None:

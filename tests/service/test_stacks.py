@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,32 +17,8 @@ OPENS = "from runtime.service import stacks\nassert stacks.open_channel()\n"
 SAYS = "import os\nos.write(1, b'ready')\n"
 SLEEPS = "import time\ntime.sleep(600)\n"
 HOLDS_THE_GIL = "import re\nre.match('(a+)+$', 'a' * 60 + 'b')\n"
-ROOT = Path(__file__).resolve().parents[2]
 
 Start = Callable[[str], ProcessIdentity]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a script, and returns when it has said that it is ready."""
-    children: list[subprocess.Popen[bytes]] = []
-
-    def run(source: str) -> ProcessIdentity:
-        script = tmp_path / "script.py"
-        script.write_text(source)
-        child = subprocess.Popen(
-            [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
-        children.append(child)
-        assert child.stdout is not None and child.stdout.read(5) == b"ready"
-        return ProcessIdentity.of_child(child.pid)
-
-    yield run
-    for child in children:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
 
 
 @pytest.mark.parametrize(("does", "line"), [(SLEEPS, 6), (HOLDS_THE_GIL, 6)], ids=["sleeps", "holds the GIL"])
