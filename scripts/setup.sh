@@ -36,6 +36,12 @@ case ${CHECKPOINT_PATH:-${MS_CHECKPOINT_PATH-}} in
     *://*) extras+=,remote ;;
 esac
 if [ "${1-}" = --dev ]; then extras+=,dev; fi
+# What an environment was given once it keeps: run.sh must not take pytest away from who called this with --dev.
+kept=
+if [ -r "$stamp" ]; then { read -r _ && read -r kept; } <"$stamp" || true; fi
+for extra in dev remote npu; do
+    if [[ ,$kept, = *,$extra,* && ,$extras, != *,$extra,* ]]; then extras+=,$extra; fi
+done
 
 # What the installation depends on. The interpreter is named by the two links that make the environment's python.
 fingerprint() {

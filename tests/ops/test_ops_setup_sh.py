@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,23 @@ def test_the_first_time_says_what_it_takes_before_anything_else(repository: Path
     done = set_up(repository, **({"VENV": name} if name else {}))
     assert done.stdout.splitlines()[0].endswith("downloaded and installed: 1.2 GB, 40 to 380 s")
     assert "no Python from 3.11 on among /no/python" in done.stderr
+
+
+def test_what_an_environment_was_given_it_keeps(repository: Path) -> None:
+    """As where run.sh meets new constraints in an environment that was made with --dev."""
+    calls = repository / "calls"
+    python = repository / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$*" >>{calls}\ncase $1 in -c) exec {sys.executable} "$@" ;; esac\n')
+    python.chmod(0o755)
+    (repository / ".venv" / "pyvenv.cfg").touch()
+    stamp = repository / ".venv" / ".samebits-stamp"
+    stamp.write_text("of older constraints\nexamples,dashboard,dev,remote\n")
+    done = set_up(repository, PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    installed = next(line for line in calls.read_text().splitlines() if "--editable" in line)
+    assert installed.endswith("--editable .[examples,dashboard,dev,remote]")
+    assert stamp.read_text().splitlines()[1] == "examples,dashboard,dev,remote"
+    calls.unlink()
+    assert set_up(repository, PYTHON=sys.executable).returncode == 0
+    assert not calls.exists()  # nothing is left to do
