@@ -340,7 +340,7 @@ SUBCOMMANDS = (
     Subcommand("doctor", "check what a job needs on this machine", _doctor),
 )
 
-_WRONG_USAGE = 64
+_WRONG_USAGE = 2  # as argparse has it
 
 
 def _usage() -> str:

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here(only_looks=True)
     names = process_names(kept_start.nodes_of(settings.log_dir, settings))
+    if not options.follow and not any((settings.log_dir / f"{name}.log").exists() for name in names):
+        raise UsageError(f"LOG_DIR={settings.log_dir} holds no log. Fix: change to the folder the job was started in")
     if options.worker is not None:
         wanted = SCHEDULER if options.worker == SCHEDULER else name_of(options.worker)
         if wanted not in names:

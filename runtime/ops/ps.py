@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.errors import StoreError
+from runtime.errors import StoreError, UsageError
 from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, names_spare, stored_view
 from runtime.ops.local_processes import SCHEDULER, is_stopped, node_of, process_names, read_pid_files
@@ -38,6 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(rows))
         return 0
+    if not rows and view is None:
+        raise UsageError(
+            f"no job was started here: LOG_DIR={settings.log_dir} names no process, and nobody answers. Fix: "
+            "change to the folder the job was started in"
+        )
     table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
     table += [tuple("–" if row[key] is None else str(row[key]) for key in table[0]) for row in rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]

@@ -99,8 +99,8 @@ def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(subcommand.name in text and subcommand.summary in text for subcommand in SUBCOMMANDS)
-    assert main([]) == 64
-    assert main(["fly"]) == 64
+    assert main([]) == 2
+    assert main(["fly"]) == 2
     assert "there is no subcommand 'fly'" in capsys.readouterr().err
 
 
@@ -156,6 +156,16 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     assert main(["status", "--json"]) == 0
     view = JobView.of(json.loads(capsys.readouterr().out))
     assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
+
+
+@pytest.mark.parametrize("words", [["ps"], ["logs"], ["logs", "scheduler"]])
+def test_where_no_job_was_started_nothing_is_shown_as_if_there_were(
+    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 80
+    said = capsys.readouterr()
+    assert not said.out and str(here / "device") in said.err
+    assert "Fix: change to the folder the job was started in" in said.err
 
 
 def test_stop_where_nothing_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
