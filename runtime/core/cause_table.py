@@ -116,7 +116,19 @@ _DEVICE = Row(
         "fallen off the bus",
         "hardware stack error",
         "device(s) is/are busy or unavailable",
+        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, as the next two rows have them
     ),
+)
+_DEVICE_FULL = Row(
+    "an accelerator's memory is full",
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
+    "make the batch smaller, or leave the device to fewer processes: the message names it and what it holds",
+    texts=("torch.OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
+)
+_DEVICE_STOPPED = Row(
+    "its device was stopped, so that a collective that could not end did end",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: the runtime stops it where a group is broken"),
+    texts=("FORCE STOP",),
 )
 _STORAGE = Row(
     "a disk or a network folder failed, or is full",
@@ -145,6 +157,7 @@ _NETWORK = Row(
         "Temporary failure in name resolution",
         "DistNetworkError",
         "ncclRemoteError",
+        *("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED"),
     ),
 )
 _NOT_FINITE = Row(
@@ -258,7 +271,7 @@ UNKNOWN = Row(
 
 TABLE: tuple[Row, ...] = (
     *(_ENDED, _WRONG, _TORN_OUT, _TAKEN_OVER),
-    *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _STORAGE, _NETWORK),
+    *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
     *(_CRASHED, _PREEMPTED, _KILLED),
     *(_NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),

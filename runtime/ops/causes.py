@@ -77,6 +77,14 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "加速卡发生故障",
         "停用该设备：驱动日志（dmesg、nvidia-smi -q、npu-smi info）会指明是哪一块",
     ),
+    "an accelerator's memory is full": (
+        "加速卡显存已满",
+        "减小 batch，或减少共用该设备的进程：信息中写明是哪块设备、其中有什么",
+    ),
+    "its device was stopped, so that a collective that could not end did end": (
+        "设备被停止，好让无法结束的集合通信结束",
+        "无需处理：通信组被打断时由运行时停止",
+    ),
     "a disk or a network folder failed, or is full": ("磁盘或网络目录故障或已满", "腾出空间，或修复信息中指明的磁盘"),
     "a connection broke": ("连接中断", "检查信息中所列主机之间的网络"),
     "it crashed in compiled code": (

@@ -30,6 +30,10 @@ from runtime.exit_codes import Again as ExitAgain
 from tests.core.house import House, training_house
 from tests.core.test_core_progress import SLEEPS, pass_time, training_for_a_while
 
+OF_A_DEVICE = ("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR")
+OF_A_LINK = ("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED")
+"""As torch_npu 2.13.0's libtorch_npu.so has them."""
+
 
 def failure(error: str) -> Observation:
     return Observation(1, None, error, is_failure=True)
@@ -47,6 +51,10 @@ def failure(error: str) -> Observation:
         (failure("RuntimeError: CUDA error: uncorrectable ECC error encountered"), CauseClass.DEVICE, Retry.YES),
         (failure("RuntimeError: CUDA error: device-side assert triggered"), CauseClass.SOFTWARE, Retry.ONCE),
         (failure("torch.OutOfMemoryError: CUDA out of memory"), CauseClass.SOFTWARE, Retry.ONCE),
+        (failure("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB"), CauseClass.SOFTWARE, Retry.ONCE),
+        (failure("RuntimeError: FORCE STOP.[ERROR] ERR00100 PTA call acl api failed"), CauseClass.NETWORK, Retry.YES),
+        *((failure(f"RuntimeError: {text}."), CauseClass.DEVICE, Retry.YES) for text in OF_A_DEVICE),
+        *((failure(f"RuntimeError: {text}."), CauseClass.NETWORK, Retry.YES) for text in OF_A_LINK),
         (failure("OSError: [Errno 28] No space left on device: 'x'"), CauseClass.STORAGE, Retry.YES),
         (Observation(71, None, "x: writing: No space left on device"), CauseClass.STORAGE, Retry.YES),
         (failure("OSError: [Errno 5] Input/output error"), CauseClass.STORAGE, Retry.YES),

@@ -30,7 +30,9 @@ _GLOO = re.compile(
     # monitored_barrier, which says who is missing
     r"|(received errors? while waiting|failed to pass monitoredBarrier|timed out in monitoredBarrier)"
     # NCCL, from a communicator that was given up
-    r"|(NCCL|HCCL) communicator was aborted",
+    r"|(NCCL|HCCL) communicator was aborted"
+    # torch_npu, from any operation that runs into them; a memory error of this process's own device is not among them
+    r"|(?-i:FORCE STOP|SUSPECT REMOTE ERROR|HCCS LINK ERROR|UB LINK ERROR|HCCL OP RETRY FAILED)",
     re.IGNORECASE,
 )
 _FROM_CALLBACK = f"{GenerationEndedError.__name__}: "  # how a Python error reads once it has passed through C++

@@ -517,6 +517,8 @@ LOST = [
     RuntimeError(
         "Got the following error when running the callback: RuntimeError: " + GLOO + "Connection closed by peer"
     ),
+    RuntimeError("FORCE STOP.[ERROR] 2026-11-25 (PID:7, Device:0, RankID:0) ERR00100 PTA call acl api failed"),
+    RuntimeError("SUSPECT REMOTE ERROR."),
     _caused(ValueError("the user's"), CommunicationError("lost")),
 ]
 OTHERS = [
@@ -524,6 +526,8 @@ OTHERS = [
     RuntimeError("Connection closed by peer"),
     RuntimeError("GenerationEndedError: a user writes this"),
     RuntimeError("CUDA out of memory"),
+    RuntimeError("UCE ERROR."),
+    RuntimeError("they force stop me"),
     RuntimeError("Got the following error when running the callback: ZeroDivisionError: division by zero"),
     RuntimeError(
         "[enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4. "
