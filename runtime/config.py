@@ -129,6 +129,7 @@ class Settings:
     host_launch: str | None
     host_slots: int
     host_rest_s: HostRest
+    preemption_command: str | None
     max_restarts: int
     monitor_interval_s: float
     shutdown_timeout_s: float

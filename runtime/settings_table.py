@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -231,6 +232,14 @@ def _parse_rest(text: str) -> HostRest:
     return HostRest(first_s, most_s)
 
 
+def _parse_words(text: str) -> object:
+    try:
+        shlex.split(text)
+    except ValueError:
+        raise WrongValueError("one whose quotes are closed") from None
+    return _COMMAND.parse(text)
+
+
 _ROLE = Kind(
     "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
 )
@@ -249,6 +258,7 @@ _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比�
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
 _COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
+_WORDS = Kind(_COMMAND.expected, _COMMAND.expected_zh, _parse_words)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
 
@@ -500,6 +510,14 @@ VARIABLES: tuple[Variable, ...] = (
         "HOST_REST", "host_rest_s", _REST, "10:600", _DISCOVERY,
         "Seconds a host that failed is left alone: the first time, and at most; each time twice as long.",
         "失败的主机被搁置的秒数：首次和最长；每次加倍。",
+    ),
+    Variable(
+        "PREEMPTION_COMMAND", "preemption_command", _WORDS, None, _DISCOVERY,
+        "Command that each worker runs every 5 s, without a shell: status 0 says that its machine is about to be taken "
+        "away, and the worker leaves at its next commit.",
+        "每个 worker 每 5 秒运行一次的命令，不经过 shell：状态码 0 表示所在机器即将被收回，worker 在下一次提交后离开。",
+        example="'test -e /run/preempted'",
+        shown_default=("none: SIGTERM alone says it", "无：只看 SIGTERM"),
     ),
     Variable(
         "MAX_RESTARTS", "max_restarts", _whole(0, MOST_RESETS), "0", _SUPERVISION,

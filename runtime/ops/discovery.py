@@ -237,7 +237,10 @@ class Discovery:
         new = [node for node in due if node not in self._told]
         self._told |= dict.fromkeys(due, now)
         if new:
-            self._say(f"worker {', '.join(new)} has no place on a host any more and leaves at the next commit")
+            self._say(
+                f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host was given up. "
+                "Fix: let the discovery script print the host where it is to run"
+            )
         if due:
             text = self._turn.lines[-1] if new else ""
             self._turn.decisions.append(Reason(text, tuple(due)))

@@ -97,6 +97,12 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         _take_bounds(parser, options, given, devices)
         per_node = None
     else:
+        if given.value("HOST_LAUNCH") or options.host_rest:
+            what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
+            parser.error(
+                f"{what}: it is for hosts that a script names, and there is none. Fix: --host-discovery-script "
+                f"./hosts.sh, or leave {what} out"
+            )
         per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
     if per_node is not None:
         given.say("WORKER_NUM", str(nodes_most * per_node))

@@ -93,6 +93,7 @@ from runtime.service.health import HealthLook
 from runtime.service.host import this_process
 from runtime.service.launched import proof_for
 from runtime.service.life_sign import DeathWatch, LifeSign
+from runtime.service.preemption import PreemptionLook
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
@@ -193,6 +194,7 @@ class Agent:
         self.deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
         self.life_sign = LifeSign.if_possible(process.host, self.session)
         self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)))
+        self._preemption = PreemptionLook.of(settings)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     @property
@@ -213,6 +215,8 @@ class Agent:
         """
         self._thread.start()
         self._health.start()
+        if self._preemption is not None:
+            self._preemption.start()
         if meanwhile is not None:
             with self._changed:
                 has_to_wait = not self._changed.wait_for(lambda: self._admitted or self.must_end, AT_ONCE_S)
@@ -433,6 +437,8 @@ class Agent:
                 wake_at = ready.wake_at
                 self._keep_time()
         self._health.stop()
+        if self._preemption is not None:
+            self._preemption.stop()
         self._client.close()
         if self.life_sign is not None:
             self.life_sign.give_up()

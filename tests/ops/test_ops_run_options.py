@@ -127,6 +127,8 @@ def test_where_hosts_are_discovered_the_options_say_the_bounds(
         ("--host-discovery-script ./h train.py", "how many hosts at most? As in --nnodes 1:8"),
         ("--host-discovery-script ./h --nnodes 1:2 --spares 1 train.py", "--spares: with"),
         ("--host-discovery-script ./h --nnodes 1:2 --node-rank 1 train.py", "--node-rank: with"),
+        ("--launch 'ssh' train.py", "--launch: it is for hosts that a script names, and there is none. Fix: "),
+        ("--host-rest 1:2 train.py", "--host-rest: it is for hosts that a script names, and there is none. Fix: "),
         ("", "which script? As in"),
         ("--nproc 3 train.py", "unrecognized arguments|--nproc"),
         ("-n many train.py", "--nproc-per-node many: expected a number, auto, gpu or cpu"),

@@ -1,0 +1,93 @@
+"""Whether this worker's machine is about to be taken away: the user's command is asked every few seconds.
+
+Clouds announce it by a metadata server, clusters by a file or a node's mark, each differently; so it is a command of
+the user's, whose status 0 means yes. Here lives the asking, in a thread of its own. Never here: what follows, which is
+the same as at SIGTERM. The one idea: a command that fails, hangs or does not exist is no announcement, and is said
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+
+from runtime.config import Settings
+from runtime.service import log
+
+EVERY_S = 5.0
+TIMEOUT_S = 10.0
+_SHELLS_OWN = 126
+"""From here on a status is of the shell, or of env: the command cannot be run (127: it is not there)."""
+
+
+class PreemptionLook:
+    """Asks until the answer is yes; ``told`` is then called once, in this object's thread, with a sentence.
+
+    Args:
+        command: split into words as a shell does, and read by none.
+        told: takes why this worker is to leave.
+        every_s: seconds from one answer to the next question.
+    """
+
+    def __init__(self, command: str, told: Callable[[str], object], every_s: float = EVERY_S) -> None:
+        self._words = shlex.split(command)
+        self._told = told
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._problem = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> PreemptionLook | None:
+        """This process's, whose main thread then leaves at its next commit; None where there is nothing to ask."""
+        command = settings.preemption_command
+        return None if command is None else cls(command, _leave)
+
+    def start(self) -> None:
+        """Begin, in a thread that ends with the process."""
+        threading.Thread(target=self._run, name="samebits-preemption", daemon=True).start()
+
+    def stop(self) -> None:
+        """No further question."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if self._is_announced():
+                self._told(f"this machine is about to be taken away ({self._words[0]}, PREEMPTION_COMMAND)")
+                return
+            self._over.wait(self._every_s)
+
+    def _is_announced(self) -> bool:
+        try:
+            done = subprocess.run(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"has not ended after {TIMEOUT_S:g} s"
+        except (OSError, ValueError) as error:
+            problem = f"cannot be run: {error.strerror if isinstance(error, OSError) else error}"
+        else:
+            if done.returncode == 0:
+                return True
+            problem = f"ended with status {done.returncode}" if done.returncode >= _SHELLS_OWN else ""
+        if problem and problem != self._problem:
+            log.warn(
+                f"PREEMPTION_COMMAND: {self._words[0]} {problem}: nobody hears of a preemption before SIGTERM. Fix: "
+                "let it end with status 0 where this machine is about to be taken away, with 1 where it is not"
+            )
+        self._problem = problem
+        return False
+
+
+def _leave(why: str) -> None:
+    log.say(f"asked to leave: {why}")
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may

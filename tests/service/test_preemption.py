@@ -1,0 +1,49 @@
+"""A machine that is about to be taken away: the command says so by status 0, and nothing else counts as that."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.service.preemption import PreemptionLook
+from tests.service.house import PATIENCE_S
+
+
+def test_status_0_is_told_once_and_no_other_status_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notice, asked = tmp_path / "a notice", tmp_path / "asked"
+    told: list[str] = []
+    heard = threading.Event()
+
+    def take(text: str) -> None:
+        told.append(text)
+        heard.set()
+
+    look = PreemptionLook(f"sh -c 'echo x >>{asked}; test -e \"{notice}\"'", take, every_s=0.01)
+    look.start()
+    for _ in range(int(PATIENCE_S * 100)):
+        if asked.exists() and len(asked.read_text()) >= 6:
+            break
+        heard.wait(0.01)
+    assert told == [] and len(asked.read_text()) >= 6, "it was asked three times, and has said no"
+    notice.touch()
+    assert heard.wait(PATIENCE_S)
+    assert told == ["this machine is about to be taken away (sh, PREEMPTION_COMMAND)"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("./there/is/none", "cannot be run: No such file or directory"),
+        ("sh -c 'exit 127'", "ended with status 127"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
+    command: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    look = PreemptionLook(command, lambda text: pytest.fail(text))
+    assert [look._is_announced() for _ in range(3)] == [False] * 3
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1 and said in lines[0] and "Fix: " in lines[0]
