@@ -13,7 +13,7 @@ from pathlib import Path
 
 WORKER = Path(__file__).parent / "workers" / "detection.py"
 VICTIM = 1
-NOTICED = re.compile(r"^.*?samebits scheduler: (no step for .*|worker \d+ \(.*?\) is lost: .*)$", re.MULTILINE)
+NOTICED = re.compile(r"^.*?samebits scheduler: (no step for .*|worker \d+ \(.*?\) (?:is lost|ends): .*)$", re.MULTILINE)
 """The first such line of a scheduler's log is what it makes of a fault."""
 
 
@@ -38,6 +38,7 @@ class Fault:
 
 
 _LOST = rf"worker {VICTIM} \(pid \d+ on [^)]*\) is lost: "
+_ENDS = rf"worker {VICTIM} \(pid \d+ on [^)]*\) ends: "
 _STILL = rf"no step for \d+ s: worker {VICTIM} "
 _SILENT = _LOST + r"silent for \S+ s \(NODE_TIMEOUT\): it "
 
@@ -45,7 +46,7 @@ FAULTS = (
     Fault(
         "kill", _LOST + r"(its connection closed and its process is gone|its process ended \(seen by)", signal.SIGKILL
     ),
-    Fault("exception", _LOST + r"failed at \S*LINE: RuntimeError: a fault", line=True, ends_job=True),
+    Fault("exception", _ENDS + r"failed at \S*LINE: RuntimeError: a fault", line=True, ends_job=True),
     Fault("stop", _SILENT + r"is stopped \(SIGSTOP\). Fix: kill -CONT \d+", signal.SIGSTOP),
     Fault("sleep", _STILL + r"is in \S*LINE \(time.sleep\), worker 0 waits for it in \w+ #\d+", line=True),
     Fault("deadlock", _STILL + r"is in \S*LINE \(lock.acquire\), worker 0 waits for it in \w+ #\d+", line=True),

@@ -39,20 +39,21 @@ class Causes:
         return ""
 
     def take(self, cause: CauseFound, *, spoke: bool) -> bool:
-        """A member of a generation is lost; whether that is to be remembered as a cause.
+        """A member of a generation is lost, or dies; whether that is to be remembered as a cause.
 
         Args:
-            cause: its loss.
+            cause: its loss; once more where it had said that it dies.
             spoke: it has said what error it dies of: behind an earlier loss that is most likely the consequence.
         """
         found = self._of.setdefault(cause.generation, [])
-        if isinstance(found, str):
+        followers = self._followers.setdefault(cause.generation, [])
+        if isinstance(found, str) or cause.rank in followers or any(one.node == cause.node for one in found):
             return False
         is_at_once = not spoke and bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES
         if not found or is_at_once:
             found.append(cause)
             return True
-        self._followers.setdefault(cause.generation, []).append(cause.rank)
+        followers.append(cause.rank)
         return False
 
     def blame(self, generation: int, text: str) -> None:

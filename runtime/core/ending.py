@@ -54,10 +54,12 @@ class Ending:
         """What keeps the job from going on, where it is no member's loss."""
         self._causes.blame(self._ledger.state.generation_number, cause)
 
-    def lost(self, cause: CauseFound, *, spoke: bool) -> None:
-        """A member of the last generation is lost; ``spoke``: it has said of what error."""
-        if self._causes.take(cause, spoke=spoke):
+    def lost(self, cause: CauseFound, *, spoke: bool) -> bool:
+        """Whether a member's loss, or that it dies, is a cause, and a new one; ``spoke``: it has said of what error."""
+        is_cause = self._causes.take(cause, spoke=spoke)
+        if is_cause:
             self._ledger.write(cause)
+        return is_cause
 
     def left(self, text: str) -> None:
         """A worker gave its seat up on purpose, saying this; the first one counts."""

@@ -343,8 +343,7 @@ class SchedulerCore:
             case Publish():
                 self._rendezvous.publish(seat, message)
             case LastWords():
-                presence = self._ledger.presences[seat.node]
-                presence.last_words, presence.step = message.text, message.step
+                self._hear_last_words(seat, message)
             case Still():
                 self._watch.take(seat, message)
             case PeerGone(_, gone):
@@ -543,6 +542,13 @@ class SchedulerCore:
             self._lose(seat, message.text, spoke=True)
         self._ending.if_everybody_left()
 
+    def _hear_last_words(self, seat: Seat, message: LastWords) -> None:
+        """A worker dies of an error: the cause is known from now on, though its seat is not lost before it has left."""
+        presence = self._ledger.presences[seat.node]
+        presence.last_words, presence.step = message.text, message.step
+        if seat.is_held and self._blame_member(seat, message.text, spoke=True):
+            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {message.text}", Level.WARNING)
+
     def _peer_gone(self, witness: Seat, session: str) -> None:
         """A worker saw another one on its host die: that is known long before its connection closes."""
         process = self.process_of_session(session)
@@ -641,27 +647,33 @@ class SchedulerCore:
         self._unwell_hosts.forget(seat.node)
         if seat.slot is None:
             return  # a spare: no event for the job
-        committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)
-        if committed is None or rank is None:
+        if self._rendezvous.rank_of(seat) is None:
             self._ending.blame(f"worker {seat.node} ({seat.process}): {seat.reason}")
         else:
-            presence, now = self._ledger.presences[seat.node], self._ledger.now
-            number, step = committed.generation, presence.step
-            spoke = spoke or bool(presence.last_words)
-            text = f"{seat.reason} ({self._judgement_of(presence, seat.reason if spoke else '')})"
-            cause = CauseFound(number, rank, seat.node, seat.process, step, now, text)
-            self._ending.lost(cause, spoke=spoke)
+            self._blame_member(seat, seat.reason, spoke=spoke or bool(self._ledger.presences[seat.node].last_words))
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
-    def _judgement_of(self, presence: Presence, words: str) -> str:
+    def _blame_member(self, seat: Seat, reason: str, *, spoke: bool) -> bool:
+        """Whether a member's loss, or the error it says it dies of, is a cause of its generation's end, and news."""
+        committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)
+        if committed is None or rank is None:
+            return False
+        presence = self._ledger.presences[seat.node]
+        text = f"{reason} ({self._judgement_of(seat, reason if spoke else '')})"
+        number, now = committed.generation, self._ledger.now
+        cause = CauseFound(number, rank, seat.node, seat.process, presence.step, now, text)
+        return self._ending.lost(cause, spoke=spoke)
+
+    def _judgement_of(self, seat: Seat, words: str) -> str:
         """The class of a member's loss, and what is done about it; ``words`` are its own."""
         ledger, policy = self._ledger, self._ledger.policy
-        row = policy.causes.of(observed(presence, words, policy.node_timeout_s))
+        row = policy.causes.of(observed(ledger.presences[seat.node], words, policy.node_timeout_s))
+        left = ledger.present() - ledger.is_present(seat.node)
         means = Means(
             goes_on=policy.recovery,
             spares=len(ledger.state.spares),
             has_launcher=bool(policy.token),
-            shrinks_after_s=policy.shrink_grace_s if ledger.present() >= policy.min_world_size else None,
+            shrinks_after_s=policy.shrink_grace_s if left >= policy.min_world_size else None,
         )
         return judged(row, means)
 

@@ -11,10 +11,11 @@ from benchmarks.detection_faults import FAULTS, first_notice, is_right, line_of
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 LOST = "worker 1 (pid 7 on vm) is lost: "
+ENDS = LOST.replace("is lost", "ends")
 SILENT = f"{LOST}silent for 5 s (NODE_TIMEOUT): it "
 RIGHT = {
     "kill": f"{LOST}its process ended (seen by worker 0 on the same host)",
-    "exception": f"{LOST}failed at benchmarks/workers/{line_of('exception')}: RuntimeError: a fault",
+    "exception": f"{ENDS}failed at benchmarks/workers/{line_of('exception')}: RuntimeError: a fault",
     "stop": f"{SILENT}is stopped (SIGSTOP). Fix: kill -CONT 7",
     "sleep": f"no step for 5 s: worker 1 is in {line_of('sleep')} (time.sleep), worker 0 waits for it in all_reduce #9",
     "deadlock": f"no step for 5 s: worker 1 is in {line_of('deadlock')} (lock.acquire), worker 0 waits for it in x #9",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.causes import Causes, sentence
-from runtime.core.messages import Process
+from runtime.core.messages import LastWords, Process
 from runtime.core.records import CauseFound
 from runtime.core.state import JobState
 from tests.core.house import House, training_house
@@ -66,6 +66,22 @@ def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler(
     assert house.core.first_cause == said
     house.crash(1.0)
     assert house.core.first_cause == said, "and a second one"
+
+
+def test_who_says_of_what_it_dies_is_the_cause_before_its_seat_is_lost() -> None:
+    house = training_house(3)
+    house.receive("s1", LastWords(house.credential("1"), "failed at train.py:88: RuntimeError: no", 41))
+    assert house.ready.notes[-1].text.endswith(" ends: failed at train.py:88: RuntimeError: no")
+    assert [record.node for record in house.records(CauseFound)] == ["1"] and not house.seat("1").is_lost
+    house.receive("s0", LastWords(house.credential("0"), "failed at train.py:88: RuntimeError: no", 41))
+    assert house.ready.notes == [], "one sentence, however many ranks meet the same error"
+    house.crash(0.2)
+    house.leave("1", on_purpose=False, text="RuntimeError: no")
+    house.leave("0", on_purpose=False, text="RuntimeError: no")
+    assert house.core.first_cause.startswith("rank 1 (node 1, ") and "train.py:88" in house.core.first_cause
+    assert house.core.first_cause.endswith("; rank 0 followed"), "each once, and the scheduler's end lost nothing"
+    assert house.seat("1").is_lost and house.seat("0").is_lost
+    assert len(house.core.state.causes) == 1
 
 
 def test_every_later_message_names_it_after_a_restart() -> None:

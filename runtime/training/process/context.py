@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn
 
@@ -38,7 +37,6 @@ from runtime.service.probe_beat import ProbeBeat
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from runtime.store.lock import DirectoryLock
-from runtime.tracebacks import failure_in
 from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
@@ -46,6 +44,7 @@ from runtime.training.process import numerics, plain_group
 from runtime.training.process.compiled_code import keep_compiled_code
 from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.forking import Forking
+from runtime.training.process.last_words import last_words, named, watch_threads
 from runtime.training.process.member_info import own_info
 from runtime.training.process.next_group import NextGroup, likely_place
 from runtime.training.process.sigterm import Departure
@@ -64,8 +63,9 @@ _TRAINED_ALONE = (
 )
 
 OWN_ERROR_GRACE_S = 0.3
-"""From an exception of the script's own until the others are told: if it is the program's fault, they meet it as well,
-and say so, instead of being torn out of the step before it and waiting for a process that will fail again.
+"""From an exception of the script's own, of which the scheduler hears at once, until its seat is given up: if it is the
+program's fault, the others meet it as well, and say so, instead of being torn out of the step before it and waiting for
+a process that will fail again.
 """
 SETTLE_S = 1.0
 """How long a fork waits for the collectives that run: one may wait for a peer that waits for this process."""
@@ -374,15 +374,21 @@ class _Ending:
         """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
         self._previous_hook = sys.excepthook
         sys.excepthook = self._uncaught
+        watch_threads(self._thread_ended)
         self.exit_status.install()
         atexit.register(self._at_end)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._previous_hook(kind, error, traceback)  # somebody's own hook for threads calls this one
+            return
         if self.agent is not None and group.is_communication_failure(error):
             # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
             error = self.agent.verdict(VERDICT_S) or error
-        if threading.current_thread() is threading.main_thread():
-            self._error = error
+        self._error = error
+        is_told_to = isinstance(error, SameBitsError) and not isinstance(error, UsageError)
+        if self.agent is not None and not is_told_to:
+            self.agent.speak_last(last_words(kind, error, traceback))  # before all that is slow, as a traceback is
         if isinstance(error, SameBitsError):
             for line in str(error).splitlines():
                 print(f"samebits: {line}", file=sys.stderr, flush=True)
@@ -390,13 +396,15 @@ class _Ending:
         else:
             self._previous_hook(kind, error, traceback)
             self._status = 1
-        if self.agent is not None and not (isinstance(error, SameBitsError) and not isinstance(error, UsageError)):
-            if _process is not None and _process.has_trained:
-                self.agent.verdict(OWN_ERROR_GRACE_S)
-            self.agent.speak_last(_last_words(kind, error, traceback))
+        if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
+            self.agent.verdict(OWN_ERROR_GRACE_S)
+
+    def _thread_ended(self, text: str) -> None:
+        if self.agent is not None:
+            self.agent.report_oddity(self.agent.step, text)
 
     def _at_end(self) -> None:
-        text = self._judge() if self._error is None else _named(self._error)
+        text = self._judge() if self._error is None else named(self._error)
         if self.agent is not None:
             told_to = self._error is not None and self._error is self.agent.must_end
             if self.departure.has_left:
@@ -438,12 +446,3 @@ class _Ending:
         self._status = 1 if self.recovers and not self.is_through else 0
         when = "after" if self.is_through else "before"
         return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
-    failure = failure_in("".join(format_exception(kind, error, traceback)), Path.cwd())
-    return str(failure or f"failed: {_named(error)}")[:2000]

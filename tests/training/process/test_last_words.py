@@ -1,0 +1,97 @@
+"""What an uncaught exception says, and that a thread's ends no process but is heard of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.core.messages import MAX_ODDITY_CHARS
+from runtime.training.process.last_words import last_words, watch_threads
+from tests.system.processes import environment_of_tests
+
+THREADS = """\
+import sys, threading
+from runtime.training.process import context
+
+def fail(): raise ValueError("no\\nsuch \\x1b[31m sample")
+
+class Told:
+    step = 41
+    must_end = None
+    def report_oddity(self, step, text): print("told", step, text, flush=True)
+    def speak_last(self, text): print("LAST", text, flush=True)
+    def leave(self, *, on_purpose, text): print("left", on_purpose, flush=True)
+
+ending = context._Ending()
+ending.install()
+ending.agent = Told()
+ending.is_through = True
+for hook in (threading.excepthook, lambda ended: sys.excepthook(*ended[:3])):
+    threading.excepthook = hook
+    thread = threading.Thread(target=fail, name="feeder")
+    thread.start()
+    thread.join()
+"""
+
+
+def ended(target: object, tell: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    watch_threads(tell)  # type: ignore[arg-type]
+    thread = threading.Thread(target=target, name="feeder")  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+    assert len(shown) == 1, "what stood there before is called as well"
+
+
+def test_a_threads_end_is_told_in_one_printable_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ValueError("x" * 9000 + "\n\x1b[31m")
+
+    told: list[str] = []
+    ended(fail, told.append, monkeypatch)
+    (text,) = told
+    assert (
+        text.startswith("its thread feeder failed at ")
+        and "test_last_words.py:" in text
+        and ": ValueError: xxx" in text
+    )
+    assert len(text) <= MAX_ODDITY_CHARS and text.isprintable()
+
+
+def test_an_exit_in_a_thread_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    watch_threads(told.append)
+    threading.excepthook(threading.ExceptHookArgs((SystemExit, SystemExit(3), None, None)))
+    assert told == []
+
+
+def test_last_words_are_bounded() -> None:
+    error = ValueError("x" * 9000)
+    assert last_words(ValueError, error, None).startswith("failed: ValueError: xxx")
+    assert len(last_words(ValueError, error, None)) <= 2000
+
+
+def test_a_thread_is_told_and_says_no_last_words_for_its_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(THREADS)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment_of_tests(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told, left = done.stdout.splitlines()
+    assert told == "told 41 its thread feeder failed at script.py:4: ValueError: no", "the second hook is the script's"
+    assert left == "left True", "and its process has come to a good end"
+    assert done.stderr.count("ValueError: no") == 2
