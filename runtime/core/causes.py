@@ -8,7 +8,7 @@ for nobody can tell which of them was first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runtime.core.cause_table import Notice, Observation
 from runtime.core.hangs import Hang, told_apart
@@ -29,7 +29,7 @@ class Causes:
 
     def __init__(self, known: Sequence[CauseFound] = ()) -> None:
         self._of: dict[int, list[CauseFound] | str] = {known[0].generation: list(known)} if known else {}
-        self._followers: dict[int, list[int]] = {}  # generation → the ranks that were lost later, in that order
+        self._followers: dict[int, set[int]] = {}  # generation → the ranks that were lost later
 
     @property
     def first(self) -> str:
@@ -46,14 +46,14 @@ class Causes:
             spoke: it has said what error it dies of: behind an earlier loss that is most likely the consequence.
         """
         found = self._of.setdefault(cause.generation, [])
-        followers = self._followers.setdefault(cause.generation, [])
+        followers = self._followers.setdefault(cause.generation, set())
         if isinstance(found, str) or cause.rank in followers or any(one.node == cause.node for one in found):
             return False
         is_at_once = not spoke and bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES
         if not found or is_at_once:
             found.append(cause)
             return True
-        followers.append(cause.rank)
+        followers.add(cause.rank)
         return False
 
     def blame(self, generation: int, text: str) -> None:
@@ -81,7 +81,7 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
     return Observation(notice=Notice.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
 
 
-def sentence(causes: Sequence[CauseFound], followers: Sequence[int] = ()) -> str:
+def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> str:
     """``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
     first, *others = causes
     text = f"{_who(first)} failed first{_when(first)}: {first.text}"
