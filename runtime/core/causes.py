@@ -13,7 +13,9 @@ from collections.abc import Collection, Sequence
 from runtime.core.cause_table import Notice, Observation
 from runtime.core.hangs import Hang, told_apart
 from runtime.core.ledger import Presence
+from runtime.core.messages import Process
 from runtime.core.records import CauseFound
+from runtime.core.values import replace
 
 AT_ONCE_S = 0.5
 MOST_CAUSES = 4
@@ -56,6 +58,17 @@ class Causes:
         followers.add(cause.rank)
         return False
 
+    def explain(self, node: str, process: Process, text: str) -> CauseFound | None:
+        """More is known of the end of this process: the cause that says so now; None where its end is none."""
+        for found in self._of.values():
+            if isinstance(found, str):
+                continue
+            for place, one in enumerate(found):
+                if one.node == node and one.process == process and one.text != text:
+                    found[place] = replace(one, text=text)
+                    return found[place]
+        return None
+
     def blame(self, generation: int, text: str) -> None:
         """Something else has ended the generation, or keeps one from forming."""
         self._of.setdefault(generation, text)
@@ -73,6 +86,8 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
         return Observation(hang=presence.hang)
     if words:
         return Observation(error=words, is_failure=True)
+    if (ended := presence.ended) is not None:
+        return Observation(ended.status, ended.signal, ended.error, ended.is_failure, ended.is_out_of_memory)
     if presence.is_gone:
         return Observation(notice=Notice.GONE)
     if presence.closed_at is not None:

@@ -15,6 +15,7 @@ from runtime.core.messages import EndJob, EndKind
 from runtime.core.ready import Ended, Level
 from runtime.core.records import CauseFound, JobFinished, JobInterrupted
 from runtime.core.rendezvous import Rendezvous
+from runtime.core.state import Seat
 from runtime.core.world import World
 
 END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
@@ -60,6 +61,13 @@ class Ending:
         if is_cause:
             self._ledger.write(cause)
         return is_cause
+
+    def explain(self, seat: Seat, text: str) -> bool:
+        """More is known of how a lost member ended; whether it is a cause, and that news."""
+        cause = self._causes.explain(seat.node, seat.process, text)
+        if cause is not None:
+            self._ledger.write(cause)
+        return cause is not None
 
     def left(self, text: str) -> None:
         """A worker gave its seat up on purpose, saying this; the first one counts."""

@@ -15,6 +15,7 @@ from typing import Any
 from runtime.core.messages import Activity, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, SavedPoints
 from runtime.core.ready import Level, Note, Send
 from runtime.core.records import (
+    CauseFound,
     GenerationCommitted,
     JobCreated,
     JobFinished,
@@ -51,6 +52,7 @@ class Kind(enum.StrEnum):
     SPARE = "spare"
     PROMOTED = "promoted"
     LOST = "lost"
+    CAUSE = "cause"  # more became known of a loss
     LEFT = "left"
     RETIRED = "retired"
     ROUND = "round"
@@ -137,6 +139,7 @@ class Chronicle:
         self._stalled_s: dict[str, tuple[int, float]] = {}  # by node: incarnation, and what it has told
         self._waited_s: dict[str, float] = {}  # by node: of it, in this generation
         self._waits_told_s = 0.0  # by events of this generation
+        self._causes = {(cause.generation, cause.node) for cause in state.causes}  # known already
         self._events: list[Event] = []
 
     def heard(self, message: object, now: float) -> None:
@@ -168,7 +171,7 @@ class Chronicle:
             if count > NAMED:
                 self._add(kind, now, text=f"{count - NAMED} more", more={"count": count - NAMED})
         self._note_round(sends, now)
-        reasons = [event.text for event in self._events if event.kind is Kind.LOST]
+        reasons = [event.text for event in self._events if event.kind in (Kind.LOST, Kind.CAUSE)]
         for note in notes[: 2 * NAMED]:
             if note.level is Level.WARNING and not any(reason in note.text for reason in reasons):
                 self._add(Kind.NOTE, now, text=note.text)
@@ -252,6 +255,10 @@ class Chronicle:
                 silent_ms = {"silent_ms": _ms(now - since)}
                 self._look(now)
                 self._seat(Kind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
+            case CauseFound(generation, _, node, _, _, _, text):
+                if (generation, node) in self._causes:
+                    self._seat(Kind.CAUSE, now, counts, node, text, self._slot(node))
+                self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
             case SeatLeft(node, _):
                 self._seat(Kind.LEFT, now, counts, node, "left on purpose", self._slot(node))
             case SeatRetired(node, slot):

@@ -43,7 +43,7 @@ class Leases:
             if was_lost:
                 self.begin(seat, heard=True)
                 presence = ledger.presences[seat.node]
-        presence.heard_at = ledger.now
+        presence.heard_at, presence.ended = ledger.now, None
         presence.lease_until = ledger.now + ledger.policy.node_timeout_s
         if presence.closed_at is not None:
             presence.closed_at = presence.grace_until = None
@@ -81,7 +81,8 @@ class Leases:
     def end(self, seat: Seat, reason: str) -> None:
         """The lease is over: the node is lost, durably."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
-        ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), presence.last_words or reason))
+        known = presence.last_words or (presence.ended.text if presence.ended is not None else "")
+        ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), known or reason))
         self._closing.discard(seat.node)
         if seat.slot is not None:
             ledger.miss(seat.slot)

@@ -13,9 +13,9 @@ from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from runtime.core.cause_table import DEFAULT, CauseTable
+from runtime.core.cause_table import DEFAULT, CauseTable, Notice
 from runtime.core.hangs import Hang, Sight
-from runtime.core.messages import Activity, FromScheduler, Pairs, Process, Refusal, Refused, RoundId
+from runtime.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
@@ -74,6 +74,8 @@ class Presence:
     round: RoundId | None = None
     step: int = 0
     last_words: str = ""
+    ended: ProcessEnded | None = None  # who started it says how it has ended, and it was not heard since
+    noticed_by: Notice | None = None  # of its loss, where nothing tells more of it than that
     is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
     sight: Sight | None = None  # what was seen of its process when nothing came from it
     seen_at: float = 0.0

@@ -22,6 +22,8 @@ MAX_STOPPED_BY = 200
 """Characters of ``StopJob.by``; a scheduler takes no longer one."""
 MAX_DECISION = 400
 """Characters of ``Decision.text``."""
+MAX_END_CHARS = 400
+"""Characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
 MAX_DIGESTS = 12
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
@@ -456,6 +458,20 @@ class Decision(Value, frozen=True, tag=13):
     drain: Few[Node] = ()
 
 
+class ProcessEnded(Value, frozen=True, tag=14):
+    """How a worker's process has ended, by who has started it; nothing but words follows from it."""
+
+    host: Host
+    pid: Int
+    started_at: Int  # as of a Process
+    text: Annotated[str, Meta(max_length=MAX_END_CHARS)]  # ``was killed by signal 11 (SIGSEGV)``; printable
+    status: Annotated[int, Meta(ge=0, le=255)] | None = None
+    signal: Annotated[int, Meta(ge=1, le=127)] | None = None
+    error: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the last that its log tells of one; printable
+    is_failure: bool = False  # the error is an exception of the script's own
+    is_out_of_memory: bool = False
+
+
 # ---- scheduler → worker -------------------------------------------------------------------------------------------
 
 
@@ -659,7 +675,7 @@ FromScheduler = (
     | Depart
 )
 
-Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision
+Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded
 
 SCHEMA: Schema[Message] = Schema(Message)
 

@@ -60,7 +60,10 @@ class SeatLost(Value, frozen=True, tag=5):
 
 
 class CauseFound(Value, frozen=True, tag=18):
-    """The loss of this member is what has ended its generation; where several were lost at once, each is one."""
+    """The loss of this member is what has ended its generation; where several were lost at once, each is one.
+
+    Said again of the same member where more became known of it: then that is what counts.
+    """
 
     generation: Int
     rank: Int

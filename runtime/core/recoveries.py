@@ -113,6 +113,8 @@ class Recoveries:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
+            case Kind.CAUSE if row.lost[:1] == [event.node]:
+                row.cause = f"worker {event.node}: {event.text}"
             case Kind.ROUND:
                 if row not in self.rows:  # the loss of who is no member yet opens none
                     self.rows.append(row)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.core.admission import Admission
+from runtime.core.cause_table import Notice
 from runtime.core.causes import observed
 from runtime.core.departures import ask_to_leave
 from runtime.core.durable_points import DurablePoints
@@ -36,6 +37,7 @@ from runtime.core.messages import (
     Oddity,
     PeerGone,
     Process,
+    ProcessEnded,
     Publish,
     Register,
     SavedPoints,
@@ -104,11 +106,18 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSeen:
+    """Who has started a worker's process says how it has ended."""
+
+    end: ProcessEnded
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Decided | Tick
+Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | Tick
 
 
 class SchedulerCore:
@@ -192,6 +201,8 @@ class SchedulerCore:
                 self._ending.stop(by)
             case Decided(text, drain):
                 ask_to_leave(self._ledger, drain, text)
+            case EndSeen(end):
+                self._hear_of_end(end)
         ready = self._finish_step()
         self._remember(event, ready)
         return ready
@@ -549,6 +560,21 @@ class SchedulerCore:
         if seat.is_held and self._blame_member(seat, message.text, spoke=True):
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {message.text}", Level.WARNING)
 
+    def _hear_of_end(self, end: ProcessEnded) -> None:
+        """Whoever can connect may say it, so only words follow from it, and only where the process has said none."""
+        who = (end.host, end.pid, end.started_at)
+        seat = next((one for one in self._ledger.state.seats.values() if one.process[:3] == who), None)
+        presence = None if seat is None else self._ledger.presences.get(seat.node)
+        if seat is None or presence is None or presence.last_words:
+            return
+        if seat.is_held:
+            presence.ended = end
+        elif presence.noticed_by in (Notice.GONE, Notice.CLOSED):
+            presence.ended = end
+            text = f"{end.text} ({self._judgement_of(seat, '')})"
+            if self._ending.explain(seat, text):
+                self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
+
     def _peer_gone(self, witness: Seat, session: str) -> None:
         """A worker saw another one on its host die: that is known long before its connection closes."""
         process = self.process_of_session(session)
@@ -667,7 +693,9 @@ class SchedulerCore:
     def _judgement_of(self, seat: Seat, words: str) -> str:
         """The class of a member's loss, and what is done about it; ``words`` are its own."""
         ledger, policy = self._ledger, self._ledger.policy
-        row = policy.causes.of(observed(ledger.presences[seat.node], words, policy.node_timeout_s))
+        presence = ledger.presences[seat.node]
+        seen = observed(presence, words, policy.node_timeout_s)
+        presence.noticed_by, row = seen.notice, policy.causes.of(seen)
         left = ledger.present() - ledger.is_present(seat.node)
         means = Means(
             goes_on=policy.recovery,

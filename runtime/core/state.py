@@ -173,7 +173,8 @@ class JobState:
                 self.spares.pop(seat.node, None)
             case CauseFound():
                 known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
-                self.causes = (*known, record)[:KEPT_CAUSES]
+                others = tuple(record if one.node == record.node else one for one in known)
+                self.causes = others if record in others else (*known, record)[:KEPT_CAUSES]
             case SeatLeft():
                 self.seats[record.node].state = SeatState.LEFT
                 self.spares.pop(record.node, None)

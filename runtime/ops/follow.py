@@ -22,7 +22,7 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.cause_table import Observation
-from runtime.core.placement import Reason
+from runtime.core.messages import Decision, ProcessEnded
 from runtime.core.restarts import Loss, Sort, sort_of
 from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
 from runtime.ops import end_summary, kept_start
@@ -54,7 +54,7 @@ from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
 from runtime.ops.unjoined import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict, verdict_of
-from runtime.service import cause_file
+from runtime.service import cause_file, status
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
@@ -95,7 +95,7 @@ class Follower:
         self._logs = logs or LogEnds(settings.log_dir)
         self._supervisor = supervisor
         self._discovery = None if supervisor is None else discovery_for(settings, supervisor.spawn_worker)
-        self._undelivered: deque[Reason] = deque(maxlen=MOST_UNDELIVERED)
+        self._undelivered: deque[Decision | ProcessEnded] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()
@@ -296,6 +296,9 @@ class Follower:
             )
             if not (is_done or was_removed or (death.status == 0 and not has_joined)):
                 self._lost(name, identity, death, cause)
+            if death.is_bad and not is_done and name != SCHEDULER:
+                said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
+                self._undelivered.append(status.process_ended(identity, _observation(death, cause), said))
             self._logs.begin(name)  # for whoever is started in its place
             if name == SCHEDULER:
                 self._scheduler_death = death
@@ -348,10 +351,8 @@ class Follower:
             return  # what is left of the job ends without it
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
-        error = cause.error if isinstance(cause, Failure) else cause or str(death)
-        is_out_of_memory = is_failure is False and str(cause).startswith(OUT_OF_MEMORY)
-        seen = Observation(death.status, death.signal, error, is_failure, is_out_of_memory)
-        loss = Loss(sort_of(seen, self._causes), f"{error} {death.status}", step)
+        seen = _observation(death, cause)
+        loss = Loss(sort_of(seen, self._causes), f"{seen.error} {death.status}", step)
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         if self._discovery is not None and self._supervisor.holds and name != SCHEDULER:
@@ -391,10 +392,7 @@ class Follower:
         turn = discovery.turn(self._following.view, now)
         for line in turn.lines:
             self._screen.say(line)
-        self._undelivered += turn.decisions
-        while self._undelivered and self._is_ours and self._following.is_linked:
-            decided = self._undelivered.popleft()
-            self._link.decide(decided.text, decided.drain)
+        self._undelivered += [status.decision(one.text, one.drain) for one in turn.decisions]
         for name in turn.started:
             self._logs.begin(name)
         if turn.started:
@@ -419,6 +417,11 @@ class Follower:
         if started:
             self._look_for_processes()
 
+    def _deliver(self) -> None:
+        """What the scheduler is to keep, once there is one that this follower is sure of."""
+        while self._undelivered and self._is_ours and self._following.is_linked:
+            self._link.tell(self._undelivered.popleft())
+
     # ---- what follows from it
 
     def _tell_of_missing(self) -> None:
@@ -436,6 +439,7 @@ class Follower:
     def _carry_out(self) -> None:
         self._judge_scheduler()
         self._tell_of_missing()
+        self._deliver()
         following, now = self._following, time.monotonic()
         self._look_for_silence(now)
         orders = following.passed(now)
@@ -464,6 +468,14 @@ class Follower:
             self._screen.say(line)
         for identity in found.end:
             send_signal(identity, signal.SIGKILL)
+
+
+def _observation(death: Death, cause: Failure | str) -> Observation:
+    """What is known of a death by its status and its log."""
+    if isinstance(cause, Failure):
+        return Observation(death.status, death.signal, cause.error, is_failure=True)
+    is_out_of_memory = cause.startswith(OUT_OF_MEMORY)
+    return Observation(death.status, death.signal, cause or str(death), is_out_of_memory=is_out_of_memory)
 
 
 def _clock_time(at: float) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config import Settings
+from runtime.core.messages import Decision, ProcessEnded
 from runtime.errors import SecretError
 from runtime.net.client import Client, Down, Got, ShutOut, Up
 from runtime.net.curve import cluster_keys
@@ -52,7 +53,7 @@ class SchedulerLink:
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
-        self._decisions: collections.deque[tuple[str, tuple[str, ...]]] = collections.deque()
+        self._to_tell: collections.deque[Decision | ProcessEnded] = collections.deque()
         self._shut_out: str | None = None
         self._was_linked = False
         self._closing = False
@@ -87,7 +88,11 @@ class SchedulerLink:
 
     def decide(self, text: str, drain: Sequence[str] = ()) -> None:
         """Have the scheduler that answers now keep a decision, and ask these nodes to leave."""
-        self._decisions.append((text, tuple(drain)))
+        self.tell(status.decision(text, drain))
+
+    def tell(self, message: Decision | ProcessEnded) -> None:
+        """Tell the scheduler that answers now."""
+        self._to_tell.append(message)
         self._client.wake()
 
     def close(self) -> None:
@@ -118,8 +123,8 @@ class SchedulerLink:
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
-            while self._decisions:
-                self._client.send(status.decision(*self._decisions.popleft()))
+            while self._to_tell:
+                self._client.send(self._to_tell.popleft())
             self._client.wait(None)
 
     def _told_shut_out(self, text: str) -> None:

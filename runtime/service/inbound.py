@@ -20,6 +20,7 @@ from runtime.core.messages import (
     Leave,
     Oddity,
     PeerGone,
+    ProcessEnded,
     Publish,
     Refusal,
     Refused,
@@ -31,7 +32,7 @@ from runtime.core.messages import (
     Unwell,
 )
 from runtime.core.ready import Note, Ready
-from runtime.core.scheduler import Decided, Event, Received, StopRequested
+from runtime.core.scheduler import Decided, EndSeen, Event, Received, StopRequested
 from runtime.net.server import Arrived, Garbled, Rejected
 from runtime.service import clock
 from runtime.service.followers import Followers
@@ -39,6 +40,8 @@ from runtime.service.unknown_peers import UnknownPeers, implausible
 
 MOST_DECISIONS, DECISIONS_S = 64, 10.0
 """So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
+MOST_ENDS = 256
+"""And so many ends of processes, each of which has to be looked for among all seats."""
 
 
 class Line(Protocol):
@@ -65,8 +68,9 @@ class Inbound:
         self._followers = followers
         self._strangers = strangers
         self._decided_at: deque[float] = deque()
+        self._ended_at: deque[float] = deque()
 
-    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | Decided | None:
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | Decided | EndSeen | None:
         """What the core is told of it; None where that is nothing."""
         match incoming:
             case Rejected(address, why):
@@ -83,17 +87,9 @@ class Inbound:
                 if isinstance(event, str):
                     self._strangers.garbled(self._line.address_of(peer), event)
                     return None
-                return None if isinstance(event, Decided) and self._is_too_often() else event
-
-    def _is_too_often(self) -> bool:
-        """Whether a decision more is one too many; whoever wants a node gone asks again."""
-        now, decided_at = clock.now_s(), self._decided_at
-        while decided_at and now - decided_at[0] >= DECISIONS_S:
-            decided_at.popleft()
-        if len(decided_at) >= MOST_DECISIONS:
-            return True
-        decided_at.append(now)
-        return False
+                if isinstance(event, Decided) and _is_too_often(self._decided_at, MOST_DECISIONS):
+                    return None  # whoever wants a node gone asks again
+                return None if isinstance(event, EndSeen) and _is_too_often(self._ended_at, MOST_ENDS) else event
 
     def _garbled(self, garbled: Garbled) -> None:
         self._strangers.garbled(garbled.address, garbled.problem)
@@ -109,7 +105,18 @@ class Inbound:
         return self._strangers.refused(self._line.address_of(event.session), ready.notes, now)
 
 
-def _event_in(peer: str, message: object) -> Received | StopRequested | Decided | str:
+def _is_too_often(before: deque[float], most: int) -> bool:
+    """Whether one more is one too many, after those at these moments; else it is one of them now."""
+    now = clock.now_s()
+    while before and now - before[0] >= DECISIONS_S:
+        before.popleft()
+    if len(before) >= most:
+        return True
+    before.append(now)
+    return False
+
+
+def _event_in(peer: str, message: object) -> Received | StopRequested | Decided | EndSeen | str:
     """What a message asks of the core; a text says why it asks nothing."""
     problem = implausible(message)
     if problem is not None:
@@ -119,6 +126,8 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | Decided 
             return StopRequested(by)
         case Decision(text, drain):
             return Decided(text, drain)
+        case ProcessEnded():
+            return EndSeen(message)
         case Register():
             session = message.session
         case (

@@ -14,14 +14,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from runtime.core.cause_kinds import Observation
 from runtime.core.hangs import SILENT_KINDS
 from runtime.core.ledger import NAMED
-from runtime.core.messages import MAX_DECISION, MAX_ITEMS, MAX_STOPPED_BY, Decision, Status, StatusQuery, StopJob
+from runtime.core.messages import (
+    MAX_DECISION,
+    MAX_END_CHARS,
+    MAX_ITEMS,
+    MAX_STOPPED_BY,
+    Decision,
+    ProcessEnded,
+    Status,
+    StatusQuery,
+    StopJob,
+)
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
 from runtime.service.history import history_of
 from runtime.store.journal import read_journal
+from runtime.store.process_identity import ProcessIdentity, host_id
 
 LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
 
@@ -108,8 +120,27 @@ def stop_request(by: str) -> StopJob:
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
     """Asks a scheduler to keep what was decided in the job's history, and these nodes to leave."""
+    return Decision(_printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
+
+
+def process_ended(identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
+    """Tells a scheduler how a process of this host has ended."""
+    return ProcessEnded(
+        host_id(),
+        identity.pid,
+        identity.started_at,
+        _printable(text, MAX_END_CHARS),
+        seen.status,
+        seen.signal,
+        _printable(seen.error, MAX_END_CHARS),
+        seen.is_failure,
+        seen.is_out_of_memory,
+    )
+
+
+def _printable(text: str, most: int) -> str:
     line = "".join(character if character.isprintable() else " " for character in text)
-    return Decision(line if len(line) <= MAX_DECISION else f"{line[: MAX_DECISION - 1]}…", tuple(drain)[:MAX_ITEMS])
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def message_of(content: Content) -> Status:

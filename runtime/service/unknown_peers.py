@@ -21,6 +21,7 @@ from runtime.core.messages import (
     Digests,
     Oddity,
     Pairs,
+    ProcessEnded,
     Register,
     Still,
     StopJob,
@@ -180,6 +181,9 @@ def implausible(message: object) -> str | None:
         case Decision(text, drain):
             is_printable = text.isprintable() and all(map(str.isprintable, drain))
             return None if is_printable else "Decision is not printable"
+        case ProcessEnded(host, _, _, text, error=error):
+            is_printable = host.isprintable() and text.isprintable() and error.isprintable()
+            return None if is_printable else "ProcessEnded is not printable"
         case _:
             return None
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from runtime.core.causes import Causes, sentence
-from runtime.core.messages import LastWords, Process
-from runtime.core.records import CauseFound
+from runtime.core.messages import LastWords, Process, ProcessEnded
+from runtime.core.records import CauseFound, SeatLost
+from runtime.core.scheduler import EndSeen
 from runtime.core.state import JobState
 from tests.core.house import House, training_house
 
@@ -113,3 +116,67 @@ def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
     assert state.causes == house.core.state.causes and len(state.causes) == 1
     old = JobState.replay(record for record in house.journal if not isinstance(record, CauseFound))
     assert old.causes == ()
+
+
+def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> EndSeen:
+    return EndSeen(ProcessEnded("host-a", 1000 + node, 1, text, **{"signal": 11, **more}))
+
+
+def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably() -> None:
+    house = lost_house()
+    house.step(ended(1))
+    said = (
+        "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: was killed by signal 11 (SIGSEGV) "
+        "(software; the others wait for it)"
+    )
+    assert house.core.first_cause == said
+    assert [note.text for note in house.ready.notes] == [
+        "worker 1 (pid 1001 on host-a) was killed by signal 11 (SIGSEGV) (software; the others wait for it)"
+    ]
+    house.step(ended(1))
+    assert house.ready.notes == [] and house.ready.records == [], "said again it is no news"
+    house.crash(1.0)
+    assert house.core.first_cause == said
+
+
+def test_it_may_be_said_before_the_loss_is_seen() -> None:
+    house = training_house(3)
+    house.step(ended(1))
+    assert house.ready.records == [] and not house.seat("1").is_lost, "only words follow from it"
+    house.close("s1", gone=True)
+    assert house.records(SeatLost)[0].reason == "was killed by signal 11 (SIGSEGV)"
+    assert "(SIGSEGV) (software; the others wait for it)" in house.core.first_cause
+
+
+def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
+    house = training_house(3)
+    house.step(ended(1))
+    house.beat("1", step=7)
+    house.close("s1", gone=True)
+    assert DIED in house.core.first_cause and "SIGSEGV" not in house.core.first_cause
+
+
+@pytest.mark.parametrize("who", [EndSeen(ProcessEnded("host-b", 1001, 1, "x")), ended(7), ended(0)])
+def test_what_is_said_of_another_process_changes_nothing(who: EndSeen) -> None:
+    house = lost_house()
+    before = house.core.first_cause
+    house.step(who)
+    assert house.ready.records == [] and house.ready.notes == [] and house.core.first_cause == before
+
+
+def test_who_has_spoken_and_who_was_seen_to_hang_is_not_talked_over() -> None:
+    house = training_house(3)
+    house.receive("s1", LastWords(house.credential("1"), "failed at train.py:88: RuntimeError: no", 41))
+    house.close("s1", gone=True)
+    house.step(ended(1, "ended with status 1", signal=None, status=1))
+    assert "train.py:88" in house.core.first_cause
+    silent = training_house(3)
+    silent.now += 4
+    silent.beat("0")
+    silent.beat("2")
+    silent.now += 2
+    silent.tick()
+    assert silent.seat("1").is_lost
+    silent.close("s1", gone=True)
+    silent.step(ended(1, "was killed by signal 9 (SIGKILL)", signal=9))
+    assert "silent for 5 s" in silent.core.first_cause, "it was killed because it was silent"

@@ -27,6 +27,7 @@ FROM_ANYBODY = (
     messages.Oddity,
     messages.StatusQuery,
     messages.Decision,
+    messages.ProcessEnded,
     messages.StopJob,
 )
 FROM_NOBODY = (

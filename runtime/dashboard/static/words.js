@@ -27,6 +27,6 @@ const WORDS = {
     p: { decide: "决定", wait_for_seats: "等待席位", meet: "会合", restore: "通信组与状态" },
     a: { training: "训练", forming: "恢复", waiting: "等待", seated: "启动", done: "完成", finished: "结束", lost: "丢失", left: "离开", warm: "就绪", warming: "预热", unknown: "无消息", retired: "席位已让出" },
     ph: { training: "训练", forming: "组网", filling: "等待注册", finished: "已完成", ending: "正在结束", interrupted: "已中断", "no scheduler": "没有 scheduler" },
-    k: { job: "作业", scheduler: "scheduler", seated: "入席", returned: "返回", spare: "备用", promoted: "接替", lost: "丢失", left: "离开", retired: "让出", round: "轮次", generation: "代", training: "训练", committed: "提交", trained: "训练完成", interrupted: "中断", finished: "完成", rebuilt: "重建", note: "警告", asked: "人工操作", decided: "决定" },
+    k: { job: "作业", scheduler: "scheduler", seated: "入席", returned: "返回", spare: "备用", promoted: "接替", lost: "丢失", cause: "原因", left: "离开", retired: "让出", round: "轮次", generation: "代", training: "训练", committed: "提交", trained: "训练完成", interrupted: "中断", finished: "完成", rebuilt: "重建", note: "警告", asked: "人工操作", decided: "决定" },
   },
 };
