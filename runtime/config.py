@@ -113,6 +113,8 @@ class Settings:
     hang: str
     cause_table: Path | None
     loss_anomaly: str
+    consistency_every: int | str
+    consistency: str
     health_interval_s: float
     health_cpu: str
     health_cpu_limit: float
@@ -379,7 +381,7 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     values = (
         (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
     )
-    return tuple((name, str(int(value))) for name, value in values)
+    return tuple((name, value if isinstance(value, str) else str(int(value))) for name, value in values)
 
 
 def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:

@@ -196,6 +196,21 @@ def _parse_policy(text: str) -> str:
     return value
 
 
+def _parse_mend(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("majority", "leader", "stop"):
+        raise WrongValueError()
+    return value
+
+
+def _parse_every(text: str) -> int | str:
+    if text.strip().lower() == "auto":
+        return "auto"
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise WrongValueError()
+    return int(text.strip())
+
+
 def _parse_anomaly(text: str) -> str:
     value = text.strip().lower()
     if value not in ("tell", "stop", "off"):
@@ -253,6 +268,8 @@ _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _HANG = Kind("end or tell", "end 或 tell", _parse_hang)
 _POLICY = Kind("tell, drain or off", "tell、drain 或 off", _parse_policy)
+_MEND = Kind("majority, leader or stop", "majority、leader 或 stop", _parse_mend)
+_EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
 _ANOMALY = Kind("tell, stop or off", "tell、stop 或 off", _parse_anomaly)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
@@ -287,6 +304,7 @@ _SUPERVISION = Capability("supervision")
 _COMPILING = Capability("compiled code that is kept")
 _WATCH = Capability("the watch over progress")
 _HEALTH = Capability("the watch over hosts")
+_EQUAL = Capability("the comparison of the ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +439,23 @@ VARIABLES: tuple[Variable, ...] = (
         "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `off` does not look.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`off` 不查看。",
+    ),
+    Variable(
+        "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,
+        "Steps from one comparison of all ranks' weights, moments and positions to the next; it is hashed beside the "
+        "next steps, and a copy of the last state in which all were equal is kept in memory. `auto`: as often as costs "
+        "1 % of training at most; `0`: they are compared at saves and at the end only, and nothing is mended.",
+        "相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
+        "内存中保留最近一次全体相等的状态的副本。"
+        "`auto`：开销不超过训练的 1 %；`0`：只在保存时和结束时比较，不修复。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "CONSISTENCY", "consistency", _MEND, "majority", _EQUAL,
+        "What follows where ranks that were equal are not any more: `majority`: where more than half agree, all go "
+        "back to where all were equal; `leader`: rank 0 is believed, and all go back; `stop`: the job ends.",
+        "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
+        "`stop`：作业结束。",
     ),
     Variable(
         "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,

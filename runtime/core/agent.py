@@ -28,6 +28,7 @@ from runtime.core.agent_events import (
     Entered,
     Failed,
     Felt,
+    FoundEqual,
     GaveUp,
     Heard,
     LeaveGently,
@@ -61,6 +62,7 @@ from runtime.core.messages import (
     Depart,
     EndJob,
     EndKind,
+    EqualPoint,
     Explain,
     Fenced,
     Finished,
@@ -284,7 +286,7 @@ class AgentCore:
         entered, offer, sender = self._entered, self._offer, self._sender
         if entered is None or offer is None or sender is None:
             return
-        if offer.must_look and not entered.looked:
+        if (offer.must_look and not entered.looked) or offer.back_to not in (None, entered.back_to):
             self._ask(entered, offer, self.offered_place or entered.place)
             return
         self.joined = offer.round
@@ -304,14 +306,16 @@ class AgentCore:
                 page=entered.page,
                 live_step=entered.live_step,
                 orphaned_pages=entered.orphaned_pages,
+                back_to=entered.back_to,
             )
         )
 
     def _ask(self, entered: Entered, offer: Offer, place: Place | None) -> None:
         """What was brought does not fit the round: let the process enter again, once for the same."""
-        asked = Request(offer.round, place, offer.must_look and not entered.looked)
+        asked = Request(offer.round, place, offer.must_look and not entered.looked, offer.back_to)
         if asked != self._asked:
-            self._ready.notices.append(EnterAgain(place, look=asked.look, committed=offer.committed))
+            again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
+            self._ready.notices.append(again)
         self._asked = asked
 
     def _publish(self) -> None:
@@ -471,6 +475,9 @@ class AgentCore:
             case CommittedPoint():
                 if self._is_of_my_job(message) and message.generation >= self.generation:
                     self._ready.notices.append(CommittedByAll(message.point))
+            case EqualPoint():
+                if self._is_of_my_job(message) and message.generation == self.generation:
+                    self._ready.notices.append(FoundEqual(message.point))
             case Explain():
                 if self._is_of_my_job(message):
                     self._reports.to_explain = (message.point, message.commits)
@@ -498,7 +505,8 @@ class AgentCore:
         return self._is_of_my_job(message) and message.incarnation == self.incarnation
 
     def _is_of_my_job(
-        self, message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | Explain | GiveUp | Depart
+        self,
+        message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | EqualPoint | Explain | GiveUp | Depart,
     ) -> bool:
         """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
         return self.seated and message.job == self.job and message.term >= self.term
@@ -562,7 +570,9 @@ class AgentCore:
         is_new = before is None or message.round != before.round
         hardens = before is not None and before.is_gentle and not message.gently
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
-        self._offer = offer = Offer(message.round, message.look, message.gently, message.committed, text)
+        self._offer = offer = Offer(
+            message.round, message.look, message.gently, message.committed, text, message.back_to
+        )
         if message.place is not None:
             self._sit(message.place.slot)
             self.offered_place = message.place

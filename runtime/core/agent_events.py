@@ -81,6 +81,7 @@ class Entered:
     page: Page | None = None
     live_step: LiveStep | None = None
     orphaned_pages: tuple[OrphanedPage, ...] = ()
+    back_to: Point | None = None  # the process has gone back as far
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +261,13 @@ class EnterAgain:
     """The round needs another answer: from the process in this place, and, to ``look``, with what its disk holds.
 
     ``committed``: every member has held it, so that what is older helps only those whose points are theirs alone.
+    ``back_to``: what is newer is not to be relied on; the process is to go back to what it has kept of this.
     """
 
     place: Place | None
     look: bool
     committed: Point | None = None
+    back_to: Point | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,13 @@ class Mapped:
 @dataclass(frozen=True, slots=True)
 class CommittedByAll:
     """Every rank holds this point on its disk; older ones may be deleted."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEqual:
+    """All ranks were the same at this point; older copies in memory are not needed any more."""
 
     point: Point
 
@@ -358,6 +368,7 @@ Notice = (
     | Began
     | Mapped
     | CommittedByAll
+    | FoundEqual
     | Over
     | MustEnd
     | AskedToLeave

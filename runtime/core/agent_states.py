@@ -72,6 +72,7 @@ class Offer(msgspec.Struct, frozen=True):
         is_gentle: it lets the generation go on to its next commit.
         committed: the point that everybody has, as it was told.
         text: why it is open, and whom it waits for.
+        back_to: what is newer is not to be relied on.
     """
 
     round: RoundId
@@ -79,6 +80,7 @@ class Offer(msgspec.Struct, frozen=True):
     is_gentle: bool
     committed: Point | None
     text: str
+    back_to: Point | None = None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -87,6 +89,7 @@ class Request(msgspec.Struct, frozen=True):
     round: RoundId
     place: Place | None
     look: bool
+    back_to: Point | None = None
     is_answered: bool = False
 
 

@@ -59,11 +59,12 @@ class Signal(enum.IntEnum):
 
 
 class Notice(enum.Enum):
-    """How a scheduler comes to know of a loss of which the process itself has said nothing."""
+    """How a scheduler comes to know of what a process itself has not said."""
 
     GONE = "its process is gone"
     CLOSED = "its connection closed and stayed closed"
     SILENT = "silent for NODE_TIMEOUT"
+    UNEQUAL = "differs from"
 
 
 @dataclass(frozen=True, slots=True)

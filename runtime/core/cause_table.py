@@ -259,6 +259,12 @@ _CLOSED = Row(
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
     notices=frozenset({Notice.CLOSED}),
 )
+_UNEQUAL = Row(
+    "a rank's weights or moments changed by themselves",
+    *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
+    "test the memory of the host or device that is named: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
+    notices=frozenset({Notice.UNEQUAL}),
+)
 _SILENT = Row(
     "nothing comes from it, and nobody can see its process",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
@@ -276,7 +282,7 @@ TABLE: tuple[Row, ...] = (
     *(_NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
-    *(_GONE, _CLOSED, _SILENT, UNKNOWN),
+    *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),
 )
 """In this order: the first that fits counts."""
 

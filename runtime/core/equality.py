@@ -5,8 +5,8 @@ first difference, its likely cause and the fix. Never here: what is hashed (``tr
 difference leads to (``scheduler``), whose disk holds what (``durable_points``). The one idea: a digest is a few bytes,
 so everybody reports it and nobody waits; only where two differ are two ranks asked for the parts it was made of.
 
-``judge`` and ``sentence`` are pure functions of what was reported: whoever would rather mend a minority than end the
-job decides by the same judgement.
+``judge`` and ``sentence`` are pure functions of what was reported; whether a difference is mended or ends the job is
+``consistency``'s to say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runtime.core.ledger import Ledger
-from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, Explain, Part, PartKind
+from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, EqualPoint, Explain, Part, PartKind
 from runtime.core.point import Point
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted
@@ -26,6 +26,8 @@ from runtime.core.state import Seat, is_on_line
 EXPLAIN_S = 2.0
 """How long the parts of two digests are waited for; then the job ends without a name of what differs."""
 NAMED_PARTS = 8
+MOST_EQUAL = 16
+"""Of the last commits that all were equal at, so many are remembered."""
 
 Key: TypeAlias = tuple[Point, int]
 """A commit: its point, and which of several commits after one step it is."""
@@ -56,6 +58,44 @@ def judge(values: Mapping[int, bytes]) -> Judgement:
     return Judgement(tuple(sorted(map(tuple, groups.values()), key=lambda group: (-len(group), group[0]))))
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Ranks that are not equal after a commit.
+
+    Attributes:
+        judgement: who agrees with whom.
+        one, other: the digests of a rank of the first group and of one of the second, with their parts if those were
+            told in time.
+        values: the digests of all, by rank.
+        equal: the last point before it at which all were equal; None where none is known.
+    """
+
+    judgement: Judgement
+    one: Digest
+    other: Digest
+    values: Mapping[int, bytes]
+    equal: Point | None
+
+    @property
+    def step(self) -> int:
+        """At which they were seen to differ."""
+        return max(self.one.point.step, self.other.point.step)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether they have come to the same step by unlike numbers of commits."""
+        return self.one.commits != self.other.commits
+
+    def first_part(self) -> str:
+        """What differs first, for a sentence; empty where nobody has said so in time."""
+        if self.is_apart:
+            return "the number of commits"
+        found = [pair for pair in differences(self.one.parts, self.other.parts) if pair[0].kind is not PartKind.LOOSE]
+        if not (self.one.parts and self.other.parts and found):
+            return ""
+        return f"{found[0][0].name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+
 def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
     """The parts that two ranks do not have alike, what matters most first; None where only the first has it."""
     theirs = {(part.kind, part.name): part for part in other}
@@ -77,8 +117,11 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     where = f"at the end, step {one.point.step}" if one.commits == FINAL else f"after step {one.point.step}"
     if one.point.step != other.point.step:
         where = f"at the end, step {one.point.step} on {mine} and {other.point.step} on {theirs}"
-    ranks = "; ".join(_ranks(group) for group in odd[:NAMED_PARTS])
-    text = f"the ranks are not equal {where}: {ranks} differs from {_ranks(alike)}"
+    ranks = "; ".join(ranks_of(group) for group in odd[:NAMED_PARTS])
+    text = f"the ranks are not equal {where}: {ranks} differs from {ranks_of(alike)}"
+    if one.commits != other.commits:
+        apart = f"{one.commits} commits on {mine}, {other.commits} on {theirs}"
+        return f"{text} ({apart}): {_cause(Part(PartKind.STEPS, '', ''), averages=True)}"
     found = [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
     if not (one.parts and other.parts) or not found:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
@@ -89,7 +132,8 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
 
 
-def _ranks(group: tuple[int, ...]) -> str:
+def ranks_of(group: tuple[int, ...]) -> str:
+    """``rank 0, 2 and 5 more``."""
     shown = ", ".join(map(str, group[:NAMED_PARTS]))
     return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
 
@@ -122,10 +166,10 @@ def _cause(part: Part, *, averages: bool) -> str:
 class _Inquiry:
     """Two ranks are asked for the parts of a commit's digests."""
 
-    key: Key
     judgement: Judgement
     nodes: tuple[str, str]
     digests: list[Digest]
+    values: Mapping[int, bytes]
     until: float
 
     @property
@@ -144,14 +188,17 @@ class Equality:
         self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → what it said last
         self._tellers: Counter[Key] = Counter()  # how many of them have told each
         self._values: Counter[tuple[Key, bytes]] = Counter()  # and how many the same
+        self._kept: Counter[Point] = Counter()  # how many keep a copy of each
         self._differs: _Inquiry | None = None  # the first difference that was found
         self._may_differ: _Inquiry | None = None  # the same, of what may
         self._has_named = False
+        self._equal: list[Key] = []  # commits that all were equal at, rising
 
     def take(self, seat: Seat, message: Digests) -> None:
         """A member says what its state was."""
-        committed, teller = self._ledger.state.generation, (seat.node, seat.incarnation)
-        if committed is None:
+        state = self._ledger.state
+        committed, teller = state.generation, (seat.node, seat.incarnation)
+        if committed is None or state.rolled_back is not None:  # what comes now is of the line that is left
             return
         self._count_for(committed)
         if teller not in self._rank_of:
@@ -164,6 +211,9 @@ class Equality:
         for key in told:
             if self._tellers[key] == len(self._rank_of):
                 self._compare(key)
+        for key, one in told.items():
+            if one.is_kept and self._kept[key[0]] == len(self._rank_of) > self._tellers[key] and not self._differs:
+                self._compare_numbers(key[0])
 
     def is_equal(self, point: Point) -> bool:
         """Whether all members have told of this point, and the same."""
@@ -182,13 +232,35 @@ class Equality:
         waits = (one.until for one in (self._differs, self._may_differ) if one is not None)
         return min(waits, default=None)
 
-    def verdict(self) -> str | None:
-        """Why the job must end, once that can be said: the ranks are not equal."""
+    @property
+    def is_in_question(self) -> bool:
+        """Whether a difference was found, of whose kind and cause nothing can be said yet."""
+        return self._differs is not None
+
+    def difference(self) -> Difference | None:
+        """The first that was found, once two ranks have said what it is, or that was waited for in vain."""
         self._name_what_may_differ()
         found = self._differs
         if found is None or not (found.is_answered or found.until <= self._ledger.now):
             return None
-        return sentence(found.judgement, *found.digests)
+        one, other = found.digests
+        return Difference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
+
+    def settle(self) -> None:
+        """Something is done about the difference: what was told after it counts no more, and nobody is asked again."""
+        self._differs = self._may_differ = None
+        self._told.clear()
+        for counter in (self._tellers, self._values, self._kept):
+            counter.clear()
+
+    def _equal_before(self, key: Key) -> Point | None:
+        committed, known = self._ledger.state.generation, self._ledger.state.committed_point
+        points = [
+            one[0] for one in self._equal if (key[1] == FINAL or one[0] < key[0]) and is_on_line(one[0], committed)
+        ]
+        if known is not None and (key[1] == FINAL or known < key[0]):
+            points.append(known)
+        return max(points, default=None)
 
     def shift(self, gap_s: float) -> None:
         """The scheduler stood still: answers are waited for as much longer."""
@@ -205,15 +277,19 @@ class Equality:
     def _count(self, told: Mapping[Key, Digest]) -> None:
         self._tellers.update(told.keys())
         self._values.update([(key, one.shared) for key, one in told.items()])
+        self._kept.update({key[0] for key, one in told.items() if one.is_kept})
 
     def _discount(self, told: Mapping[Key, Digest]) -> None:
         self._tellers.subtract(told.keys())
         self._values.subtract([(key, one.shared) for key, one in told.items()])
+        self._kept.subtract({key[0] for key, one in told.items() if one.is_kept})
         for key, one in told.items():
             if not self._tellers[key]:
                 del self._tellers[key]
             if not self._values[key, one.shared]:
                 del self._values[key, one.shared]
+            if not self._kept[key[0]]:
+                del self._kept[key[0]]
 
     def _count_for(self, committed: GenerationCommitted) -> None:
         """Count anew where the members have changed: what those who stay have told stays true."""
@@ -226,31 +302,61 @@ class Equality:
             for teller, told in self._told.items()
             if teller in self._rank_of
         }
-        self._tellers.clear()
-        self._values.clear()
+        for counter in (self._tellers, self._values, self._kept):
+            counter.clear()
         for told in self._told.values():
             self._count(told)
+        self._equal = [key for key in self._equal if is_on_line(key[0], committed)]
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is not None and not is_on_line(inquiry.digests[0].point, committed):
+                self._differs = self._may_differ = None  # the line it was on was left
+                break
 
     # ---- differences
 
     def _compare(self, key: Key) -> None:
         """Everybody has told of this commit."""
         told = {self._rank_of[teller]: digests[key] for teller, digests in self._told.items()}
+        if self._is_equal(key):
+            self._found_equal(key, told)
         if self._differs is None and not self._is_equal(key):
-            self._differs = self._asked(key, told, judge({rank: one.shared for rank, one in told.items()}))
+            self._differs = self._asked(told, judge({rank: one.shared for rank, one in told.items()}))
         elif self._differs is None and self._may_differ is None and not self._has_named:
             judgement = judge({rank: one.loose for rank, one in told.items()})
             if not judgement.is_equal and all(one.loose for one in told.values()):
-                self._may_differ = self._asked(key, told, judgement)
+                self._may_differ = self._asked(told, judgement)
 
-    def _asked(self, key: Key, told: Mapping[int, Digest], judgement: Judgement) -> _Inquiry:
+    def _found_equal(self, key: Key, told: Mapping[int, Digest]) -> None:
+        """Remember it once; and tell those who keep a copy of it that they need none before."""
+        if key in self._equal or key[1] == FINAL:
+            return
+        self._equal = sorted([*self._equal, key])[-MOST_EQUAL:]
+        if self._differs is None and any(one.is_kept for one in told.values()):
+            ledger, state = self._ledger, self._ledger.state
+            message = EqualPoint(state.job, state.term, state.generation_number, key[0])
+            for node, _ in self._rank_of:
+                ledger.tell(node, message)
+
+    def _compare_numbers(self, point: Point) -> None:
+        """Everybody keeps this step, and not after the same number of commits: some have skipped a step, say."""
+        told = {
+            self._rank_of[teller]: one
+            for teller, digests in self._told.items()
+            for key, one in digests.items()
+            if key[0] == point and one.is_kept
+        }
+        judgement = judge({rank: str(one.commits).encode() for rank, one in told.items()})
+        if not judgement.is_equal:
+            self._differs = self._asked(told, judgement)
+
+    def _asked(self, told: Mapping[int, Digest], judgement: Judgement) -> _Inquiry:
         ledger, nodes = self._ledger, {rank: node for (node, _), rank in self._rank_of.items()}
         ranks = judgement.groups[0][0], judgement.groups[1][0]
         inquiry = _Inquiry(
-            key,
             judgement,
             (nodes[ranks[0]], nodes[ranks[1]]),
             [told[rank] for rank in ranks],
+            {rank: one.shared for rank, one in told.items()},
             ledger.now + EXPLAIN_S,
         )
         for node, one in zip(inquiry.nodes, inquiry.digests, strict=True):
@@ -259,8 +365,12 @@ class Equality:
 
     def _hear_parts(self, node: str, told: Mapping[Key, Digest]) -> None:
         for inquiry in (self._differs, self._may_differ):
-            if inquiry is not None and node in inquiry.nodes and inquiry.key in told and told[inquiry.key].parts:
-                inquiry.digests[inquiry.nodes.index(node)] = told[inquiry.key]
+            if inquiry is None or node not in inquiry.nodes:
+                continue
+            at = inquiry.nodes.index(node)
+            now = told.get(_key(inquiry.digests[at]))
+            if now is not None and now.parts:
+                inquiry.digests[at] = now
 
     def _name_what_may_differ(self) -> None:
         found = self._may_differ
@@ -273,7 +383,7 @@ class Equality:
         self._has_named = True
         shown = ", ".join(names[:NAMED_PARTS])
         more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
-        alike, odd = map(_ranks, found.judgement.groups[:2])
+        alike, odd = map(ranks_of, found.judgement.groups[:2])
         self._ledger.ready.say(
             f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}. That ends nothing "
             "and is said once: batch statistics and values of a rank's own may differ; who joins gets another rank's",

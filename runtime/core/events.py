@@ -23,6 +23,7 @@ from runtime.core.records import (
     JobRebuilt,
     PointCommitted,
     Record,
+    RolledBack,
     SeatGranted,
     SeatLeft,
     SeatLost,
@@ -64,6 +65,7 @@ class Kind(enum.StrEnum):
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
     REBUILT = "rebuilt"
+    ROLLED_BACK = "rolled back"
     DECIDED = "decided"
     NOTE = "note"
     ASKED = "asked"  # by a person, of the job; not the scheduler's to tell
@@ -171,7 +173,7 @@ class Chronicle:
             if count > NAMED:
                 self._add(kind, now, text=f"{count - NAMED} more", more={"count": count - NAMED})
         self._note_round(sends, now)
-        reasons = [event.text for event in self._events if event.kind in (Kind.LOST, Kind.CAUSE)]
+        reasons = [event.text for event in self._events if event.kind in (Kind.LOST, Kind.CAUSE, Kind.ROLLED_BACK)]
         for note in notes[: 2 * NAMED]:
             if note.level is Level.WARNING and not any(reason in note.text for reason in reasons):
                 self._add(Kind.NOTE, now, text=note.text)
@@ -276,6 +278,11 @@ class Chronicle:
             case JobRebuilt(job=job):
                 self._awaited = _members(self._state.generation)
                 self._add(Kind.REBUILT, now, text="the journal was made anew from the workers", more={"job": job})
+            case RolledBack():
+                self._look(now)
+                nodes = [node for node, _ in record.suspects[:NAMED]]
+                more = {"back_to": record.to.step, "suspects": nodes, "seen_at": record.step}
+                self._add(Kind.ROLLED_BACK, now, text=record.text, more=more)
             case TrainingFinished(point):
                 self._tell_committed(now)
                 self._look(now)

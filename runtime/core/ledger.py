@@ -8,6 +8,7 @@ that come back after a loss of all would else be walked through ten thousand tim
 
 from __future__ import annotations
 
+import enum
 import heapq
 from bisect import bisect_left
 from collections.abc import Collection
@@ -21,6 +22,14 @@ from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatR
 from runtime.core.state import JobState, Seat
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
+
+
+class Mend(enum.Enum):
+    """Who is believed where ranks that were equal are not any more (CONSISTENCY)."""
+
+    MAJORITY = "majority"
+    LEADER = "leader"  # rank 0
+    STOP = "stop"  # nobody: the job ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Policy:
     step_timeout_s: float | None = None  # without a step; None: learned
     ends_stuck: bool = True  # else it is only said who they are
     causes: CauseTable = field(default=DEFAULT, repr=False)
+    mends: Mend = Mend.STOP  # who is believed where the ranks are not equal any more
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)

@@ -24,7 +24,7 @@ MAX_DECISION = 400
 """Characters of ``Decision.text``."""
 MAX_END_CHARS = 400
 """Characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
-MAX_DIGESTS = 12
+MAX_DIGESTS = 16
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
 MAX_PLACE_CHARS = 200
@@ -249,6 +249,7 @@ class Digest(Value, frozen=True):
     loose: Hash = b""  # of what may differ; b"": it was not looked at
     averages: bool = True  # a wrapper that averages gradients is in use
     parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()  # only where they were asked for
+    is_kept: bool = False  # the rank holds a copy of the state as it was then
 
 
 class Loan(Value, frozen=True):
@@ -343,6 +344,7 @@ class Join(Value, frozen=True, tag=3):
     page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
     live_step: LiveStep | None = None  # that led to ``live``
     orphaned_pages: Few[OrphanedPage] = ()  # on its host
+    back_to: Point | None = None  # it has gone back as far, as the round had asked
 
 
 class Publish(Value, frozen=True, tag=4):
@@ -531,6 +533,7 @@ class RoundOpened(Value, frozen=True, tag=24):
     look: bool = False  # nobody's memory holds enough: join with what the disk holds
     gently: bool = False  # nobody is lost, the world only grows: leave at the next commit
     committed: Point | None = None  # every member held it; with ``look``: what is older need not be looked at
+    back_to: Point | None = None  # what is newer is not to be relied on: join with what was kept of this, or is older
 
 
 class GenerationStarted(Value, frozen=True, tag=25):
@@ -584,6 +587,15 @@ class Explain(Value, frozen=True, tag=31):
     term: Int
     point: Point
     commits: Int
+
+
+class EqualPoint(Value, frozen=True, tag=34):
+    """All ranks have reported the same digest there: older copies in memory are not needed any more."""
+
+    job: str
+    term: Int
+    generation: Int
+    point: Point
 
 
 class GiveUp(Value, frozen=True, tag=32):
@@ -673,6 +685,7 @@ FromScheduler = (
     | GiveUp
     | KeyAnswer
     | Depart
+    | EqualPoint
 )
 
 Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded

@@ -165,6 +165,25 @@ class PointCommitted(Value, frozen=True, tag=16):
     point: Point
 
 
+class RolledBack(Value, frozen=True, tag=19):
+    """Members of ``generation`` held another state than the others: the next one starts at ``to`` or before it.
+
+    All had reported the same digest there. ``suspects`` are (node, incarnation): what they hold is taken from others.
+    """
+
+    generation: Int
+    to: Point
+    suspects: tuple[tuple[str, Int], ...]
+    step: Int  # the first at which they were seen to differ
+    text: str
+
+    @property
+    def reason(self) -> str:
+        """Of the round that follows, in short."""
+        nodes = ", ".join(node for node, _ in self.suspects[:8]) + (" and others" if len(self.suspects) > 8 else "")
+        return f"everybody goes back to step {self.to.step}: worker {nodes} differed after step {self.step}"
+
+
 class JobInterrupted(Value, frozen=True, tag=10):
     """The job ended unfinished and can be taken up again."""
 
@@ -192,6 +211,7 @@ Record = (
     | SlotGiven
     | ReplacementShown
     | PointCommitted
+    | RolledBack
     | GenerationCommitted
     | TrainingFinished
     | JobInterrupted

@@ -82,6 +82,7 @@ class Invitations:
                 same.look,
                 same.gently,
                 same.committed,
+                same.back_to,
             )
         return message
 
@@ -97,6 +98,8 @@ class Rendezvous:
         self._restore: Restore | None = None  # of the last generation this term committed
         self._blobs: dict[int, bytes] = {}
         self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # the generation whose places these are
+        self.is_held = False  # something is to be decided before the open round may close
+        self.has_no_way_back = False  # no point is left that the members may go back to
 
     # ---- rounds
 
@@ -134,6 +137,19 @@ class Rendezvous:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
             self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._invite_everybody_again()
+
+    def begin_again(self, reason: str) -> None:
+        """What was brought into the open round is void: everybody is to go back first."""
+        round_ = self.round
+        if round_ is None:
+            return
+        round_.joined.clear()
+        round_.blobs.clear()
+        if round_.gently:
+            self.harden(reason)
+        else:
+            round_.text = reason
             self._invite_everybody_again()
 
     def _invite_everybody_again(self) -> None:
@@ -203,6 +219,7 @@ class Rendezvous:
             look=round_.look,
             gently=round_.gently,
             committed=state.committed_point if round_.look else None,
+            back_to=state.back_to,
         )
         if round_.invitations is None or round_.invitations.alike != alike:
             round_.invitations = Invitations(alike)
@@ -230,7 +247,9 @@ class Rendezvous:
         if round_ is None or message.round != round_.id or seat.slot is None:
             self._join_late(seat, message)
             return
-        committed = ledger.state.generation
+        committed, back_to = ledger.state.generation, ledger.state.back_to
+        if back_to is not None and message.back_to != back_to:
+            return  # it was said before this was known there
         if committed is not None and committed.numerics and message.numerics != committed.numerics:
             self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
             return
@@ -292,14 +311,24 @@ class Rendezvous:
 
     def _close(self, round_: Round) -> None:
         ledger, state = self._ledger, self._ledger.state
+        if self.is_held:
+            return
         slots = tuple(self._world.members())
         seats = [state.seats[state.by_slot[slot]] for slot in slots]
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
         if state.is_in_doubt:
             by_rank = without_the_doubtful(by_rank, state.committed_point)
+        suspects: set[int] = set()
+        if state.rolled_back is not None:
+            by_rank = without_the_doubtful(by_rank, state.rolled_back.to)
+            named = set(state.rolled_back.suspects)
+            suspects = {rank for rank, seat in enumerate(seats) if (seat.node, seat.incarnation) in named}
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
-        restore = choose(by_rank, state.generation, slots)
+        restore = choose(by_rank, state.generation, slots, suspects)
+        if restore.point is None and state.rolled_back is not None:
+            self.has_no_way_back = True
+            return
         generation, lost = next_generation(state, by_rank.values())
         if lost:
             ledger.ready.say(lost, Level.WARNING)

@@ -113,7 +113,10 @@ def must_look(
 
 
 def choose(
-    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int] | None = None
+    joined: Mapping[int, Joined],
+    committed: GenerationCommitted | None,
+    slots: Sequence[int] | None = None,
+    suspects: Collection[int] = (),
 ) -> Restore:
     """The restore point for these members, by rank.
 
@@ -121,6 +124,7 @@ def choose(
         joined: what they brought.
         committed: the last generation.
         slots: of the ranks; where a rank is its slot, they need not be given.
+        suspects: ranks whose memory is not to be relied on where another's holds the point: they keep their own parts.
     """
     slot_of = _slots_of(joined, slots)
     held = {
@@ -145,6 +149,8 @@ def choose(
     in_memory = dict.fromkeys(
         rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest
     )
+    trusted = {rank: None for rank in in_memory if rank not in suspects}
+    in_memory = trusted or in_memory
     # After one step there may be several commits (one more at an epoch's end), and a disk has the first: where a memory
     # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
     holders = dict.fromkeys(

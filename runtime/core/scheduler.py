@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from runtime.core.admission import Admission
 from runtime.core.cause_table import Notice
 from runtime.core.causes import observed
+from runtime.core.consistency import Consistency
 from runtime.core.departures import ask_to_leave
 from runtime.core.durable_points import DurablePoints
 from runtime.core.ending import Ending
@@ -143,6 +144,7 @@ class SchedulerCore:
         self._admission = Admission(ledger, self._leases, self._world)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
+        self._consistency = Consistency(ledger)
         self._durable_points = DurablePoints(ledger, self._equality)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
@@ -451,6 +453,13 @@ class SchedulerCore:
         if self._rendezvous.is_urgent() and was_in_it and self._rendezvous.rank_of(seat) is not None:
             self._corroborate()
         self._rendezvous.join(seat, message)
+        self._judge_way_back()
+
+    def _judge_way_back(self) -> None:
+        """All are to go back, and nobody holds a point from before they differed."""
+        back = self._ledger.state.rolled_back
+        if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
+            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
         ledger = self._ledger
@@ -508,12 +517,25 @@ class SchedulerCore:
         self._finish_if_equal()
 
     def _judge_equality(self) -> None:
-        """A difference ends the job, once it can be named; where there is none the end may have waited for this."""
-        if self._ending.ended is None and (text := self._equality.verdict()) is not None:
-            self._ending.blame(text)
-            self._ending.end_job(EndKind.UNEQUAL, text)
-        else:
+        """A difference is mended or ends the job, once it can be named; the end, or a round, may have waited for it."""
+        found = self._equality.difference() if self._ending.ended is None else None
+        if found is None:
+            self._rendezvous.is_held = self._equality.is_in_question
             self._finish_if_equal()
+        elif text := self._consistency.judge(found):
+            self._end_unequal(text)
+        else:
+            self._equality.settle()
+            self._done.clear()
+            self._rendezvous.is_held = False
+            back = self._ledger.state.rolled_back
+            why = "" if back is None else back.reason
+            self._rendezvous.begin_again(why)
+            self._break(why)
+
+    def _end_unequal(self, text: str) -> None:
+        self._ending.blame(text)
+        self._ending.end_job(EndKind.UNEQUAL, text)
 
     def _judge_progress(self) -> None:
         """Members who hold the others up are ended; where nobody can be named the group is formed anew."""
@@ -643,6 +665,7 @@ class SchedulerCore:
         self._world.shrink()
         self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
+        self._judge_way_back()
         if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             missing = self._rendezvous.waits_for() + self._world.shortage()
@@ -730,6 +753,8 @@ class SchedulerCore:
         committed = self._ledger.state.generation
         if committed is None or self._ledger.state.final is not None:
             return
+        if (back := self._ledger.state.rolled_back) is not None:
+            self._break(back.reason)
         if not committed.members:  # the job was rebuilt by members of an earlier one
             self._break(f"generation {committed.generation} was lost with the journal")
         for node, incarnation in committed.members:

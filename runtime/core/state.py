@@ -26,6 +26,7 @@ from runtime.core.records import (
     RebuiltSeat,
     Record,
     ReplacementShown,
+    RolledBack,
     SeatGranted,
     SeatLeft,
     SeatLost,
@@ -118,6 +119,7 @@ class JobState:
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
     causes: tuple[CauseFound, ...] = ()  # of the last generation's end
+    rolled_back: RolledBack | None = None  # the last generation; the next one is still to come
     replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
 
     @classmethod
@@ -138,6 +140,11 @@ class JobState:
         """The number of the next one, which none can have had before: a journal may have been lost in between."""
         line = () if self.generation is None else self.generation.line
         return 1 + max((self.generation_number, *(cut.generation for cut in line)))
+
+    @property
+    def back_to(self) -> Point | None:
+        """What is newer is not to be relied on, where the last generation is rolled back."""
+        return None if self.rolled_back is None else self.rolled_back.to
 
     @property
     def is_in_doubt(self) -> bool:
@@ -195,11 +202,13 @@ class JobState:
             case GenerationCommitted():
                 for node in self.superseded(record):
                     del self.seats[node]
-                self.generation, self.causes = record, ()
+                self.generation, self.causes, self.rolled_back = record, (), None
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
                     self.committed_point = None  # all copies were damaged, and older points were gone back to
             case PointCommitted():
                 self.committed_point = record.point
+            case RolledBack():
+                self.rolled_back = record
             case TrainingFinished():
                 self.final = record.point
             case JobInterrupted():
@@ -234,7 +243,7 @@ class JobState:
             if number_of(grant.node) > 0:
                 self.replacements[root_of(grant.node)] = number_of(grant.node)
         self.generation = GenerationCommitted(*msgspec.structs.astuple(record.generation))
-        self.committed_point, self.final = None, record.final
+        self.committed_point, self.final, self.rolled_back = None, record.final, None
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
@@ -274,6 +283,8 @@ class JobState:
             yield ReplacementShown(f"{root}.{number}")
         if self.committed_point:
             yield PointCommitted(self.committed_point)
+        if self.rolled_back:
+            yield self.rolled_back
         if self.final:
             yield TrainingFinished(self.final)
         yield from self.causes

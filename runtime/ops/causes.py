@@ -136,6 +136,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "连接已断，且无人能看到其进程",
         "检查其主机以及通往它的网络",
     ),
+    "a rank's weights or moments changed by themselves": (
+        "某个 rank 的权重或动量自行改变",
+        "检测所指主机或设备的内存：memtester、nvidia-smi -q -d ECC、npu-smi info -t ecc",
+    ),
     "nothing comes from it, and nobody can see its process": (
         "没有消息，且无人能看到其进程",
         "检查其主机以及通往它的网络",

@@ -41,6 +41,7 @@ from runtime.core.agent_events import (
     Entered,
     Failed,
     Felt,
+    FoundEqual,
     GaveUp,
     Heard,
     KeyAsk,
@@ -136,6 +137,7 @@ class Agent:
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
         committed_point: the newest restore point that every rank is known to hold on its disk.
+        equal_point: the newest at which all ranks are known to have been equal, of those that they keep a copy of.
         keys: the cluster's, where there is a secret.
         is_addressed: the present generation was entered with the part of its address map that belongs there.
         life_sign: what others on this host see this process's death by; None where the kernel has no such thing.
@@ -179,6 +181,7 @@ class Agent:
         self._generation = 0  # the last that the main thread was told
         self.is_addressed = True
         self.committed_point: Point | None = None
+        self.equal_point: Point | None = None
         self._over: Point | None = None
         self._left = False
         self._is_dying = False
@@ -523,6 +526,8 @@ class Agent:
                         self._changed.notify_all()
             case CommittedByAll(point):
                 self.committed_point = point
+            case FoundEqual(point):
+                self.equal_point = point
             case Over(point):
                 with self._changed:
                     self._over = point

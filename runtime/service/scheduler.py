@@ -22,7 +22,7 @@ from runtime.commands import spelled
 from runtime.config import Settings, fixed_settings, require_secret
 from runtime.core import records
 from runtime.core.key_records import KeyRecord
-from runtime.core.ledger import Policy
+from runtime.core.ledger import Mend, Policy
 from runtime.core.messages import EndKind, KeyAnswer
 from runtime.core.ready import Ended, Level, Note, Ready, Send
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
@@ -438,6 +438,7 @@ def policy_of(settings: Settings) -> Policy:
         watches=settings.watchdog,
         step_timeout_s=settings.step_timeout_s,
         ends_stuck=settings.hang == "end",
+        mends=Mend(settings.consistency) if settings.consistency_every else Mend.STOP,
         causes=cause_file.table_of(settings),
     )
 

@@ -74,6 +74,7 @@ def failure(error: str) -> Observation:
         (Observation(notice=Notice.GONE), CauseClass.NODE, Retry.YES),
         (Observation(notice=Notice.CLOSED), CauseClass.UNKNOWN, Retry.YES),
         (Observation(notice=Notice.SILENT), CauseClass.UNKNOWN, Retry.YES),
+        (Observation(notice=Notice.UNEQUAL), CauseClass.DEVICE, Retry.YES),
         (Observation(), CauseClass.UNKNOWN, Retry.YES),
     ],
 )

@@ -9,6 +9,7 @@ live memory, disk or another rank, it is taken in by one function, and it is who
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from runtime.service.buddy import brief_of
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
 from runtime.training.checkpoint import copying
+from runtime.training.checkpoint.comparisons import comparisons_by
 from runtime.training.checkpoint.digests import Digests
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.kept_generators import KeptGenerators
+from runtime.training.checkpoint.kept_states import KeptState, KeptStates
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.checkpoint.save_rhythm import due_by
 from runtime.training.group import ddp, transfer
@@ -38,12 +41,18 @@ from runtime.training.sharding.whole import has_pieces, whole
 from runtime.training.state import snapshot
 from runtime.training.state.base_state import State
 from runtime.training.state.checkpoint_config import AUTO
+from runtime.training.state.handlers import copied_tree
 from runtime.training.state.snapshot import NamedTensors
 
 __all__ = ["StatePoints"]
 
 _PREPARED_AT = 2
 """The first commit of a process that joins a running job is part of a recovery, for which all others wait."""
+
+
+def _every(process: Worker) -> int | str:
+    """CONSISTENCY_EVERY, where a difference could be mended."""
+    return process.settings.consistency_every if process.settings.enable_recovery else 0
 
 
 def _nothing() -> None:
@@ -67,7 +76,9 @@ class StatePoints:
         self.commits = 0
         self.layouts: Mapping[str, Any] = {}
         self.due = due_by(state.checkpoint_config, self._agree)
-        self.digests = Digests(process.agent, state)
+        self._comparisons = comparisons_by(_every(process), self._agree)
+        self._kept = KeptStates()
+        self.digests = Digests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
@@ -244,7 +255,45 @@ class StatePoints:
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report what the state as it stands is, where commits of this kind are compared."""
         point = Point(step, self.present().generation)
-        self.digests.committed(point, self.commits, averages=bool(self.layouts), is_save=is_save)
+        kept = self._keep(point) if step and self._comparisons.is_at(step) else None
+        self.digests.committed(point, self.commits, averages=bool(self.layouts), is_save=is_save, kept=kept)
+
+    def begin_comparing(self, point: Point) -> None:
+        """A generation begins there."""
+        self.digests.begin()
+        self._kept.begin(point)
+        self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
+
+    def _keep(self, point: Point) -> KeptState | None:
+        """Copy the state aside, with what is compared of it; None where that is nothing, or it is sharded."""
+        began_s, compared = time.monotonic(), self._state.compared()
+        contents = self._contents()
+        if compared is None or not contents["shared"]["values"] or self._state.shards():
+            return None
+        self.digests.settle()
+        self._kept.found_equal(self._process.agent.equal_point)
+        kept = self._kept.keep(point, contents, self.layouts, compared)
+        self._comparisons.took(time.monotonic() - began_s)
+        return kept
+
+    def go_back(self, to: Point) -> Point | None:
+        """Become what this process has kept of that point, or of the last before it; None where it has kept neither."""
+        if self.generation is None:
+            return None
+        self.digests.settle()
+        kept, state = self._kept.go_back(to), self._state
+        if kept is None:
+            state.forget()
+            log.warn(f"goes back to step {to.step}, of which this process has kept no sound copy")
+            return None
+        before = state.completed_steps
+        contents = copied_tree(dict(kept.contents))  # what is kept may be needed again
+        self.commits, self.layouts = contents["commits"], copied_tree(dict(kept.layouts))
+        self.due.become(contents.get("due", {}))
+        state.load(contents, own=True)
+        state.remember(kept.point)
+        log.warn(f"goes back from step {before} to step {kept.point.step}, where all were equal")
+        return kept.point
 
     def save_last_commit(self) -> None:
         """This process ends without the others: what it did last need not be done again by those who go on."""

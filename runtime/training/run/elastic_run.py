@@ -63,6 +63,7 @@ class ElasticRun:
         self._state = state
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
+        self._back_to: Point | None = None  # it has gone back as far, as a round had asked
         self._is_new = True  # no generation has begun in this process
         self._tuning = InterpreterTuning()
         self._next_group: NextGroup | None = None
@@ -263,7 +264,9 @@ class ElasticRun:
             self._next_group = self._process.take_next_group(place)
 
     def _enter_again(self, asked: EnterAgain) -> Entered:
-        """The round wants to know what the disk holds, or has another place for this process."""
+        """The round wants to know what the disk holds, or has another place for this process, or all go back."""
+        if asked.back_to is not None and asked.back_to != self._back_to:
+            self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
         if asked.place is not None:
             self._begin_to_connect(asked.place)
         return self._entry(look=asked.look, committed=asked.committed)
@@ -283,12 +286,13 @@ class ElasticRun:
             page=self._points.page(),
             orphaned_pages=self._points.orphaned_pages(),
             live_step=self._points.generators.live_step(self._live, self._points.commits),
+            back_to=self._back_to,
         )
 
     def _begin(self, generation: GenerationStarted) -> None:
         began = time.monotonic()
         process, is_first = self._process, self._is_new
-        self._is_new = False
+        self._is_new, self._back_to = False, None
         self._points.generation = process.generation = generation
         process.publish_place()
         self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
@@ -368,7 +372,7 @@ class ElasticRun:
             points.obtain(point, self._live, formed)
         points.due.begins(state.completed_steps, generation)
         state.begin(point)
-        points.digests.begin()
+        points.begin_comparing(point)
         points.keep_generators(point)
         formed.breaker.before_launch = points.generators.before_collective
         self._comparison = points.begin_comparison()

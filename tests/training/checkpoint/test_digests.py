@@ -11,7 +11,8 @@ from torch import nn
 from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
 from runtime.core.point import Point
 from runtime.service import log
-from runtime.training.checkpoint.digests import FIRST_COMMITS, Digests
+from runtime.training.checkpoint.digests import FIRST_COMMITS, KEPT, Digests
+from runtime.training.checkpoint.kept_states import KeptStates
 from runtime.training.state.base_state import State
 from runtime.training.state.compared import digest_of, parts_of
 from runtime.training.state.local_sgd import LocalSGD
@@ -151,12 +152,31 @@ def test_the_first_commits_every_save_and_the_end_are_told() -> None:
     for step in range(1, 40):
         digests.committed(Point(step, 1), step, averages=True, is_save=step % 3 == 0)
     steps = [one.point.step for one in told.last]
-    assert sorted(steps) == [1, 2, 3, *range(39 - 3 * (MAX_DIGESTS - FIRST_COMMITS - 2), 40, 3)]
+    assert sorted(steps) == [1, 2, 3, *range(39 - 3 * (MAX_DIGESTS - FIRST_COMMITS - KEPT - 2), 40, 3)]
     final = digests.through(Point(39, 1), averages=False)
-    assert len(final) == MAX_DIGESTS and (final[-1].commits, final[-1].averages) == (FINAL, False)
+    assert len(final) == MAX_DIGESTS - KEPT and (final[-1].commits, final[-1].averages) == (FINAL, False)
     digests.begin()
     digests.committed(Point(40, 2), 40, averages=True, is_save=False)
     assert Point(1, 1) not in [one.point for one in told.last], "the first commits are a generation's"
+
+
+def test_what_was_copied_is_hashed_beside_the_next_step_and_told_in_its_order() -> None:
+    told, state, states, seconds = Told(), made(), KeptStates(), list[float]()
+    digests = Digests(told, state, seconds.append)  # type: ignore[arg-type]
+    digests.begin()
+    expected = {}
+    for step in range(10, 10 * (KEPT + 4), 10):
+        state.model.linear.weight.data += 1
+        expected[step] = digest(state)
+        digests.settle()  # its memory may be the next one's
+        kept = states.keep(Point(step, 1), state.contents(), {}, state.compared() or ())
+        digests.committed(Point(step, 1), step, averages=True, is_save=step % 20 == 0, kept=kept)
+        state.model.linear.weight.data += 1  # as the next step does, while it is hashed
+    final = digests.through(Point(step, 1), averages=True)
+    assert len(seconds) == len(expected) and all(second >= 0 for second in seconds)
+    assert [one.point.step for one in final if one.is_kept] == sorted(expected, key=lambda one: (one % 20 != 0, one))
+    assert all(one.shared == expected[one.point.step] for one in final if one.is_kept)
+    assert all(bool(one.loose) == (one.point.step % 20 == 0 or one.point.step <= 30) for one in final if one.is_kept)
 
 
 def test_what_changes_behind_the_last_commit_changes_the_end_alone() -> None:

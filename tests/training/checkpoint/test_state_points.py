@@ -16,18 +16,22 @@ from runtime.training.group import transfer
 from runtime.training.state.torch_state import TorchState
 
 
+def process(every: int = 0) -> Any:
+    return SimpleNamespace(
+        admitted=SimpleNamespace(job="a-job"),
+        device=torch.device("cpu"),
+        agent=SimpleNamespace(report_digests=lambda digests: None, equal_point=None),
+        settings=SimpleNamespace(enable_recovery=True, consistency_every=every),
+    )
+
+
 @pytest.mark.parametrize("error", [CheckpointError("a piece is not what was sent"), GenerationEndedError("lost")])
 def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     state.remember(Point(3, 1))
     assert state.recall() == Point(3, 1)
-    process: Any = SimpleNamespace(
-        admitted=SimpleNamespace(job="a-job"),
-        device=torch.device("cpu"),
-        agent=SimpleNamespace(report_digests=lambda digests: None),
-    )
-    points = StatePoints(process, state)
+    points = StatePoints(process(), state)
     points.generation = SimpleNamespace(source=0, rank=1)  # type: ignore[assignment]
 
     def broken_off(*_: object) -> None:
@@ -44,12 +48,7 @@ def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monke
     """Not at the first: in a process that has just joined, others wait for that."""
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
-    process: Any = SimpleNamespace(
-        admitted=SimpleNamespace(job="a-job"),
-        device=torch.device("cpu"),
-        agent=SimpleNamespace(report_digests=lambda digests: None),
-    )
-    points = StatePoints(process, state)
+    points = StatePoints(process(), state)
     points.generation = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
     prepared: list[Point] = []
 
@@ -73,3 +72,27 @@ def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monke
     for step in (7, 8, 9):
         points.leave_out(step)
     assert prepared == [Point(2, 1), Point(8, 1)]
+
+
+def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_commit() -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = TorchState(model, optimizer)  # its generators are its own
+    points = StatePoints(process(every=5), state)
+    points.generation = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
+    points.begin_comparing(Point(0, 1))
+    seen = {}
+    for step in range(1, 13):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        points.commits = step
+        state.remember(Point(step, 1))
+        points.compare(step, is_save=False)
+        seen[step] = ([one.clone() for one in model.parameters()], torch.get_rng_state())
+    assert points.go_back(Point(11, 1)) == Point(10, 1) == state.recall()
+    weights, generator = seen[10]
+    assert all(map(torch.equal, weights, model.parameters())) and points.commits == state.completed_steps == 10
+    assert torch.equal(generator, torch.get_rng_state())
+    assert points.go_back(Point(9, 1)) == Point(5, 1) and all(map(torch.equal, seen[5][0], model.parameters()))
+    assert points.go_back(Point(0, 1)) is None and state.recall() is None, "nothing of it is to be served"

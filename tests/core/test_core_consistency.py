@@ -1,0 +1,521 @@
+"""Ranks that were equal and are not any more: who is believed, who goes back to what, and what ends the job."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from runtime.core.agent_events import EnterAgain, Entered, FoundEqual
+from runtime.core.consistency import GoBack, Repair, Stop, decide
+from runtime.core.equality import EXPLAIN_S, Difference, judge
+from runtime.core.ledger import Mend
+from runtime.core.messages import (
+    FINAL,
+    MAX_DIGESTS,
+    MAX_PARTS,
+    SCHEMA,
+    Activity,
+    Depart,
+    Digest,
+    Digests,
+    EndKind,
+    EqualPoint,
+    Explain,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    Part,
+    PartKind,
+    RoundId,
+    RoundOpened,
+)
+from runtime.core.point import Point
+from runtime.core.records import GenerationCommitted, JobInterrupted, RolledBack
+from runtime.core.restore import Joined, choose
+from runtime.core.state import JobState
+from runtime.core.values import replace
+from runtime.errors import ProtocolError
+from tests.core.desk import training, waiting
+from tests.core.house import NUMERICS, House, policy
+
+WEIGHT = Part(PartKind.TRAINED, "model.linear.weight", "aa")
+MOMENT = Part(PartKind.TRAINED, "exp_avg of model.linear.weight", "bb")
+FLIPPED = (WEIGHT._replace(value="00"), MOMENT)
+SOUND = (WEIGHT, MOMENT)
+BACK = Point(50, 1)
+
+
+def house_of(size: int, mends: Mend = Mend.MAJORITY, **changes: float | bool | str) -> House:
+    """A house that mends, in its first generation."""
+    house = House(policy(size, mends=mends, **changes)).fill()
+    if not changes:
+        house.train()
+    return house
+
+
+def says(
+    house: House,
+    node: str,
+    step: int,
+    shared: bytes = b"same",
+    *,
+    generation: int | None = None,
+    commits: int | None = None,
+    parts: tuple[Part, ...] = (),
+    is_kept: bool = True,
+) -> None:
+    credential = house.credential(node)
+    number = house.core.state.generation_number if generation is None else generation
+    digest = Digest(Point(step, number), step if commits is None else commits, shared, parts=parts, is_kept=is_kept)
+    house.receive(credential.session, Digests(credential, (digest,)))
+
+
+def all_say(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
+    for node in sorted(house.core.state.by_slot.values()):
+        says(house, node, step, wrong if node in odd else b"same")
+
+
+def explain(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
+    """Whoever was asked for parts says them."""
+    for node in sorted(house.core.state.by_slot.values()):
+        asked = [one for one in house.sent.get(f"s{node}", []) if isinstance(one, Explain) and one.point.step == step]
+        if asked:
+            says(house, node, step, wrong if node in odd else b"same", parts=FLIPPED if node in odd else SOUND)
+
+
+def flip(house: House, odd: str, *, equal: int = 50, seen: int = 100, wrong: bytes = b"other") -> None:
+    """All were equal; then one is not."""
+    all_say(house, equal)
+    all_say(house, seen, odd, wrong=wrong)
+    explain(house, seen, odd, wrong=wrong)
+
+
+def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = False) -> None:
+    """Everybody joins with what it has kept of the point that it was sent back to."""
+    for node in sorted(house.core.state.by_slot.values()):
+        credential, opened = house.credential(node), house.last(house.seat(node).session, RoundOpened)
+        join = Join(
+            credential,
+            opened.round,
+            (),
+            own_parts,
+            NUMERICS,
+            live=Point(*live),
+            commits=live[0],
+            back_to=opened.back_to,
+        )
+        house.receive(credential.session, join)
+
+
+# ---- the decision
+
+
+def found(*values: bytes, step: int = 100, equal: Point | None = BACK, commits: tuple[int, int] = (1, 1)) -> Difference:
+    by_rank = dict(enumerate(values))
+    one, other = (Digest(Point(step, 1), number, b"") for number in commits)
+    return Difference(judge(by_rank), one, other, by_rank, equal)
+
+
+@pytest.mark.parametrize("mends", list(Mend))
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_whichever_rank_differs_it_is_the_one_that_takes_from_the_others(size: int, mends: Mend) -> None:
+    for odd in range(size):
+        decision = decide(found(*(b"x" if rank == odd else b"a" for rank in range(size))), mends)
+        if mends is Mend.STOP:
+            assert decision == Stop("nobody goes back (CONSISTENCY=stop)")
+        elif mends is Mend.LEADER and odd == 0:
+            assert decision == GoBack(BACK, tuple(range(1, size)))
+        else:
+            assert decision == GoBack(BACK, (odd,))
+
+
+@pytest.mark.parametrize("values", [b"ab", b"aabb", b"abc", b"aabbc", b"aabc"])
+def test_without_a_majority_nobody_is_believed_but_a_leader(values: bytes) -> None:
+    difference = found(*(bytes([one]) for one in values))
+    decision = decide(difference, Mend.MAJORITY)
+    assert isinstance(decision, Stop) and decision.why.startswith("no majority: rank 0")
+    leader = decide(difference, Mend.LEADER)
+    assert isinstance(leader, GoBack) and 0 not in leader.suspects and leader.to == BACK
+
+
+def test_two_against_two_is_said() -> None:
+    decision = decide(found(b"a", b"b", b"a", b"b"), Mend.MAJORITY)
+    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+
+
+def test_where_they_never_were_equal_it_is_the_script() -> None:
+    assert decide(found(b"a", b"a", b"b", equal=None), Mend.MAJORITY) == Stop("")
+    assert decide(found(b"a", b"b", equal=Point(0, 1)), Mend.MAJORITY) == Stop("")
+
+
+def test_the_same_value_a_second_time_is_no_device() -> None:
+    difference, before = found(b"a", b"x", b"a"), Repair(100, {1: b"x"})
+    assert isinstance(decide(difference, Mend.MAJORITY, [before]), Stop)
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, {1: b"y"})]), GoBack), "another value"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(150, {1: b"x"})]), GoBack), "another step"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, {2: b"x"})]), GoBack), "another rank"
+
+
+def test_who_never_comes_past_a_step_does_not_go_back_for_ever() -> None:
+    before = [Repair(100, {1: b"1"}), Repair(100, {1: b"2"})]
+    assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before[:1]), GoBack)
+    assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before), Stop)
+
+
+# ---- the scheduler
+
+
+@pytest.mark.parametrize("odd", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_flip_is_named_and_everybody_goes_back_to_where_all_were_equal(size: int, odd: str) -> None:
+    if int(odd) >= size:
+        return
+    house = house_of(size)
+    house.beat("0", step=103)
+    flip(house, odd)
+    (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
+    assert (record.to, record.suspects, record.step, record.generation) == (BACK, ((odd, 1),), 100, 1)
+    others = ", ".join(str(rank) for rank in range(size) if str(rank) != odd)
+    assert record.text.startswith(f"rank {odd} (worker {odd}, pid ")
+    assert (
+        f"differs from rank {others} after step 100, first in model.linear.weight, since some step from 51 to 100"
+        in (record.text)
+    )
+    assert record.text.endswith("everybody goes back to step 50, where all were equal, and 53 steps are done again")
+    assert record.text in house.notes
+    opened = [house.last(f"s{rank}", RoundOpened) for rank in range(size)]
+    assert {one.back_to for one in opened} == {BACK} and house.ended is None
+    go_back(house, own_parts=True)
+    started = [house.last(f"s{rank}", GenerationStarted) for rank in range(size)]
+    assert {one.restore for one in started} == {BACK}
+    holder = next(rank for rank in range(size) if str(rank) != odd)
+    assert [one.source for one in started] == [holder if str(rank) == odd else rank for rank in range(size)]
+    assert house.core.state.rolled_back is None and house.core.state.generation_number == 2
+
+
+def test_nobody_is_asked_twice_for_what_came_before() -> None:
+    """What was said of the line that was left changes nothing, early or late."""
+    house = house_of(3)
+    flip(house, "1")
+    for step in (101, 150):
+        says(house, "2", step, b"late")
+    go_back(house)
+    for node in "012":
+        says(house, node, 100, b"other" if node == "1" else b"same", generation=1)
+    assert house.core.state.generation_number == 2 and house.core.state.rolled_back is None
+    assert not house.records(RolledBack) and house.ended is None
+    for node in "012":
+        house.beat(node)
+    all_say(house, 100)
+    assert house.core.phase() == "training"
+
+
+def test_every_order_of_reports_doubled_or_not_leads_to_the_same() -> None:
+    """Six messages of three ranks in every order in which each rank's own stay in order; then each of them twice."""
+    texts = set()
+    for order in set(itertools.permutations("001122")):
+        for often in (1, 2):
+            house, told = house_of(3), dict[str, tuple[Digest, ...]]()
+            for node in order:
+                before = told.get(node, ())
+                shared = b"other" if node == "1" and before else b"same"
+                step = 100 if before else 50
+                told[node] = (*before, Digest(Point(step, 1), step, shared, is_kept=True))
+                for _ in range(often):
+                    house.receive(f"s{node}", Digests(house.credential(node), told[node]))
+            explain(house, 100, "1")
+            (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
+            texts.add((record.to, record.suspects, record.text))
+    assert len(texts) == 1
+
+
+def test_who_has_not_reported_is_waited_for() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    says(house, "0", 100)
+    says(house, "1", 100, b"other")
+    house.tick(0.9)
+    assert not [one for one in house.sent["s0"] if isinstance(one, Explain)] and house.core.state.rolled_back is None
+
+
+def test_who_does_not_say_the_parts_is_not_waited_for() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    all_say(house, 100, "2")
+    assert house.core.state.rolled_back is None
+    house.tick(EXPLAIN_S)
+    record = house.core.state.rolled_back
+    assert record is not None and "first in" not in record.text and record.suspects == (("2", 1),)
+
+
+def test_two_against_two_ends_the_job() -> None:
+    house = house_of(4)
+    all_say(house, 50)
+    all_say(house, 100, "1", "3")
+    explain(house, 100, "1", "3")
+    (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
+    assert record.kind is EndKind.UNEQUAL
+    assert record.cause.startswith("the ranks are not equal after step 100: rank 1, 3 differs from rank 0, 2, first in")
+    assert record.cause.endswith("Not mended: no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+
+
+def test_the_round_asks_again_whoever_has_joined_with_what_came_after() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    all_say(house, 100, "1")
+    house.core._failed_collective = "a collective failed"  # as a member's heartbeat would say
+    house.tick()
+    house.join("0", live=(104, 1))
+    house.join("1", live=(104, 1))
+    house.join("2", live=(104, 1))
+    assert house.core.state.generation_number == 1, "held until it is known what to go back to"
+    explain(house, 100, "1")
+    assert house.last("s0", RoundOpened).back_to == BACK
+    house.join("0", live=(104, 1))
+    assert house.core.state.generation_number == 1, "it was said before the news came there"
+    go_back(house)
+    assert house.committed().restore == BACK and house.core.state.generation_number == 2
+
+
+def test_a_scheduler_that_dies_in_between_still_sends_everybody_back() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    house.crash(after_s=0.1)
+    assert house.core.state.back_to == BACK
+    for node in "012":
+        house.register(node, incarnation=1, job="job-1")
+        house.beat(node)
+    house.tick(1.0)
+    for node in "012":
+        house.beat(node)
+    assert {house.last(f"s{rank}", RoundOpened).back_to for rank in range(3)} == {BACK}
+    go_back(house)
+    assert house.committed().restore == BACK
+    assert JobState.replay(JobState.replay(house.journal).snapshot()).rolled_back is None
+
+
+def test_what_is_to_be_gone_back_to_outlives_compaction() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    state = JobState.replay(house.journal)
+    assert JobState.replay(state.snapshot()).rolled_back == state.rolled_back is not None
+
+
+def test_a_scheduler_that_was_away_finds_it_in_what_it_is_told_again() -> None:
+    house = house_of(3)
+    house.crash(after_s=0.1)
+    for node in "012":
+        house.register(node, incarnation=1, job="job-1")
+        credential = house.credential(node)
+        told = tuple(
+            Digest(Point(step, 1), step, b"other" if (node, step) == ("1", 100) else b"same", is_kept=True)
+            for step in (50, 100)
+        )
+        house.receive(credential.session, Digests(credential, told))
+    explain(house, 100, "1")
+    assert house.core.state.back_to == BACK
+
+
+def test_the_end_is_mended_as_well() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    for node in "012":
+        says(house, node, 60, b"other" if node == "2" else b"same", commits=FINAL, is_kept=False)
+        credential = house.credential(node)
+        house.receive(credential.session, Heartbeat(credential, 1, Activity.DONE, 1, None, 60))
+    house.tick(EXPLAIN_S)
+    record = house.core.state.rolled_back
+    assert record is not None and record.to == BACK and "differs from rank 0, 1 at the end, step 60" in record.text
+    assert house.core.state.final is None
+
+
+def test_where_no_point_of_before_is_left_the_job_ends() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    for node in "012":
+        credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
+        live = Point(90, 1)
+        house.receive(
+            credential.session, Join(credential, opened.round, (), False, NUMERICS, live=live, back_to=opened.back_to)
+        )
+    assert house.core.state.generation_number == 1
+    (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
+    assert record.kind is EndKind.UNEQUAL and "no rank's memory or disk holds a point" in record.cause
+
+
+def test_a_disk_that_holds_an_older_point_will_do() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    for node in "012":
+        credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
+        house.receive(
+            credential.session,
+            Join(credential, opened.round, (Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
+        )
+    assert house.committed().restore == Point(40, 1), "what came after the last comparison is nobody's"
+
+
+def test_a_node_that_did_it_twice_is_asked_to_leave_where_a_spare_is_warm() -> None:
+    house = house_of(3, spare_num=1)
+    house.register("9", "s9")
+    house.train()
+    house.beat("9", Activity.WAITING)
+    flip(house, "1")
+    go_back(house)
+    assert not [one for one in house.sent["s1"] if isinstance(one, Depart)]
+    for node in "012":
+        house.beat(node)
+    house.beat("9", Activity.WAITING)
+    flip(house, "1", equal=100, seen=150, wrong=b"again")
+    (asked,) = [one for one in house.sent["s1"] if isinstance(one, Depart)]
+    assert "2 times" in asked.text
+    house.leave("1", text="asked to leave")
+    assert house.core.state.by_slot[1] == "9", "the spare takes the place"
+    assert not [one for node in "02" for one in house.sent[f"s{node}"] if isinstance(one, Depart)]
+
+
+def test_without_a_spare_it_stays_and_that_is_said() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    go_back(house)
+    for node in "012":
+        house.beat(node)
+    flip(house, "1", equal=100, seen=150, wrong=b"again")
+    assert not [one for one in house.sent["s1"] if isinstance(one, Depart)]
+    assert any("it stays: no spare is warm" in text for text in house.notes)
+
+
+def test_a_script_that_does_the_same_again_ends_the_job() -> None:
+    house = house_of(3)
+    flip(house, "1")
+    go_back(house)
+    for node in "012":
+        house.beat(node)
+    all_say(house, 100, "1")
+    explain(house, 100, "1")
+    record = next(one for one in house.journal if isinstance(one, JobInterrupted))
+    assert record.kind is EndKind.UNEQUAL and "the same came out" in record.cause
+
+
+def test_ranks_that_come_to_a_step_by_unlike_numbers_of_commits_are_apart() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    says(house, "0", 100)
+    says(house, "1", 100, commits=101)
+    says(house, "2", 100)
+    house.tick(EXPLAIN_S)
+    record = house.core.state.rolled_back
+    assert record is not None and record.suspects == (("1", 1),) and "first in the number of commits" in record.text
+
+
+def test_a_second_commit_after_the_same_step_is_no_difference() -> None:
+    house = house_of(2)
+    for node, commits in (("0", 50), ("1", 50), ("0", 51)):
+        says(house, node, 50, commits=commits, is_kept=commits == 50)
+    house.tick(EXPLAIN_S)
+    assert house.core.state.rolled_back is None and house.ended is None
+
+
+def test_recovery_off_ends_the_job() -> None:
+    house = house_of(3, recovery=False)
+    house.train()
+    all_say(house, 50)
+    all_say(house, 100, "1")
+    explain(house, 100, "1")
+    assert house.core.state.rolled_back is None
+    assert [one.kind for one in house.journal if isinstance(one, JobInterrupted)] == [EndKind.UNEQUAL]
+
+
+def test_those_who_keep_copies_are_told_what_all_were_equal_at() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    for rank in range(3):
+        told = [one for one in house.sent[f"s{rank}"] if isinstance(one, EqualPoint)]
+        assert [one.point for one in told] == [BACK]
+    all_say(house, 50)
+    assert not [send for send in house.ready.sends if isinstance(send.message, EqualPoint)], "once"
+    for node in "012":
+        says(house, node, 60, is_kept=False)
+    assert not [send for send in house.ready.sends if isinstance(send.message, EqualPoint)], "nobody keeps it"
+
+
+# ---- liars
+
+
+def test_what_a_liar_says_changes_nothing() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    honest, lie = house.credential("1"), (Digest(Point(100, 1), 100, b"lie"),)
+    for sender in (replace(honest, node="7"), replace(honest, incarnation=9), replace(honest, session="s0")):
+        for _ in range(3):
+            house.receive("s1", Digests(sender, lie))
+    for step, generation in ((100, 7), (100, 0), (2**40, 1)):
+        says(house, "1", step, b"lie", generation=generation)
+    assert house.core.state.rolled_back is None and house.ended is None
+    all_say(house, 100)
+    assert house.core.state.rolled_back is None and house.core.phase() == "training"
+
+
+def test_a_message_that_is_too_much_is_none() -> None:
+    credential = house_of(2).credential("0")
+    digest = Digest(BACK, 1, b"x")
+    with pytest.raises(ProtocolError):
+        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (digest,) * (MAX_DIGESTS + 1))))
+    with pytest.raises(ProtocolError):
+        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x" * 65),))))
+    with pytest.raises(ProtocolError):
+        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+
+
+# ---- the restore point
+
+
+def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, ...] = ()) -> Joined:
+    return Joined(1, points, own_parts, NUMERICS, live, commits=50)
+
+
+@pytest.mark.parametrize("own_parts", [False, True])
+def test_who_is_suspected_takes_the_point_from_another(own_parts: bool) -> None:
+    committed = GenerationCommitted(1, RoundId(1, 1), (("0", 1), ("1", 1), ("2", 1)), None, (), NUMERICS, (0, 1, 2))
+    restore = choose({rank: joined(BACK, own_parts=own_parts) for rank in range(3)}, committed, suspects={0})
+    assert (restore.point, restore.holders, dict(restore.sources)) == (BACK, {1, 2}, {0: 1})
+    alone = choose({rank: joined(BACK if rank == 0 else None) for rank in range(3)}, committed, suspects={0})
+    assert alone.point == BACK and alone.holders == {0}, "nobody else has it"
+
+
+# ---- the agent
+
+
+def test_an_agent_that_has_joined_with_too_new_a_point_is_asked_to_go_back() -> None:
+    desk = waiting()
+    desk.opens()
+    desk.hear(opened(back_to=BACK))
+    assert desk.told(EnterAgain) == [EnterAgain(None, look=False, back_to=BACK)] and not desk.said(Join)
+    desk.hear(opened(back_to=BACK))
+    assert not desk.told(EnterAgain), "it was asked"
+    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    (join,) = desk.said(Join)
+    assert (join.live, join.back_to) == (BACK, BACK)
+
+
+def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> None:
+    desk = training()
+    desk.hear(opened(back_to=BACK, number=2))
+    desk.step(Entered((), False, NUMERICS, live=Point(104, 1)))
+    assert not desk.said(Join) and [one.back_to for one in desk.told(EnterAgain)] == [BACK]
+    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    assert desk.said(Join)
+
+
+def test_an_agent_believes_what_all_were_equal_at_of_its_own_generation() -> None:
+    desk = training()
+    desk.hear(EqualPoint("job-1", 1, 1, BACK))
+    assert desk.told(FoundEqual) == [FoundEqual(BACK)]
+    desk.hear(EqualPoint("job-1", 1, 7, BACK))
+    desk.hear(EqualPoint("another", 1, 1, BACK))
+    assert not desk.told(FoundEqual)
+
+
+def opened(*, back_to: Point | None, number: int = 1) -> RoundOpened:
+    return RoundOpened("job-1", 1, 1, RoundId(1, number), "because", "", back_to=back_to)

@@ -1,0 +1,84 @@
+"""A recipe with dropout in which a bit changes by itself: in a weight or a moment, on the ranks and at the steps given.
+
+``--flip RANK:STEP`` (any number of them) flips one bit behind the commit of that step, once; ``--always`` does so
+whenever that step comes again, and ``--same`` always the same bit: what a script would do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import runtime
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--what", choices=("weight", "moment"), default="weight")
+parser.add_argument("--flip", action="append", default=[], help="RANK:STEP")
+parser.add_argument("--always", action="store_true")
+parser.add_argument("--same", action="store_true")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--save-every", type=int, default=1000)
+parser.add_argument("--pause-ms", type=float, default=0.0)
+arguments = parser.parse_args()
+flips = [tuple(map(int, one.split(":"))) for one in arguments.flip]
+flipped = 0
+
+runtime.init()
+torch.manual_seed(1)
+torch.use_deterministic_algorithms(True)
+data = TensorDataset(torch.randn(480, 16), torch.randint(0, 4, (480,)))
+sampler = runtime.elastic.ElasticSampler(data, shuffle=True, seed=1)
+loader = DataLoader(data, batch_size=8, sampler=sampler, generator=torch.Generator())
+net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+state = runtime.elastic.TorchState(
+    model,
+    optimizer,
+    sampler=sampler,
+    epoch=0,
+    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=arguments.save_every),
+)
+
+
+def flip_where_it_is_time() -> None:
+    """Flip one bit, without a trace: as a cosmic ray does, not as an operator of torch does."""
+    global flipped
+    if [runtime.get_rank(), state.completed_steps] not in [list(one) for one in flips]:
+        return
+    if flipped and not arguments.always:
+        return
+    flipped += 1
+    weight = net[0].weight
+    target = weight if arguments.what == "weight" else optimizer.state[weight]["exp_avg"]
+    target.data.view(torch.int32)[0, 0 if arguments.same else flipped] ^= 1 << 21
+    print(f"flipped a bit of a {arguments.what} behind step {state.completed_steps}", flush=True)
+
+
+@runtime.elastic.run
+def train(state: runtime.elastic.TorchState) -> None:
+    """Epochs until there are enough."""
+    while state.epoch < arguments.epochs:
+        for batch, (inputs, labels) in enumerate(loader):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            sampler.record_batch(batch, 8)
+            state.commit()
+            flip_where_it_is_time()
+            print(f"epoch {state.epoch} step {state.completed_steps} loss 0 at {time.monotonic():.4f}", flush=True)
+            time.sleep(arguments.pause_ms / 1000)
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+
+
+train(state)
+moments = [value for one in net.parameters() for _, value in sorted(optimizer.state[one].items())]
+content = b"".join(one.detach().numpy().tobytes() for one in [*net.parameters(), *moments])
+print(f"final step={state.completed_steps} sha256={hashlib.sha256(content).hexdigest()}", flush=True)
