@@ -115,6 +115,8 @@ class Settings:
     loss_anomaly: str
     consistency_every: int | str
     consistency: str
+    straggler: str
+    straggler_factor: float
     health_interval_s: float
     health_cpu: str
     health_cpu_limit: float

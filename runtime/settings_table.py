@@ -182,25 +182,15 @@ def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind
     return Kind(expected, expected_zh, parse)
 
 
-def _parse_hang(text: str) -> str:
-    value = text.strip().lower()
-    if value not in ("end", "tell"):
-        raise WrongValueError()
-    return value
+def _one_of(*words: str) -> Kind:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in words:
+            raise WrongValueError()
+        return value
 
-
-def _parse_policy(text: str) -> str:
-    value = text.strip().lower()
-    if value not in ("tell", "drain", "off"):
-        raise WrongValueError()
-    return value
-
-
-def _parse_mend(text: str) -> str:
-    value = text.strip().lower()
-    if value not in ("majority", "leader", "stop"):
-        raise WrongValueError()
-    return value
+    most, last = words[:-1], words[-1]
+    return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
 
 
 def _parse_every(text: str) -> int | str:
@@ -211,9 +201,11 @@ def _parse_every(text: str) -> int | str:
     return int(text.strip())
 
 
-def _parse_anomaly(text: str) -> str:
-    value = text.strip().lower()
-    if value not in ("tell", "stop", "off"):
+def _parse_factor(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
+        raise WrongValueError()
+    value = float(text.strip())
+    if not 1 < value <= 100:
         raise WrongValueError()
     return value
 
@@ -266,11 +258,13 @@ _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
-_HANG = Kind("end or tell", "end 或 tell", _parse_hang)
-_POLICY = Kind("tell, drain or off", "tell、drain 或 off", _parse_policy)
-_MEND = Kind("majority, leader or stop", "majority、leader 或 stop", _parse_mend)
+_HANG = _one_of("end", "tell")
+_POLICY = _one_of("tell", "drain", "off")
+_ANOMALY = _one_of("tell", "stop", "off")
+_STRAGGLER = _one_of("tell", "swap", "off")
+_MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
-_ANOMALY = Kind("tell, stop or off", "tell、stop 或 off", _parse_anomaly)
+_FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
@@ -456,6 +450,19 @@ VARIABLES: tuple[Variable, ...] = (
         "back to where all were equal; `leader`: rank 0 is believed, and all go back; `stop`: the job ends.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。",
+    ),
+    Variable(
+        "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,
+        "What follows where a worker's own part of a step (not its waiting for others) is slower than "
+        "STRAGGLER_FACTOR: `tell` names it and the part that is slow, `swap` has it leave at a commit once a spare is "
+        "warm, `off` does not look.",
+        "某 worker 自身在一步中所花的时间（不含等待其他 worker）慢于 STRAGGLER_FACTOR 时：`tell` 指出它和慢的部分；"
+        "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
+    ),
+    Variable(
+        "STRAGGLER_FACTOR", "straggler_factor", _FACTOR, "1.2", _WATCH,
+        "How many times the median of all workers is slow, over 20 steps or more and 5 s or more.",
+        "达到所有 worker 中位数的多少倍即算慢（至少 20 步且至少 5 秒）。",
     ),
     Variable(
         "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,

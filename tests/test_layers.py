@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.anomalies",
             "core.lines",
             "core.messages",
+            "core.pace",
             "core.point",
             "core.ready",
             "core.records",
@@ -107,7 +108,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "training": (
-        ("fsdp2_private", "torch_private", "torch_versions"),
+        ("fsdp2_private", "main_thread_time", "torch_private", "torch_versions"),
         ("group",),
         ("process", "sharding"),
         ("state",),

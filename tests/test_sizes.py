@@ -48,6 +48,7 @@ LARGE_CLASSES = {
     "training/checkpoint/rank_checkpoints.py:RankCheckpoints": "what a rank asks of its points",
     "training/checkpoint/replay.py:Replay": "the step log's side of one rank",
     "training/checkpoint/state_points.py:StatePoints": "what a run asks of a state's points",
+    "training/run/elastic_run.py:ElasticRun": "one loop, from one generation to the next",
     "training/state/base_state.py:State": "the public face, which users extend",
     "training/state/local_sgd.py:LocalSGD": "State, extended",
     "training/state/object_state.py:ObjectState": "State, extended",

@@ -201,7 +201,7 @@ class AgentCore:
             case Passed():
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
-                self._reports.progress = event.progress
+                self._reports.progress, self._reports.pace = event.progress, event.pace
                 self._pass()
             case Heard():
                 self._hear(event.message)
@@ -352,6 +352,7 @@ class AgentCore:
             self._ready.sends += self._reports.of_stillness(
                 sender, self.generation, self.step_count, trains=is_training
             )
+            self._ready.sends += self._reports.of_pace(sender, self.generation, trains=is_training)
             if self.activity is Activity.DONE:
                 self._report_digests()
         deadline = self._patience_ends_at()

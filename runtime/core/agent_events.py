@@ -25,6 +25,7 @@ from runtime.core.messages import (
     Pairs,
     Place,
     Progress,
+    StepTime,
 )
 from runtime.core.point import Point
 
@@ -49,14 +50,24 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the last steps took: so many, and one of them. Each window of steps is another object."""
+
+    steps: int
+    time: StepTime
+
+
+@dataclass(frozen=True, slots=True)
 class Passed:
     """Time has passed.
 
-    ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on.
+    ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on;
+    ``pace`` how long its last steps took, where that is known.
     """
 
     step: int
     progress: Progress | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Here live the last words of each kind and the messages that are made of them. Ne
 
 from __future__ import annotations
 
+from runtime.core.agent_events import Pace
 from runtime.core.messages import (
     MAX_DIGESTS,
     MAX_PARTS,
@@ -15,6 +16,7 @@ from runtime.core.messages import (
     Digest,
     Digests,
     FromWorker,
+    Paced,
     Progress,
     SavedPoints,
     Still,
@@ -34,6 +36,7 @@ class Reports:
         to_explain: which of them is wanted with its parts: the point and the number of the commit.
         progress: where it stands still; None where it comes on.
         ailments: what is wrong with its host.
+        pace: how long its last steps took; None where that is not known.
     """
 
     def __init__(self) -> None:
@@ -43,6 +46,8 @@ class Reports:
         self.to_explain: tuple[Point, int] | None = None
         self.progress: Progress | None = None
         self.ailments: tuple[Ailment, ...] = ()
+        self.pace: Pace | None = None
+        self._told_pace: Pace | None = None
         self._is_told_still = False
         self._is_told_unwell = False
 
@@ -63,6 +68,14 @@ class Reports:
         progress, was_told = self.progress if trains else None, self._is_told_still
         self._is_told_still = progress is not None
         return [Still(sender, generation, step, progress)] if progress is not None or was_told else []
+
+    def of_pace(self, sender: Credential, generation: int, *, trains: bool) -> list[FromWorker]:
+        """How long its last steps took, while it trains, once for each window of them."""
+        pace = self.pace if trains else None
+        if pace is None or pace is self._told_pace:
+            return []
+        self._told_pace = pace
+        return [Paced(sender, generation, pace.steps, pace.time)]
 
     def of_health(self, sender: Credential) -> list[FromWorker]:
         """What is wrong with its host; and once that nothing is any longer."""

@@ -58,6 +58,8 @@ class Policy:
     watches: bool = True  # whether members come on
     step_timeout_s: float | None = None  # without a step; None: learned
     ends_stuck: bool = True  # else it is only said who they are
+    straggler_factor: float | None = 1.2  # slower than so often the median is slow; None: nobody compares
+    swaps_stragglers: bool = False  # for a spare; else it is only said who they are
     causes: CauseTable = field(default=DEFAULT, repr=False)
     mends: Mend = Mend.STOP  # who is believed where the ranks are not equal any more
 

@@ -34,6 +34,7 @@ MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_AILMENTS = 32
 MAX_ODDITY_CHARS = 200
+MAX_STEP_US = 10**12  # of one part of one step
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
 MAX_KEY_BYTES = 256  # of a key in UTF-8
@@ -54,6 +55,7 @@ Host = Annotated[str, Meta(max_length=MAX_HOST_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
 Share = Annotated[float, Meta(ge=0, le=1e6)]
+Microseconds = Annotated[int, Meta(ge=0, le=MAX_STEP_US)]
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 KeyValue = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
@@ -215,6 +217,15 @@ class Ailment(NamedTuple):
     share: Share
     limit: Share
     drains: bool  # the worker is to leave for a spare
+
+
+class StepTime(NamedTuple):
+    """What a rank's main thread does in one step, in microseconds; together they are the step."""
+
+    data_us: Microseconds  # waits for the loader's next batch
+    compute_us: Microseconds  # all else
+    communication_us: Microseconds  # waits in collectives
+    commit_us: Microseconds  # in ``state.commit()``
 
 
 class Place(Value, frozen=True):
@@ -415,6 +426,15 @@ class Oddity(Value, frozen=True, tag=44):
     sender: Credential
     step: Count
     text: Annotated[str, Meta(max_length=MAX_ODDITY_CHARS)]  # printable: which number, and what is wrong with it
+
+
+class Paced(Value, frozen=True, tag=46):
+    """How long the sender took for its last steps. Said with a heartbeat, once for each window of steps."""
+
+    sender: Credential
+    generation: Int
+    steps: Annotated[int, Meta(ge=1, le=10**9)]  # of the window
+    time: StepTime  # of one of them
 
 
 class KeyCall(Value, frozen=True, tag=40):
@@ -668,6 +688,7 @@ FromWorker = (
     | KeyCall
     | Unwell
     | Oddity
+    | Paced
 )
 FromScheduler = (
     Admitted

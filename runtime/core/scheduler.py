@@ -36,6 +36,7 @@ from runtime.core.messages import (
     LastWords,
     Leave,
     Oddity,
+    Paced,
     PeerGone,
     Process,
     ProcessEnded,
@@ -54,6 +55,7 @@ from runtime.core.remedies import Means, judged
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.repeats import Repeats
 from runtime.core.state import JobState, Seat
+from runtime.core.stragglers import Stragglers
 from runtime.core.unwell_hosts import UnwellHosts
 from runtime.core.world import World
 
@@ -158,6 +160,7 @@ class SchedulerCore:
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._keys = KeyStore(term=0)
         self._unwell_hosts = UnwellHosts(ledger)
+        self._stragglers = Stragglers(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 
     # ---- the contract
@@ -227,6 +230,11 @@ class SchedulerCore:
         return self._unwell_hosts.lines()
 
     @property
+    def stragglers(self) -> list[str]:
+        """Which workers are slower than the others, a sentence each."""
+        return self._stragglers.lines()
+
+    @property
     def keys(self) -> KeyStore:
         """The keys that it keeps for the workers."""
         return self._keys
@@ -239,7 +247,7 @@ class SchedulerCore:
         if self._is_round_due():
             others.append(self._ledger.now)
         if ending.ended is None:
-            others += (self._equality.deadline, self._watch.deadline())
+            others += (self._equality.deadline, self._watch.deadline(), self._stragglers.deadline())
             if rendezvous.round is not None:
                 others += (rendezvous.deadline(), rendezvous.refresh_at())
             if self._ledger.absent:
@@ -326,7 +334,7 @@ class SchedulerCore:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
             isinstance(event, Tick | Seen)
-            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity))
+            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced))
         ):
             self._repeats.forget()
 
@@ -367,6 +375,9 @@ class SchedulerCore:
                 self._unwell_hosts.note(seat, message, self._rendezvous.rank_of(seat))
             case Unwell():
                 self._unwell_hosts.take(seat, message)
+            case Paced():
+                self._stragglers.take(seat, message)
+                self._unwell_hosts.remind(seat)
             case Leave():
                 self._leave(seat, message)
 
@@ -566,7 +577,7 @@ class SchedulerCore:
     def _leave(self, seat: Seat, message: Leave) -> None:
         if message.on_purpose:
             self._leases.leave(seat)
-            self._unwell_hosts.forget(seat.node)
+            self._forget_condition(seat.node)
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
@@ -654,6 +665,7 @@ class SchedulerCore:
         self._judge_reports()
         self._judge_equality()
         self._judge_progress()
+        self._stragglers.tick()
         if self._ending.ended is not None:
             self._ending.if_everybody_left()
             return
@@ -677,9 +689,14 @@ class SchedulerCore:
         else:
             self._ending.judge_emptiness()
             if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
-                self._unwell_hosts.judge()
+                self._unwell_hosts.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
 
     # ---- losses, rounds
+
+    def _forget_condition(self, node: str) -> None:
+        """The node's process is gone: what was known of its host and its pace is over."""
+        self._unwell_hosts.forget(node)
+        self._stragglers.forget(node)
 
     def _give_slots(self) -> None:
         if self._ending.ended is None:
@@ -693,7 +710,7 @@ class SchedulerCore:
 
     def _lose(self, seat: Seat, reason: str, *, spoke: bool = False) -> None:
         self._leases.end(seat, reason)
-        self._unwell_hosts.forget(seat.node)
+        self._forget_condition(seat.node)
         if seat.slot is None:
             return  # a spare: no event for the job
         if self._rendezvous.rank_of(seat) is None:

@@ -1,12 +1,15 @@
 """What the workers have said of their hosts, and who leaves for a spare because of it. The scheduler's side of health.
 
 Here lives who was said to be unwell, once a host, and the asking of one worker at a time to leave; what an ailment is
-stands in ``core.health``. The one idea: a worker that says its host is full asks for nothing yet. Only where a spare is
-warm and well, nothing else is under way, and nobody else is on the way out does one leave, so a disk that all share
-never empties a job. Nothing of it is written down: a worker says it again.
+stands in ``core.health``, who is slow in ``core.stragglers``. The one idea: a worker that says its host is full asks
+for nothing yet. Only where a spare is warm and well, nothing else is under way, and nobody else is on the way out does
+one leave, so a disk that all share never empties a job. Nothing of it is written down: a worker says it again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from runtime.core.health import place_said, said
 from runtime.core.ledger import Ledger
@@ -29,6 +32,7 @@ class UnwellHosts:
         self._host_of: dict[str, str] = {}
         self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
         self._leaving = ""  # who was asked to
+        self._why = ""
         self._quiet_until = float("-inf")  # about odd numbers
 
     def take(self, seat: Seat, message: Unwell) -> None:
@@ -73,20 +77,30 @@ class UnwellHosts:
         more = len(found) - NAMED
         return [*found[:NAMED], *([f"{more} more such readings"] if more > 0 else [])]
 
-    def judge(self) -> None:
-        """While all train: ask the first member that is to leave, where a spare is warm whose own host is well."""
+    def remind(self, seat: Seat) -> None:
+        """It still trains: the word that asked it to leave may be lost."""
+        if self._leaving == seat.node:
+            self._ask(seat, self._why)
+
+    def judge(self, slow: Mapping[str, str] = MappingProxyType({})) -> None:
+        """While all train: ask the first member that is to leave, where a spare is warm whose own host is well.
+
+        Args:
+            slow: who is to leave besides, by node, and why: it holds the others up.
+        """
         ledger, state = self._ledger, self._ledger.state
-        if not self._wanting or self._leaving or state.generation is None:
+        if not (self._wanting or slow) or self._leaving or state.generation is None:
             return
         spare = next(
             (spare for spare in state.spares if self._is(Activity.WAITING, spare) and spare not in self._wanting), None
         )
         if spare is None:
             return
-        for node in sorted(self._wanting):
+        whys = {**slow, **{node: said(one) for node, one in self._wanting.items()}}
+        for node in sorted(whys):
             seat = state.seats.get(node)
             if seat is not None and ledger.is_present(node) and self._is(Activity.TRAINING, node):
-                self._leaving, why = node, said(self._wanting[node])
+                self._leaving, self._why = node, (why := whys[node])
                 ledger.ready.say(
                     f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}",
                     Level.WARNING,

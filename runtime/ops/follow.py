@@ -22,7 +22,6 @@ from pathlib import Path
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.cause_table import Observation
-from runtime.core.messages import Decision, ProcessEnded
 from runtime.core.restarts import Loss, Sort, sort_of
 from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
 from runtime.ops import end_summary, kept_start
@@ -95,7 +94,7 @@ class Follower:
         self._logs = logs or LogEnds(settings.log_dir)
         self._supervisor = supervisor
         self._discovery = None if supervisor is None else discovery_for(settings, supervisor.spawn_worker)
-        self._undelivered: deque[Decision | ProcessEnded] = deque(maxlen=MOST_UNDELIVERED)
+        self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._silence = Silence()
         self._memory_kills = MemoryKills()

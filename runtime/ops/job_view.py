@@ -113,6 +113,7 @@ class JobView:
     last_losses: tuple[str, ...] = ()
     standstill: str = ""  # who holds the others up, where no step is made
     ailments: tuple[str, ...] = ()  # what is wrong with whose host, a sentence each
+    stragglers: tuple[str, ...] = ()  # who is slower than the others, a sentence each
     stall: Stall | None = None  # the same, as values
 
     def __str__(self) -> str:
@@ -151,6 +152,7 @@ class JobView:
             last_losses=tuple(content.get("last_losses", ())),
             standstill=content.get("standstill", ""),
             ailments=tuple(content.get("ailments", ())),
+            stragglers=tuple(content.get("stragglers", ())),
             stall=_stall(content.get("stall")),
         )
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config import Settings
-from runtime.core.messages import Decision, ProcessEnded
 from runtime.errors import SecretError
 from runtime.net.client import Client, Down, Got, ShutOut, Up
 from runtime.net.curve import cluster_keys
@@ -53,7 +52,7 @@ class SchedulerLink:
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
-        self._to_tell: collections.deque[Decision | ProcessEnded] = collections.deque()
+        self._to_tell: collections.deque[status.ForHistory] = collections.deque()
         self._shut_out: str | None = None
         self._was_linked = False
         self._closing = False
@@ -90,7 +89,7 @@ class SchedulerLink:
         """Have the scheduler that answers now keep a decision, and ask these nodes to leave."""
         self.tell(status.decision(text, drain))
 
-    def tell(self, message: Decision | ProcessEnded) -> None:
+    def tell(self, message: status.ForHistory) -> None:
         """Tell the scheduler that answers now."""
         self._to_tell.append(message)
         self._client.wake()

@@ -79,7 +79,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
         )
     if view.standstill:
         head.append(view.standstill)
-    head += view.ailments
+    head += [*view.ailments, *view.stragglers]
     if view.first_cause:
         head.append(f"first cause: {view.first_cause}")
     is_told = 1 if view.first_cause else 0

@@ -51,6 +51,7 @@ from runtime.core.agent_events import (
     MustEnd,
     Notice,
     Over,
+    Pace,
     Passed,
     Reported,
     Saved,
@@ -134,6 +135,7 @@ class Agent:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
         stalled_s: seconds that steps have waited for saves; the main thread adds to it, saved points report it.
         observe: called in the control thread, oftener than it beats: where the main thread stands, if it stands still.
+        pace: how long its last steps took; the main thread sets it, each window of steps is said once.
         on_break: called in the control thread when the present group must be left, with the reason.
         interrupted: a round is open (or the process must end): the present generation is over.
         committed_point: the newest restore point that every rank is known to hold on its disk.
@@ -150,6 +152,7 @@ class Agent:
         self.step = 0
         self.stalled_s = 0.0
         self.observe: Callable[[], Progress | None] = lambda: None
+        self.pace: Pace | None = None
         self._progress: Progress | None = None
         self._observed_at = 0.0
         self.on_break: Callable[[str], None] = lambda _reason: None
@@ -451,7 +454,7 @@ class Agent:
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
             self._observed_at, self._progress = now, self.observe()
-        return Passed(self.step, self._progress)
+        return Passed(self.step, self._progress, self.pace)
 
     def _pause_s(self, wake_at: float | None) -> float:
         """Never longer than a heartbeat's interval: that Python runs here is to be seen (``LifeSign.beat``)."""

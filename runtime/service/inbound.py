@@ -19,6 +19,7 @@ from runtime.core.messages import (
     LastWords,
     Leave,
     Oddity,
+    Paced,
     PeerGone,
     ProcessEnded,
     Publish,
@@ -143,6 +144,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | Decided 
             | KeyCall()
             | Unwell()
             | Oddity()
+            | Paced()
         ):
             session = message.sender.session
         case _:

@@ -439,6 +439,8 @@ def policy_of(settings: Settings) -> Policy:
         step_timeout_s=settings.step_timeout_s,
         ends_stuck=settings.hang == "end",
         mends=Mend(settings.consistency) if settings.consistency_every else Mend.STOP,
+        straggler_factor=None if settings.straggler == "off" else settings.straggler_factor,
+        swaps_stragglers=settings.straggler == "swap",
         causes=cause_file.table_of(settings),
     )
 

@@ -41,6 +41,8 @@ SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
 Content: TypeAlias = dict[str, Any]
+ForHistory: TypeAlias = Decision | ProcessEnded
+"""What whoever follows a job tells its scheduler, for it to keep."""
 
 _LISTS = ("workers", "spares", "retired")
 
@@ -61,6 +63,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         "first_cause": core.first_cause,
         "standstill": core.standstill,
         "ailments": core.ailments,
+        "stragglers": core.stragglers,
         "stall": _stall(core),
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
@@ -98,6 +101,7 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
         "first_cause": ended.cause if ended else "",
         "standstill": "",
         "ailments": [],
+        "stragglers": [],
         "ended": _interruption(ended) if ended and not state.finished else None,
         **_losses(history),
         **nodes,

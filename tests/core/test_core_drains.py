@@ -6,7 +6,7 @@ The books are kept beside the core, from what was said to it and by it; broken b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -142,9 +142,9 @@ def test_one_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
     assert asked > SEEDS / 2, "else nothing was shown"
 
 
-def _two_at_once(hosts: UnwellHosts) -> None:
+def _two_at_once(hosts: UnwellHosts, slow: Mapping[str, str]) -> None:
     hosts._leaving = ""
-    UnwellHosts.judge(hosts)
+    UnwellHosts.judge(hosts, slow)
 
 
 def _a_cold_one_will_do(hosts: UnwellHosts, activity: Activity, node: str) -> bool:

@@ -25,6 +25,7 @@ FROM_ANYBODY = (
     messages.Still,
     messages.Unwell,
     messages.Oddity,
+    messages.Paced,
     messages.StatusQuery,
     messages.Decision,
     messages.ProcessEnded,

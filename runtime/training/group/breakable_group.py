@@ -28,6 +28,7 @@ from runtime.errors import UsageError
 from runtime.training import torch_private
 from runtime.training.group.breaker import Breaker, join_at_exit, run_aside, run_breakable
 from runtime.training.group.calling_place import calling_place
+from runtime.training.main_thread_time import main_thread
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 
@@ -50,6 +51,14 @@ def _await_this_thread_at_exit() -> None:
 
 def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
     _await_this_thread_at_exit()
+    began_s = time.perf_counter()
+    try:
+        _wait_through(work, breaker, launched, timeout)
+    finally:
+        main_thread.waited_for_others(began_s)
+
+
+def _wait_through(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
     deadline = time.monotonic() + timeout.total_seconds() if timeout else None
     part = min(_FIRST_SLICE, timeout) if timeout else _FIRST_SLICE
     while True:
@@ -148,8 +157,11 @@ class _Pairwise(_DelegatingWork):
         """As torch's own; GenerationEndedError when the group is broken meanwhile."""
         with self._lock:
             if not self._done:
-                limit = timeout or self._timeout
-                run_breakable(self._breaker, lambda: self._inner.wait(limit), "samebits-pairwise")
+                limit, began_s = timeout or self._timeout, time.perf_counter()
+                try:
+                    run_breakable(self._breaker, lambda: self._inner.wait(limit), "samebits-pairwise")
+                finally:
+                    main_thread.waited_for_others(began_s)
                 self._done = True
         return True
 

@@ -29,10 +29,12 @@ from runtime.errors import (
 from runtime.service import log
 from runtime.store import checkpoint as checkpoints
 from runtime.store.step_record import LogHeader
+from runtime.training import torch_private
 from runtime.training.checkpoint.replay import Replay, require_steps
 from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group import ddp, group
 from runtime.training.group import device as devices
+from runtime.training.main_thread_time import main_thread
 from runtime.training.process import numerics
 from runtime.training.process.context import Worker
 from runtime.training.process.member_info import MemberInfo
@@ -40,6 +42,7 @@ from runtime.training.process.next_group import NextGroup
 from runtime.training.process.sigterm import Stage
 from runtime.training.run import huge_pages, watchdog
 from runtime.training.run.interpreter_tuning import InterpreterTuning
+from runtime.training.run.step_times import StepTimes
 from runtime.training.run.warm_up import warm_up
 from runtime.training.run.whereabouts import Whereabouts
 from runtime.training.state.base_state import State
@@ -72,6 +75,10 @@ class ElasticRun:
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         self._commits = 0  # of this process
         self._uncommitted = 0  # optimizer steps since its last commit
+        measures = process.settings.straggler != "off"
+        self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
+        if measures:
+            torch_private.time_batches(main_thread.waited_for_data)
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
@@ -157,6 +164,7 @@ class ElasticRun:
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
+        self._step_times.commit_begins()
         self._require_equal()
         generation, points, state = self._points.present(), self._points, self._state
         step = state.completed_steps
@@ -182,6 +190,7 @@ class ElasticRun:
             self._agent.stalled_s += time.monotonic() - began_s
         else:
             points.leave_out(step)
+        self._agent.pace = self._step_times.commit_ends(step)
 
     def flush(self) -> None:
         """Return once everything saved so far is durable."""
@@ -318,7 +327,8 @@ class ElasticRun:
         ):
             self._agent.deaths.watch(sign)
         self._agent.step = self._state.completed_steps
-        self._agent.observe = self._whereabouts(formed)
+        self._agent.observe, self._agent.pace = self._whereabouts(formed), None
+        self._step_times.begin(self._state.completed_steps, generation.world_size)
         self._agent.trains(generation.generation)
         self._tuning.end()
         log.say(
