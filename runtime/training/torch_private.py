@@ -86,6 +86,49 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> object:
         return None
 
 
+def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Let the group's communicator for this device come about now, not inside its first collective.
+
+    Relies on ``ProcessGroup.bound_device_id`` and ``Backend.eager_connect_single_device``, as
+    ``_new_process_group_helper`` uses them; for a backend that connects by itself the latter does nothing.
+    """
+    bound: Any = group
+    bound.bound_device_id = device
+    group._get_backend(device).eager_connect_single_device(device)
+
+
+def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """End what runs in the communicators of these groups, the default one last; from any thread.
+
+    Relies on ``ProcessGroup.abort``, and as ``_abort_process_group`` does on ``ProcessGroupNCCL._group_start`` and
+    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797); on
+    ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since HCCL's ``abort`` is not the one that a group calls.
+    """
+    backends: list[Any] = [backend_of(group, device) for group in groups]
+    begin, end = (getattr(backends[-1], name, _nothing) for name in ("_group_start", "_group_end"))
+    begin()
+    for group, backend in zip(groups, backends, strict=True):
+        if hasattr(backend, "abort_hccl_comm"):
+            backend.abort_hccl_comm("its group was broken")
+        else:
+            group.abort()
+    end()
+
+
+def _nothing() -> None:
+    """A backend that needs no bracket around its aborts."""
+
+
+def registered_backend(device_type: str) -> str | None:
+    """The backend that a package has registered for its own kind of device; None where it is torch's, or has none.
+
+    Relies on ``torch._C._get_privateuse1_backend_name`` and ``Backend.default_device_backend_map``.
+    """
+    if device_type != torch._C._get_privateuse1_backend_name():
+        return None
+    return dist.Backend.default_device_backend_map.get(device_type)
+
+
 def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
     """What ``init_process_group`` does once its group is built.
 
@@ -172,7 +215,7 @@ def subgroups_of(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
     Relies on ``_world.pg_map`` and ``_world.default_pg``.
     """
     world = _c10d._world
-    return [group for group in world.pg_map if group is not pg] if world.default_pg is pg else []
+    return [group for group in list(world.pg_map) if group is not pg] if world.default_pg is pg else []
 
 
 def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:

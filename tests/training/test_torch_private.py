@@ -234,3 +234,15 @@ def test_what_a_wrapper_is_asked_for(group: Made) -> None:
     torch_private.give_reducer_group(ddp, pg)
     stepped(ddp, 1)
     torch_private.make_buffers_rank_0s(ddp)
+
+
+def test_a_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
+    pg, _, _ = group
+    torch_private.connect_device(pg, torch.device("cpu", 0))
+    bound: Any = pg
+    assert bound.bound_device_id == torch.device("cpu", 0)
+    torch_private.abort_groups([pg], torch.device("cpu"))
+
+
+def test_torchs_own_devices_are_no_packages() -> None:
+    assert {torch_private.registered_backend(kind) for kind in ("cpu", "cuda", "xpu", "mps", "privateuseone")} == {None}

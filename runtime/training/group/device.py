@@ -1,8 +1,9 @@
 """Which device this process trains on, and which backend connects such devices.
 
-Here live the choice between CPU, NVIDIA and Ascend, and the only import of ``torch_npu``. Never here: settings,
-groups, memory. The one idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is
-imported only where it is asked for or installed, and whose missing driver stack is one clear sentence.
+Here live the choice between CPU, NVIDIA, Ascend and what another package registers with torch together with its
+collectives, the only import of ``torch_npu``, and stopping a device. Never here: settings, groups, memory. The one
+idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is imported only where it is
+asked for or installed, and whose missing driver stack is one clear sentence.
 
 A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails
 already, since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the
@@ -17,8 +18,9 @@ from typing import Final
 import torch
 
 from runtime.errors import SettingsError
+from runtime.training import torch_private
 
-__all__ = ["KINDS", "backend_of", "choose", "settle"]
+__all__ = ["KINDS", "backend_of", "choose", "restart", "settle", "stop"]
 
 KINDS: Final = ("cpu", "cuda", "npu")
 """The device types a process can be asked to train on."""
@@ -35,13 +37,14 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
     """The device of this process.
 
     Args:
-        requested: ``cpu``, ``cuda`` or ``npu``; None takes the accelerator there is, else the CPU.
+        requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the accelerator there is, where its
+            backend is known, else the CPU.
         local_rank: of this process on its host, 0-based; the device index, modulo the devices there are.
 
     Raises:
         SettingsError: an unknown device type, or one this process cannot use.
     """
-    if requested is not None and requested not in KINDS:
+    if requested is not None and requested not in KINDS and torch_private.registered_backend(requested) is None:
         raise SettingsError(
             [f"DEVICE={requested!r} is not a device type; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
         )
@@ -50,7 +53,7 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
     if requested == "npu" or (requested is None and _npu_is_installed()):
         _import_npu()
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or (requested is not None and found.type != requested) or found.type not in _BACKENDS:
+    if found is None or (requested is not None and found.type != requested) or _backend(found) is None:
         if requested is None:
             return torch.device("cpu")
         raise SettingsError([_unusable(requested, found)])
@@ -68,12 +71,33 @@ def backend_of(device: torch.device) -> str:
     Raises:
         SettingsError: no backend is known for it.
     """
-    try:
-        return _BACKENDS[device.type]
-    except KeyError:
+    found = _backend(device)
+    if found is None:
         raise SettingsError(
             [f"DEVICE={device.type!r} has no known backend; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
-        ) from None
+        )
+    return found
+
+
+def stop(device: torch.device) -> bool:
+    """End all that runs on this device, where its backend cannot end its collectives itself (Ascend); whether it was.
+
+    From any thread. Until :func:`restart` whatever is asked of the device fails, with FORCE STOP.
+    """
+    stop_device = getattr(torch.get_device_module(device), "stop_device", None)
+    if stop_device is None:
+        return False
+    stop_device(device.index or 0)
+    return True
+
+
+def restart(device: torch.device) -> None:
+    """A device that was stopped can be used again; what lies in its memory is as it was."""
+    torch.get_device_module(device).restart_device(device.index or 0)
+
+
+def _backend(device: torch.device) -> str | None:
+    return _BACKENDS.get(device.type) or torch_private.registered_backend(device.type)
 
 
 def _unusable(requested: str, found: torch.device | None) -> str:

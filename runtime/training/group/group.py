@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,13 +22,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import distributed_c10d
 
-from runtime import config
 from runtime.errors import CommunicationError, UsageError
 from runtime.training import torch_private
 from runtime.training.group import device as devices
 from runtime.training.group import gloo
+from runtime.training.group.accelerator import AcceleratorLink
 from runtime.training.group.breakable_group import BreakableGroup
 from runtime.training.group.breaker import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
 from runtime.training.group.failure import is_communication_failure
@@ -53,6 +51,8 @@ class _Link(Protocol):
     def connect(self) -> tuple[dist.ProcessGroup, Store]: ...
 
     def cut(self) -> None: ...
+
+    def end(self, *, cuts: bool) -> None: ...
 
 
 class Group:
@@ -107,7 +107,9 @@ class Group:
                 self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, refusal
             )
         else:
-            self._link = _AcceleratorLink(self, store, endpoints, timeout)
+            self._link = AcceleratorLink(
+                device, (rank, world_size), self._breaker, store, _STORE_PREFIX, endpoints, timeout
+            )
 
     @property
     def pg(self) -> dist.ProcessGroup:
@@ -207,7 +209,7 @@ class Group:
 
         A group that is dropped is broken as well: nothing may wait in it any longer.
         """
-        self.break_("it was dropped")
+        self._end_link("it was dropped")
         self._admit_samplers()
         # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
         groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
@@ -216,6 +218,11 @@ class Group:
         links = [self._link]
         self._pg = self._link = None
         discard([groups, backends, links], works)
+
+    def _end_link(self, reason: str) -> None:
+        cuts = self._breaker.throw(reason)
+        if self._link is not None:
+            self._link.end(cuts=cuts)
 
     def settle(self, within_s: float) -> None:
         """Wait until no collective of this group or a subgroup runs, so long at most, and for each of them once only.
@@ -242,7 +249,7 @@ class Group:
         freeing a mesh whose collective never ends keeps the process until that times out. So wait for what is broken
         to end, until ``deadline`` on the monotonic clock, and never free what does not.
         """
-        self.break_("the process ends")
+        self._end_link("the process ends")
         groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
         for work in _unfinished(groups):
             with contextlib.suppress(RuntimeError):  # broken, as it should be, or too late
@@ -335,49 +342,9 @@ class _GlooLink:
         if self._world_size > 1:
             gloo.cut(self._endpoints)
 
-
-class _AcceleratorLink:
-    """NCCL or HCCL through torch's own entrance: their ``abort`` ends running kernels, so no sockets are touched.
-
-    In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``).
-    """
-
-    def __init__(self, group: Group, store: MeetingStore, endpoints: gloo.Endpoints, timeout: timedelta) -> None:
-        self._device, self._rank, self._world_size = group.device, group.rank, group.world_size
-        self._breaker = group.breaker
-        self._store = store
-        self._endpoints = endpoints
-        self._timeout = timeout
-        self._pg: Callable[[], dist.ProcessGroup | None] = lambda: None
-        self._met: Future[dict[str, bytes]] | None = None
-
-    def begin(self) -> Future[Any]:
-        self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
-        return self._met
-
-    def connect(self) -> tuple[dist.ProcessGroup, Store]:
-        (self._met or self.begin()).result()
-        store = PrefixStore(_STORE_PREFIX, self._store)
-        config.leave_failures_to_us()
-        hook = sys.excepthook  # init_process_group wraps it once more each time
-        dist.init_process_group(
-            devices.backend_of(self._device),
-            store=store,
-            rank=self._rank,
-            world_size=self._world_size,
-            timeout=self._timeout,
-            device_id=self._device if self._device.index is not None else None,
-        )
-        sys.excepthook = hook
-        pg = distributed_c10d._get_default_group()
-        self._pg = weakref.ref(pg)
-        return pg, store
-
-    def cut(self) -> None:
-        pg = self._pg()
-        if pg is not None:
-            pg.abort()
-        gloo.cut(self._endpoints)  # to and from rank 0's keys
+    def end(self, *, cuts: bool) -> None:
+        if cuts:
+            self.cut()
 
 
 class _Alone:

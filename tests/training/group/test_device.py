@@ -80,6 +80,16 @@ def test_a_working_npu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert device.choose(None, 9) == torch.device("cuda", 1)
 
 
+def test_a_device_of_another_package_is_taken_with_the_backend_it_has_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found(monkeypatch, "privateuseone", 2)
+    assert device.choose(None, 3) == torch.device("cpu")
+    monkeypatch.setitem(torch.distributed.Backend.default_device_backend_map, "privateuseone", "theirs")
+    assert device.choose(None, 3) == device.choose("privateuseone", 1) == torch.device("privateuseone", 1)
+    assert device.backend_of(torch.device("privateuseone", 1)) == "theirs"
+
+
 def test_each_device_has_its_backend() -> None:
     assert device.backend_of(torch.device("cpu")) == "gloo"
     assert device.backend_of(torch.device("cuda", 1)) == "nccl"

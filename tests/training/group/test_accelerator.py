@@ -1,0 +1,123 @@
+"""How a wait on an accelerator is ended: which calls of its backend and its device, in which order. No device runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import GenerationEndedError
+from runtime.training import torch_private
+from runtime.training.group import accelerator, gloo
+from runtime.training.group.accelerator import AcceleratorLink
+from runtime.training.group.breaker import Breaker
+
+DEVICE = torch.device("cuda", 1)
+
+
+class Backend:
+    """Of one group; ``calls`` is everybody's."""
+
+    def __init__(self, name: str, calls: list[str], *names: str) -> None:
+        self.name = name
+        for one in names:
+            setattr(self, one, lambda *_, one=one: calls.append(f"{name}.{one}"))
+
+
+class Group:
+    """What a link sees of a process group."""
+
+    def __init__(self, backend: Backend, calls: list[str]) -> None:
+        self.backend, self.calls, self.bound_device_id = backend, calls, None
+
+    def abort(self) -> None:
+        self.calls.append(f"{self.backend.name}.abort")
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        assert device == DEVICE
+        return self.backend
+
+
+class World:
+    """A default group with one subgroup, a device that may be one that is stopped, and all that is asked of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *methods: str, stops: bool = False) -> None:
+        self.calls: list[str] = []
+        self.default = Group(Backend("default", self.calls, *methods), self.calls)
+        self.sub = Group(Backend("sub", self.calls, *methods), self.calls)
+        device = SimpleNamespace()
+        if stops:
+            device.stop_device = lambda index: self.calls.append(f"stop {index}")
+            device.restart_device = lambda index: self.calls.append(f"restart {index}")
+        monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+        monkeypatch.setattr(torch_private, "subgroups_of", lambda _: [self.sub])
+        monkeypatch.setattr(gloo, "cut", lambda _: self.calls.append("keys cut"))
+        self.breaker = Breaker("generation 3")
+        store: Any = SimpleNamespace(meet=dict)
+        self.link = AcceleratorLink(DEVICE, (0, 2), self.breaker, store, "p", gloo.Endpoints(), timedelta(seconds=1))
+
+    def connect(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def init_process_group(backend: str, **options: Any) -> None:
+            assert "device_id" not in options, "it would connect where nobody can end it"
+            self.calls.append(f"init {backend}")
+
+        monkeypatch.setattr(accelerator.dist, "init_process_group", init_process_group)
+        monkeypatch.setattr(accelerator, "PrefixStore", lambda *_: None)
+        monkeypatch.setattr(accelerator.distributed_c10d, "_get_default_group", lambda: self.default)
+        self.link.connect()
+
+
+CONNECTED = ("init nccl", "default.eager_connect_single_device")
+NCCL = ("eager_connect_single_device", "_group_start", "_group_end")
+HCCL = ("eager_connect_single_device", "abort_hccl_comm")
+
+
+def test_on_nvidia_all_communicators_are_aborted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *NCCL)
+    world.connect(monkeypatch)
+    assert world.default.bound_device_id == DEVICE
+    world.link.cut()
+    world.link.end(cuts=False)
+    assert world.calls == [
+        *CONNECTED,
+        *("default._group_start", "sub.abort", "default.abort", "default._group_end", "keys cut"),
+    ]
+
+
+def test_on_ascend_the_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *HCCL, stops=True)
+    world.connect(monkeypatch)
+    world.link.cut()
+    world.link.end(cuts=False)
+    assert world.calls == [
+        *CONNECTED,
+        *("stop 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "keys cut", "restart 1"),
+    ]
+
+
+def test_a_group_that_nobody_waits_in_is_dropped_and_its_device_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *HCCL, stops=True)
+    world.connect(monkeypatch)
+    world.link.end(cuts=True)
+    assert world.calls == [*CONNECTED, "sub.abort_hccl_comm", "default.abort_hccl_comm", "keys cut"]
+
+
+def test_a_break_that_comes_late_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *HCCL, stops=True)
+    world.connect(monkeypatch)
+    world.link.end(cuts=False)  # the thread that breaks it has thrown the switch, and no more yet
+    world.link.cut()
+    assert world.calls == [*CONNECTED, "keys cut"]
+
+
+def test_a_break_before_the_group_stands_is_seen_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *NCCL)
+    world.link.begin().result()
+    world.breaker.throw("worker 1 is lost")
+    world.link.cut()
+    with pytest.raises(GenerationEndedError, match="worker 1 is lost"):
+        world.connect(monkeypatch)
+    assert world.calls == ["keys cut", "init nccl"]
