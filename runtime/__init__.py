@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from runtime.training.process.context import get_world_size as get_world_size
     from runtime.training.process.context import init as init
     from runtime.training.process.context import is_spare as is_spare
+    from runtime.training.process.figures import report as report
     from runtime.training.process.job_status import JobStatus as JobStatus
     from runtime.training.process.job_status import status as status
+    from runtime.training.process.work_queue import WorkQueue as WorkQueue
     from runtime.training.run.whereabouts import expect_pause as expect_pause
     from runtime.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
     from runtime.training.state.checkpoint_config import StepLog as StepLog
@@ -53,6 +55,7 @@ _HOME = {
     "ModelCheckpoint": "runtime.faces.checkpoints",
     "StateSynchronization": "runtime.faces.consistency",
     "StepLog": "runtime.training.state.checkpoint_config",
+    "WorkQueue": "runtime.training.process.work_queue",
     "elastic": "runtime.training.elastic",
     "expect_pause": "runtime.training.run.whereabouts",
     "get_local_rank": "runtime.training.process.context",
@@ -61,6 +64,7 @@ _HOME = {
     "init": "runtime.training.process.context",
     "is_spare": "runtime.training.process.context",
     "kv": "runtime.training.process.key_value",
+    "report": "runtime.training.process.figures",
     "status": "runtime.training.process.job_status",
 }
 
@@ -78,6 +82,7 @@ __all__ = [
     "ModelCheckpoint",
     "StateSynchronization",
     "StepLog",
+    "WorkQueue",
     "elastic",
     "expect_pause",
     "get_local_rank",
@@ -86,6 +91,7 @@ __all__ = [
     "init",
     "is_spare",
     "kv",
+    "report",
     "status",
 ]
 

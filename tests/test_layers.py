@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("commands", "core", "store", "urls"),
     "net": ("core", "net"),
     "service": ("commands", "core", "store", "net", "config", "service"),
-    # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent.
+    # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent;
+    # what becomes of a queue of work, by whoever changes it.
     "training": (
         *(
             "core.agent_events",
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.records",
             "core.values",
             "core.state",
+            "core.work_queue",
         ),
         *("commands", "store", "config", "service", "training", "tracebacks", "urls"),
     ),

@@ -202,6 +202,7 @@ class AgentCore:
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
                 self._reports.progress, self._reports.pace = event.progress, event.pace
+                self._reports.figures = event.figures
                 self._pass()
             case Heard():
                 self._hear(event.message)
@@ -353,6 +354,7 @@ class AgentCore:
                 sender, self.generation, self.step_count, trains=is_training
             )
             self._ready.sends += self._reports.of_pace(sender, self.generation, trains=is_training)
+            self._ready.sends += self._reports.of_figures(sender)
             if self.activity is Activity.DONE:
                 self._report_digests()
         deadline = self._patience_ends_at()
@@ -534,6 +536,7 @@ class AgentCore:
         if message.finished is not None:
             self._finished(message.finished)
         self._key_calls.say_all_again(self._now)
+        self._reports.say_figures_again()
         self._call_keys()
         if first:  # its registration said it all
             self._beat_at = self._now + self._policy.first_beat_s

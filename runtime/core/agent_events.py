@@ -14,6 +14,7 @@ from runtime.core.messages import (
     Ailment,
     Copy,
     Digest,
+    Figure,
     FromScheduler,
     FromWorker,
     GenerationStarted,
@@ -62,12 +63,13 @@ class Passed:
     """Time has passed.
 
     ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on;
-    ``pace`` how long its last steps took, where that is known.
+    ``pace`` how long its last steps took, where that is known; ``figures`` what it measures, the newest of each.
     """
 
     step: int
     progress: Progress | None = None
     pace: Pace | None = None
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a worker's process says once and its agent repeats: what its disk holds, its digests, and where it stands still.
+"""What a worker's process says once and its agent repeats: what its disk holds, its digests, its figures, where it is.
 
 Here live the last words of each kind and the messages that are made of them. Never here: when they are sent
 (``agent``). The one idea: each message is the whole truth of its kind, so that any of them may be lost.
@@ -9,12 +9,15 @@ from __future__ import annotations
 from runtime.core.agent_events import Pace
 from runtime.core.messages import (
     MAX_DIGESTS,
+    MAX_FIGURES,
     MAX_PARTS,
     MAX_SAVED_POINTS,
     Ailment,
     Credential,
     Digest,
     Digests,
+    Figure,
+    Figures,
     FromWorker,
     Paced,
     Progress,
@@ -37,6 +40,7 @@ class Reports:
         progress: where it stands still; None where it comes on.
         ailments: what is wrong with its host.
         pace: how long its last steps took; None where that is not known.
+        figures: what it measures.
     """
 
     def __init__(self) -> None:
@@ -48,6 +52,8 @@ class Reports:
         self.ailments: tuple[Ailment, ...] = ()
         self.pace: Pace | None = None
         self._told_pace: Pace | None = None
+        self.figures: tuple[Figure, ...] = ()
+        self._told_figures: tuple[Figure, ...] = ()
         self._is_told_still = False
         self._is_told_unwell = False
 
@@ -81,3 +87,15 @@ class Reports:
         """What is wrong with its host; and once that nothing is any longer."""
         was_told, self._is_told_unwell = self._is_told_unwell, bool(self.ailments)
         return [Unwell(sender, self.ailments)] if self.ailments or was_told else []
+
+    def of_figures(self, sender: Credential) -> list[FromWorker]:
+        """What it measures, where that is not what was said last."""
+        figures = self.figures[:MAX_FIGURES]
+        if figures == self._told_figures:
+            return []
+        self._told_figures = figures
+        return [Figures(sender, figures)]
+
+    def say_figures_again(self) -> None:
+        """What was said before may not have arrived."""
+        self._told_figures = ()

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field
 
 from runtime.core.cause_table import DEFAULT, CauseTable, Notice
 from runtime.core.hangs import Hang, Sight
-from runtime.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
+from runtime.core.messages import (
+    Activity,
+    Figure,
+    FromScheduler,
+    Pairs,
+    Process,
+    ProcessEnded,
+    Refusal,
+    Refused,
+    RoundId,
+)
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
@@ -91,6 +101,7 @@ class Presence:
     is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
     sight: Sight | None = None  # what was seen of its process when nothing came from it
     seen_at: float = 0.0
+    figures: tuple[Figure, ...] = ()  # that it measures
     hang: Hang | None = None  # for which it was told to give up its seat
 
     def sight_now(self) -> Sight | None:

@@ -35,6 +35,8 @@ MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from ano
 MAX_AILMENTS = 32
 MAX_ODDITY_CHARS = 200
 MAX_STEP_US = 10**12  # of one part of one step
+MAX_FIGURES = 16
+MAX_FIGURE_CHARS = 40
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
 MAX_KEY_BYTES = 256  # of a key in UTF-8
@@ -226,6 +228,13 @@ class StepTime(NamedTuple):
     compute_us: Microseconds  # all else
     communication_us: Microseconds  # waits in collectives
     commit_us: Microseconds  # in ``state.commit()``
+
+
+class Figure(NamedTuple):
+    """A number that a worker measures: its script's own, or ``cpu`` and ``memory``, which its process looks at."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_FIGURE_CHARS)]
+    value: float
 
 
 class Place(Value, frozen=True):
@@ -435,6 +444,17 @@ class Paced(Value, frozen=True, tag=46):
     generation: Int
     steps: Annotated[int, Meta(ge=1, le=10**9)]  # of the window
     time: StepTime  # of one of them
+
+
+class Figures(Value, frozen=True, tag=47):
+    """What the sender measures: the newest of each name, all of them each time; at most one with each heartbeat.
+
+    A scheduler of a release that has none counts it as nonsense: it is said only where a script calls
+    ``runtime.report``, and in a world that may change its size.
+    """
+
+    sender: Credential
+    figures: Annotated[tuple[Figure, ...], Meta(max_length=MAX_FIGURES)]
 
 
 class KeyCall(Value, frozen=True, tag=40):
@@ -689,6 +709,7 @@ FromWorker = (
     | Unwell
     | Oddity
     | Paced
+    | Figures
 )
 FromScheduler = (
     Admitted

@@ -28,6 +28,7 @@ from runtime.core.messages import (
     Credential,
     Digests,
     EndKind,
+    Figures,
     Finished,
     FromWorker,
     Heartbeat,
@@ -334,7 +335,7 @@ class SchedulerCore:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
             isinstance(event, Tick | Seen)
-            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced))
+            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced | Figures))
         ):
             self._repeats.forget()
 
@@ -373,6 +374,8 @@ class SchedulerCore:
                 self._call_keys(message)
             case Oddity():
                 self._unwell_hosts.note(seat, message, self._rendezvous.rank_of(seat))
+            case Figures(_, figures):
+                self._ledger.presences[seat.node].figures = figures
             case Unwell():
                 self._unwell_hosts.take(seat, message)
             case Paced():

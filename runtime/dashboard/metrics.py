@@ -53,6 +53,8 @@ def _lines(state: Mapping[str, Any]) -> Iterable[str]:
     ]
     steps = [(labels, rank["step"]) for labels, rank in ranks]
     yield from _metric("samebits_worker_step", "gauge", "Steps that the worker has told.", steps)
+    figures = [({**labels, "figure": name}, value) for labels, rank in ranks for name, value in rank["figures"].items()]
+    yield from _metric("samebits_worker_figure", "gauge", "What the worker measures, by name.", figures)
     alive = [(labels, int(rank["state"] == "alive")) for labels, rank in ranks]
     yield from _metric("samebits_worker_alive", "gauge", "Whether the worker holds its lease.", alive)
 

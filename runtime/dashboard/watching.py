@@ -263,4 +263,5 @@ def _rank(worker: WorkerView, role: str) -> dict[str, Any]:
         "incarnation": worker.incarnation,
         "joining": worker.is_joining,
         "reason": worker.reason,
+        "figures": dict(worker.figures),
     }

@@ -6,7 +6,8 @@ this one shape, whether the scheduler answered or the journal had to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class WorkerView:
     activity: str
     step: int
     is_joining: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)  # what it measures, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ def _worker(content: dict[str, Any]) -> WorkerView:
         activity=content["activity"],
         step=content["step"],
         is_joining=content.get("joining", False),
+        figures=content.get("figures", {}),  # none from a scheduler of the last release
     )
 
 

@@ -65,7 +65,7 @@ from runtime.core.agent_events import (
     Waits,
 )
 from runtime.core.key_calls import MAX_OPEN_CALLS
-from runtime.core.messages import Admitted, Digest, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
+from runtime.core.messages import Admitted, Digest, Figure, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
 from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
@@ -134,6 +134,7 @@ class Agent:
     Attributes:
         step: completed optimizer steps; the main thread sets it, heartbeats report it.
         stalled_s: seconds that steps have waited for saves; the main thread adds to it, saved points report it.
+        figures: what the script measures, the newest of each; the main thread sets them, heartbeats report them.
         observe: called in the control thread, oftener than it beats: where the main thread stands, if it stands still.
         pace: how long its last steps took; the main thread sets it, each window of steps is said once.
         on_break: called in the control thread when the present group must be left, with the reason.
@@ -151,6 +152,8 @@ class Agent:
         self.session = uuid.uuid4().hex
         self.step = 0
         self.stalled_s = 0.0
+        self.figures: tuple[Figure, ...] = ()
+        self._usage: tuple[Figure, ...] = ()
         self.observe: Callable[[], Progress | None] = lambda: None
         self.pace: Pace | None = None
         self._progress: Progress | None = None
@@ -199,7 +202,7 @@ class Agent:
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
         self.deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
         self.life_sign = LifeSign.if_possible(process.host, self.session)
-        self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)))
+        self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)), self._take_usage)
         self._preemption = PreemptionLook.of(settings)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
@@ -450,11 +453,14 @@ class Agent:
             self.life_sign.give_up()
         self._closed.set()
 
+    def _take_usage(self, usage: tuple[Figure, ...]) -> None:
+        self._usage = usage  # said with the next heartbeat
+
     def _passed(self) -> Passed:
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
             self._observed_at, self._progress = now, self.observe()
-        return Passed(self.step, self._progress, self.pace)
+        return Passed(self.step, self._progress, self.pace, self.figures + self._usage)
 
     def _pause_s(self, wake_at: float | None) -> float:
         """Never longer than a heartbeat's interval: that Python runs here is to be seen (``LifeSign.beat``)."""

@@ -1,4 +1,4 @@
-"""What this worker's host has left, read every few seconds in a thread of its own, and told at a change.
+"""What this worker's host has left, and what the worker uses, read every few seconds in a thread of its own.
 
 Here live the sensors (psutil, the control group's files, statvfs). Never here: from when on a number is an ailment, and
 what follows (``core.health``). The one idea: a disk that hangs must not cost the seat, so nothing is read in the thread
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.config import Settings
 from runtime.core.health import HealthWatch, Limit, Reading
-from runtime.core.messages import Ailment, Sign
+from runtime.core.messages import Ailment, Figure, Sign
 from runtime.store.checkpoint.memory.available_memory import taken_share
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -73,13 +74,20 @@ class HealthLook:
     Args:
         settings: the limits and the folders.
         told: takes all that is wrong.
+        used: takes, in this object's thread, what the worker uses, in a world that may change its size.
     """
 
-    def __init__(self, settings: Settings, told: Callable[[tuple[Ailment, ...]], object]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        told: Callable[[tuple[Ailment, ...]], object],
+        used: Callable[[tuple[Figure, ...]], object] = lambda usage: None,
+    ) -> None:
         self._interval_s = settings.health_interval_s
         self._watch = HealthWatch(limits_of(settings))
         self._settings = settings
         self._told = told
+        self._used = used if settings.min_worker_num < settings.max_worker_num else None
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -92,8 +100,29 @@ class HealthLook:
 
     def _run(self) -> None:
         places: list[Path] | None = None
+        usage = Usage()
         while not self._over.wait(self._interval_s):
+            if self._used is not None:
+                self._used(usage.look())
             places = places_of(self._settings) if places is None else places
             has_changed = self._watch.look(readings(places))
             if has_changed or self._watch.ailments:
                 self._told(self._watch.ailments)
+
+
+class Usage:
+    """What this process uses, by which a world finds its size."""
+
+    def __init__(self) -> None:
+        self._before = (time.monotonic(), time.process_time())
+
+    def look(self) -> tuple[Figure, ...]:
+        """``cpu``: how many cores its threads have used since the last look; ``memory``: the host's share taken, or of
+        its control group's limit."""
+        before, now = self._before, (time.monotonic(), time.process_time())
+        self._before = now
+        elapsed_s = now[0] - before[0]
+        found = [Figure("cpu", (now[1] - before[1]) / elapsed_s)] if elapsed_s > 0 else []
+        if (taken := taken_share()) is not None:
+            found.append(Figure("memory", taken))
+        return tuple(found)

@@ -13,6 +13,7 @@ from typing import Protocol
 from runtime.core.messages import (
     Decision,
     Digests,
+    Figures,
     Heartbeat,
     Join,
     KeyCall,
@@ -145,6 +146,7 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | Decided 
             | Unwell()
             | Oddity()
             | Paced()
+            | Figures()
         ):
             session = message.sender.session
         case _:

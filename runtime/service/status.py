@@ -266,6 +266,7 @@ def _node(seat: Seat) -> dict[str, Any]:
         "started_at": seat.process.started_at,
         "activity": "unknown",
         "step": 0,
+        "figures": {},
     }
 
 
@@ -287,5 +288,6 @@ def _live_node(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
     node = _node(seat)
     presence = core.presence(seat.node)
     if presence is not None:
-        node |= {"activity": presence.activity.name.lower(), "step": presence.step}
+        figures = {one.name: one.value for one in presence.figures}
+        node |= {"activity": presence.activity.name.lower(), "step": presence.step, "figures": figures}
     return node

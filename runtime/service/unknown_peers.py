@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from runtime.core.messages import (
     Credential,
     Decision,
     Digests,
+    Figures,
     Oddity,
     Pairs,
     ProcessEnded,
@@ -176,6 +178,9 @@ def implausible(message: object) -> str | None:
             return None if are_printable else "Unwell has a path that is not printable"
         case Oddity(_, _, text):
             return None if text.isprintable() else "Oddity.text is not printable"
+        case Figures(_, figures):
+            are_numbers = all(one.name.isprintable() and math.isfinite(one.value) for one in figures)
+            return None if are_numbers else "Figures has a name that is not printable, or what is no number"
         case StopJob(by):
             return None if by.isprintable() else "StopJob.by is not printable"
         case Decision(text, drain):

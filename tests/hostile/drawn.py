@@ -26,6 +26,7 @@ FROM_ANYBODY = (
     messages.Unwell,
     messages.Oddity,
     messages.Paced,
+    messages.Figures,
     messages.StatusQuery,
     messages.Decision,
     messages.ProcessEnded,

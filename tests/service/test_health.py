@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from runtime import config
-from runtime.core.messages import Ailment, Sign
-from runtime.service.health import SHARED_MEMORY, HealthLook, limits_of, places_of, readings
+from runtime.core.messages import Ailment, Figure, Sign
+from runtime.service.health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
 from runtime.store.checkpoint.memory.available_memory import taken_share
 from tests.service.house import PATIENCE_S, House
 
@@ -87,3 +88,30 @@ def test_a_scheduler_hears_of_it(tmp_path: Path) -> None:
     found = [line for line in events.read_text().splitlines() if "HEALTH_DISK_LIMIT" in line]
     house.close()
     assert found and '"kind":"note"' in found[0], "said, and in the history"
+
+
+def test_what_a_worker_uses_is_told_where_the_world_may_change_its_size(tmp_path: Path) -> None:
+    elastic = settings_with(tmp_path, HEALTH_INTERVAL="0.1", WORKER_NUM="2", MAX_WORKER_NUM="4")
+    found: list[tuple[Figure, ...]] = []
+    heard = threading.Event()
+
+    def take(usage: tuple[Figure, ...]) -> None:
+        found.append(usage)
+        heard.set()
+
+    look = HealthLook(elastic, lambda ailments: None, take)
+    look.start()
+    assert heard.wait(PATIENCE_S)
+    look.stop()
+    used = {one.name: one.value for one in found[0]}
+    assert set(used) == {"cpu", "memory"}
+    assert used["cpu"] >= 0 and 0 < used["memory"] <= 1
+
+
+def test_a_core_that_is_used_is_one() -> None:
+    usage = Usage()
+    began_s = time.process_time()
+    while time.process_time() < began_s + 0.05:
+        pass
+    used = {one.name: one.value for one in usage.look()}
+    assert used["cpu"] > 0

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,8 @@ class Worker:
     group: Group | None = None
     next_group: NextGroup | None = None  # begun already, for the first generation
     copy_listener: CopyListener | None = None  # where its writer takes other ranks' points in
+    begins: dict[str, Callable[[GenerationStarted], object]] = field(default_factory=dict)
+    """Called, each under one name, when a generation is about to train and the state is restored."""
     has_trained: bool = False  # elastic.run was entered
     is_over: bool = False  # training is finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())

@@ -327,6 +327,8 @@ class ElasticRun:
         ):
             self._agent.deaths.watch(sign)
         self._agent.step = self._state.completed_steps
+        for told in process.begins.values():
+            told(generation)
         self._agent.observe, self._agent.pace = self._whereabouts(formed), None
         self._step_times.begin(self._state.completed_steps, generation.world_size)
         self._agent.trains(generation.generation)

@@ -1,0 +1,84 @@
+"""What a worker measures: the newest of each, with a heartbeat, said again where it may be lost, and nobody else's."""
+
+from __future__ import annotations
+
+from runtime.core.agent_events import Connected, Disconnected, Heard, Passed
+from runtime.core.messages import MAX_FIGURES, Activity, Admitted, Figure, Figures, Heartbeat
+from runtime.core.values import replace
+from tests.core.desk import CREDENTIAL, Desk
+from tests.core.house import House, policy, training_house
+
+QUEUE = (Figure("queue", 7.0),)
+ADMITTED = Admitted("mine", "job-1", 1, 3, 1, 4, None)
+
+
+def seated() -> Desk:
+    desk = Desk()
+    desk.step(Connected())
+    desk.hear(ADMITTED)
+    return desk
+
+
+def told(desk: Desk, *figures: Figure, after_s: float = 1.0) -> list[Figures]:
+    desk.now += after_s
+    return [one for one in desk.step(Passed(3, figures=figures)).sends if isinstance(one, Figures)]
+
+
+def test_the_newest_go_with_a_heartbeat_and_are_not_said_twice() -> None:
+    desk = seated()
+    assert told(desk, *QUEUE) == [Figures(CREDENTIAL, QUEUE)]
+    assert told(desk, *QUEUE) == []
+    assert told(desk, Figure("queue", 8.0), after_s=0.1) == [], "between two heartbeats"
+    assert told(desk, Figure("queue", 9.0)) == [Figures(CREDENTIAL, (Figure("queue", 9.0),))]
+    assert told(desk) == [Figures(CREDENTIAL, ())]
+    assert told(desk) == []
+
+
+def test_nobody_is_told_nothing() -> None:
+    desk = seated()
+    assert [told(desk) for _ in range(3)] == [[], [], []]
+
+
+def test_a_new_connection_hears_them_again() -> None:
+    desk = seated()
+    told(desk, *QUEUE)
+    desk.step(Disconnected())
+    assert told(desk, *QUEUE) == []
+    desk.step(Connected())
+    desk.step(Heard(replace(ADMITTED, term=2)))
+    assert told(desk, *QUEUE) == [Figures(CREDENTIAL, QUEUE)]
+
+
+def test_they_are_bounded() -> None:
+    many = tuple(Figure(f"x{number}", 1.0) for number in range(MAX_FIGURES + 3))
+    (message,) = told(seated(), *many)
+    assert message.figures == many[:MAX_FIGURES]
+
+
+# ---- the scheduler's side
+
+
+def test_they_are_the_seats_and_change_nothing_else() -> None:
+    house = House(policy(2)).fill().train()
+    credential = house.credential("1")
+    ready = house.receive(credential.session, Figures(credential, QUEUE))
+    assert ready.is_empty
+    found = [house.core.presence(node) for node in ("0", "1")]
+    assert [one.figures for one in found if one is not None] == [(), QUEUE]
+
+
+def test_of_who_was_replaced_nothing_is_taken() -> None:
+    house = House(policy(2)).fill().train()
+    credential = house.credential("1")
+    house.receive(credential.session, Figures(replace(credential, incarnation=7), QUEUE))
+    found = house.core.presence("1")
+    assert found is not None and found.figures == ()
+
+
+def test_a_heartbeat_said_before_stays_a_repeat() -> None:
+    house = training_house()
+    credential, state = house.credential("1"), house.core.state
+    beat = Heartbeat(credential, state.term, Activity.TRAINING, state.generation_number, None, 7)
+    assert house.receive("s1", beat).is_empty
+    house.receive("s1", Figures(credential, QUEUE))
+    assert house.core.repeats("s1", beat, house.now)

@@ -1,0 +1,185 @@
+"""A queue of work through losses, growths and rollbacks: every item is in the line of steps once, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from runtime.core import work_queue
+from runtime.core.messages import MAX_VALUE_BYTES
+from runtime.core.work_queue import DIGEST_BYTES, MAX_PUTS, MAX_RUNS, SCHEMA, WorkState, dropped, forget, put, settle
+from runtime.core.work_queue import take as take_from
+
+KEY = bytes(DIGEST_BYTES)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(DIGEST_BYTES, "big")
+
+
+def filled(count: int) -> WorkState:
+    state = put(WorkState(), KEY, count)
+    assert state is not None
+    return state
+
+
+def take(state: WorkState, count: int, generation: int, step: int) -> tuple[WorkState, list[int]]:
+    found = take_from(state, count, generation, step)
+    assert found is not None
+    return found
+
+
+def test_items_are_taken_in_order_and_once() -> None:
+    state, first = take(filled(5), 2, 1, 0)
+    state, second = take(state, 9, 1, 0)
+    state, third = take(state, 1, 1, 1)
+    assert (first, second, third) == ([0, 1], [2, 3, 4], [])
+    assert (state.waiting, state.open) == (0, 5)
+
+
+def test_what_was_taken_for_a_lost_step_waits_again_and_comes_first() -> None:
+    state, _ = take(filled(10), 3, 1, 0)
+    state, _ = take(state, 2, 1, 1)
+    state = settle(state, 2, 1)  # step 1 is in, step 2 is lost
+    assert (state.waiting, state.open) == (7, 3)
+    assert take(state, 3, 2, 1)[1] == [3, 4, 5]
+
+
+def test_a_generation_is_settled_once_and_an_earlier_one_never() -> None:
+    state = settle(filled(4), 3, 0)
+    state, _ = take(state, 2, 3, 0)
+    assert settle(state, 3, 0) is state
+    assert settle(state, 2, 0) is state
+
+
+def test_a_put_that_is_said_again_is_one() -> None:
+    state = filled(4)
+    assert put(state, KEY, 4) is state
+    assert put(state, key(1), 0) is state
+    wider = put(state, key(1), 3)
+    assert wider is not None
+    assert [(one.first, one.end) for one in wider.puts] == [(0, 4), (4, 7)]
+    assert wider.put_of(5).key == key(1)
+
+
+def test_puts_are_done_with_when_every_disk_is_behind_them_and_no_sooner() -> None:
+    state = put(filled(2), key(1), 2)
+    assert state is not None
+    state, _ = take(state, 2, 1, 0)
+    state, _ = take(state, 1, 1, 1)
+    assert forget(state, 0)[1] == ()
+    state, done = forget(state, 1)
+    assert [one.key for one in done] == [KEY]
+    assert dropped(state, done).puts == state.puts[1:]
+    assert settle(state, 2, 1).waiting == 2, "what was forgotten does not come back"
+
+
+def test_there_are_bounds() -> None:
+    state = WorkState()
+    for number in range(MAX_PUTS):
+        state = put(state, key(number), 3) or pytest.fail("no room")
+    assert put(state, key(MAX_PUTS), 3) is None
+    for step in range(MAX_RUNS):
+        if step < MAX_PUTS * 3:
+            state, _ = take(state, 1, 1, step)
+    assert len(SCHEMA.pack(state)) < MAX_VALUE_BYTES
+    full = filled(MAX_RUNS + 1)
+    for step in range(MAX_RUNS):
+        full, _ = take(full, 1, 1, step)
+    assert take_from(full, 1, 1, MAX_RUNS) is None
+    back = settle(full, 2, MAX_RUNS // 2)
+    assert SCHEMA.unpack(SCHEMA.pack(back)) == back
+
+
+# ---- a job
+
+
+@dataclass
+class Job:
+    """The line of steps that is believed, and the queue beside it; ``line[n]`` is what step n + 1 used."""
+
+    draw: random.Random
+    state: WorkState = field(default_factory=WorkState)
+    generation: int = 1
+    line: list[list[int]] = field(default_factory=list)
+    durable: int = 0
+    settles: Callable[[WorkState, int, int], WorkState] = settle
+    forgets: Callable[[WorkState, int], tuple[WorkState, tuple[work_queue.Put, ...]]] = forget
+
+    def step(self, workers: int) -> None:
+        """One step of so many ranks, which may be lost before its commit, or with some steps before it."""
+        used: list[int] = []
+        for _ in range(workers):
+            if self.draw.random() < 0.8:
+                self.state, numbers = take(self.state, self.draw.choice((1, 1, 3)), self.generation, len(self.line))
+                used += numbers
+        if self.draw.random() < 0.25:
+            if self.draw.random() < 0.5:  # the commit was in, and then somebody died
+                self.line.append(used)
+            self.lose()
+        else:
+            self.line.append(used)
+        if self.draw.random() < 0.2:
+            self.durable = self.draw.randint(self.durable, len(self.line))
+        self.state, done = self.forgets(self.state, self.durable)
+        self.state = dropped(self.state, done)
+
+    def lose(self) -> None:
+        """Memory has the last commit, or all of it is lost, back to a point on the disks."""
+        back_to = len(self.line) if self.draw.random() < 0.7 else self.draw.randint(self.durable, len(self.line))
+        del self.line[back_to:]
+        self.generation += self.draw.randint(1, 2)  # one may end before it has begun
+        self.state = self.settles(self.state, self.generation, back_to)
+
+
+def run(seed: int, **broken: object) -> list[int]:
+    """How often each item is in the line."""
+    job, puts = Job(random.Random(seed), **broken), 0  # type: ignore[arg-type]
+    for _ in range(300):
+        if job.draw.random() < 0.2 and puts < 40:
+            job.state = put(job.state, key(puts), job.draw.randint(1, 12)) or job.state
+            puts += 1
+        job.step(job.draw.randint(1, 4))
+    while job.state.waiting:
+        job.state, used = take(job.state, 5, job.generation, len(job.line))
+        job.line.append(used)
+    assert SCHEMA.unpack(SCHEMA.pack(job.state)) == job.state
+    counts = Counter(number for used in job.line for number in used)
+    return [counts[number] for number in range(job.state.end)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_item_is_in_the_line_once(seed: int) -> None:
+    counts = run(seed)
+    assert counts and set(counts) == {1}
+
+
+def _nothing_comes_back(state: WorkState, generation: int, restore: int) -> WorkState:
+    return settle(state, generation, 2**62)
+
+
+def _all_comes_back(state: WorkState, generation: int, restore: int) -> WorkState:
+    return settle(state, generation, 0)
+
+
+def _forgets_too_soon(state: WorkState, durable: int) -> tuple[WorkState, tuple[work_queue.Put, ...]]:
+    return forget(state, 2**62)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"settles": _nothing_comes_back}, {"settles": _all_comes_back}, {"forgets": _forgets_too_soon}],
+    ids=["nothing comes back", "all comes back", "forgets too soon"],
+)
+def test_a_broken_queue_is_seen(broken: dict[str, object]) -> None:
+    def is_seen(seed: int) -> bool:
+        try:
+            return set(run(seed, **broken)) != {1}
+        except (AssertionError, StopIteration):
+            return True
+
+    assert any(is_seen(seed) for seed in range(10))

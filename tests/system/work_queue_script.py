@@ -1,0 +1,76 @@
+"""Trains on the items of a queue that all ranks share: each item adds 1 to its own weight, so weights count items."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import runtime
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--items", type=int, default=24)
+
+parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--gates", default="", help="steps before which all wait, each with an item in hand")
+parser.add_argument("--interval", type=int, default=1000)
+args = parser.parse_args()
+GATES = {int(step) for step in args.gates.split(",") if step}
+
+
+class Counts(torch.nn.Module):
+    """A weight an item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = torch.nn.Parameter(torch.zeros(args.items))
+
+    def forward(self, used: torch.Tensor) -> torch.Tensor:
+        return -(self.counts * used).sum()
+
+
+runtime.init()
+model = Counts()
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+queue = runtime.WorkQueue("numbers")
+queue.put(range(args.items))  # each rank says so, and it is done once
+saves = runtime.CheckpointConfig(save_checkpoint_steps=args.interval)
+state = runtime.elastic.TorchState(ddp, optimizer, checkpoint=saves, step=0)
+
+
+@runtime.elastic.run
+def train(state: runtime.elastic.TorchState) -> None:
+    while True:
+        items = queue.take()
+        runtime.report(queue=queue.waiting())
+        if state.step in GATES:
+            print(f"holds {items} at gate {state.step}", flush=True)
+        while state.step in GATES and not Path(f"gate-{state.step}").exists():
+            time.sleep(0.01)
+        used = torch.zeros(args.items)
+        used[items] = 1.0
+        got = torch.tensor([float(len(items))])
+        dist.all_reduce(got)
+        if not got.item():
+            return
+
+        time.sleep(args.step_s)
+        optimizer.zero_grad()
+        (ddp(used) * runtime.get_world_size()).backward()  # the mean over the ranks becomes their sum
+        optimizer.step()
+        state.step += 1
+        state.commit()
+        print(f"step {state.step} of {runtime.get_world_size()} took {items}", flush=True)
+
+
+train(state)
+counts = model.counts.detach()
+digest = hashlib.sha256(counts.numpy().tobytes()).hexdigest()
+print(f"counts from {counts.min():g} to {counts.max():g}", flush=True)
+print(f"final step={state.step} sha256={digest}", flush=True)

@@ -1,0 +1,56 @@
+"""What ``runtime.report`` takes, and what it keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import runtime
+from runtime.core.messages import Figure
+from runtime.errors import UsageError
+from runtime.training.process import context
+from runtime.training.process.figures import MOST
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    agent = SimpleNamespace(figures=())
+    monkeypatch.setattr(context, "_process", SimpleNamespace(agent=agent))
+    yield agent
+
+
+def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
+    runtime.report(queue=12, pace=torch.tensor([2.5]))
+    runtime.report(queue=11)
+    assert agent.figures == (Figure("queue", 11.0), Figure("pace", 2.5))
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"queue": "many"}, "it is no number"),
+        ({"queue": torch.ones(2)}, "it is no number"),
+        ({"queue": None}, "it is no number"),
+        ({"queue": float("nan")}, "expected a finite number"),
+        ({"queue": float("inf")}, "expected a finite number"),
+        ({"cpu": 1.0}, "by itself"),
+        ({"x" * 41: 1.0}, "at most 40 characters"),
+        ({"a\nb": 1.0}, "under another name"),
+        ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=r"^runtime\.report.*Fix: ") as refused:
+        runtime.report(**figures)
+    assert said in str(refused.value)
+    assert agent.figures == ()
+
+
+def test_before_init_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_process", None)
+    with pytest.raises(UsageError, match=r"runtime\.init"):
+        runtime.report(queue=1)
