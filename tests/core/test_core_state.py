@@ -11,6 +11,7 @@ from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQu
 from runtime.core.replacements import TOKEN_BYTES, proof_of
 from runtime.core.state import JobState
 from tests.core.house import House, policy
+from tests.core.test_core_consistency import flip, go_back, house_of
 
 
 def eventful_house() -> tuple[House, list[JobState]]:
@@ -101,13 +102,22 @@ def outlived_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
-HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house, outlived_house])
+def mended_house() -> tuple[House, list[JobState]]:
+    """A job in which a bit of one rank's state changed by itself, and everybody went back."""
+    house = house_of(3)
+    flip(house, "1")
+    go_back(house)
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house, outlived_house, mended_house])
 Make = Callable[[], tuple[House, list[JobState]]]
 
 
 def test_the_job_saw_every_kind_of_record() -> None:
     house, states = eventful_house()
-    others = (*spared_house()[0].journal, *replaced_house()[0].journal)
+    others = (*spared_house()[0].journal, *replaced_house()[0].journal, *mended_house()[0].journal)
     kinds = {type(record) for record in (*house.journal, *others)}
     every = set(SCHEMA.kinds) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
     assert kinds == every
