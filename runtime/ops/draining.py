@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     who = f"worker {', '.join(meant.nodes)}" if meant.nodes else "nobody"
     text = f"{who} is to leave at the next commit: drained by hand ({', '.join(names)})"
     _say(text)
-    return _wait(settings, text, meant.nodes, options.timeout)
+    wait_until_left(settings, text, meant.nodes, options.timeout)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,12 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
         )
 
 
-def _wait(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> int:
-    """Ask, and ask again, until all have left; each is said."""
+def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
+    """Ask these nodes to leave, and ask again, until all have left; each is said, and ``text`` kept in the history.
+
+    Raises:
+        UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.
+    """
     waits_for, give_up_at, ask_at = list(nodes), time.monotonic() + timeout_s, 0.0
     while True:
         if ask_at <= time.monotonic():
@@ -141,7 +146,7 @@ def _wait(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float)
                 has_left = known is not None and known.presence is Presence.LEFT
                 _say(f"worker {node} {'has left' if has_left else 'is gone'}")
         if not waits_for:
-            return 0
+            return
         if time.monotonic() >= give_up_at:
             raise UsageError(
                 f"worker {', '.join(waits_for)} has not left after {timeout_s:g} s: it leaves at its next commit. Fix: "

@@ -18,6 +18,7 @@ from pathlib import PurePath
 
 from runtime.ops.accelerators import device_files, usable
 from runtime.ops.run_parser import DEFAULT_WORKERS, SUPERVISED_RESTARTS, Streams, parser_for
+from runtime.ops.slurm import Share, share_of
 from runtime.ops.spawning import Way
 
 
@@ -57,8 +58,12 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         devices: how many accelerators this machine has; looked for where None.
     """
     parser = parser_for(environ)
+    slurm_share = share_of(environ)
     # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
     options = parser.parse_args(list(words))
+    given = _Given(environ)
+    if slurm_share is not None and not (options.host_discovery_script or given.value("HOST_DISCOVERY_SCRIPT")):
+        _take_share(options, slurm_share, given)
     nodes_least, nodes_most = options.nnodes or (1, 1)
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
@@ -67,7 +72,6 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     node_rank = options.node_rank or 0
     if not 0 <= node_rank < nodes_most:
         parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
-    given = _Given(environ)
     endpoint_host, endpoint_port = _endpoint(parser, options.rdzv_endpoint)
     if endpoint_host and nodes_most > 1 and options.node_rank is None:
         parser.error(
@@ -135,6 +139,24 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         tee=_shown(options.tee, options.local_ranks_filter),
         signals=options.signals_to_handle,
     )
+
+
+def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
+    """What Slurm says of this host, for what the words and the environment do not say."""
+    if options.nnodes is None:
+        options.nnodes = (share.hosts, share.hosts)
+    if options.node_rank is None:
+        options.node_rank = share.node_rank
+    if not (options.sched_host or options.rdzv_endpoint or given.value("SCHED_HOST")):
+        options.sched_host = share.first_host
+    if not (options.sched_port or options.rdzv_endpoint or given.value("SCHED_PORT")):
+        options.sched_port = str(share.port)
+    if options.log_dir is None and not given.value("LOG_DIR"):
+        options.log_dir = f"device/host{share.node_rank}"  # the hosts share this folder, and each has its own pids
+    if share.node_rank and not given.value("RECOVERY_PATH"):
+        given.say(
+            "RECOVERY_PATH", f"device/host{share.node_rank}/recovery"
+        )  # not the scheduler's, which begins at the same time
 
 
 def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:

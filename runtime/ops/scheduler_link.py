@@ -163,6 +163,16 @@ def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, tim
     return _asked(settings, timeout_s, status.decision(text, drain)) is not None
 
 
+def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
+    """Have the scheduler end its job gracefully; whether it answered, so that it has heard.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+    return _asked(settings, timeout_s, status.stop_request(by)) is not None
+
+
 def is_listening(settings: Settings) -> bool:
     """Whether anybody accepts connections where the scheduler should."""
     try:

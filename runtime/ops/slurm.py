@@ -1,8 +1,8 @@
 """``slurm``: which process of a job runs where in a Slurm allocation, for scripts/slurm/samebits.sbatch.
 
-Here live reading a host list as Slurm writes it and the choice of hosts, both pure; starting steps is the script's. The
-one idea: a worker's number says its host and its device, blocks of numbers to a host, so a step that is started again
-by the same line is the same worker.
+Here live reading a host list as Slurm writes it, the choice of hosts, and what ``samebits run`` knows by itself inside
+``srun``, all pure; starting steps is the script's. The one idea: a worker's number says its host and its device, blocks
+of numbers to a host, so a step that is started again by the same line is the same worker.
 """
 
 from __future__ import annotations
@@ -137,6 +137,68 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
         raise SettingsError(
             [f"SLURM_JOB_NODELIST={nodelist[:200]}: {error}. Fix: ask for more --nodes, or fewer SPARE_HOSTS"]
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What ``samebits run`` need not be told on each host of a Slurm step.
+
+    Attributes:
+        hosts: how many the step has.
+        node_rank: which of them this is, 0-based.
+        first_host: where the scheduler is.
+        port: SCHED_PORT: of the job's number, so that two jobs on one host do not meet.
+        job: the number of the Slurm job.
+    """
+
+    hosts: int
+    node_rank: int
+    first_host: str
+    port: int
+    job: int
+
+
+def share_of(environ: Mapping[str, str]) -> Share | None:
+    """This host's share of the Slurm step that this process is a task of (srun(1), output environment variables).
+
+    None outside a step, and in one of a single host, where nothing need be known.
+
+    Raises:
+        SettingsError: the step has not one task on each host, or its variables make no sense.
+    """
+    names = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_JOB_ID")
+    if not environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return None
+    texts = {name: environ.get(name, "") for name in names}
+    wrong = [name for name, text in texts.items() if not (text.isascii() and text.isdigit() and len(text) < 10)]
+    if wrong:
+        raise SettingsError([f"{wrong[0]}={texts[wrong[0]]!r}: expected a number, of Slurm. Fix: srun samebits run"])
+    hosts, tasks, node_rank, job = map(int, texts.values())
+    if tasks != hosts:
+        raise SettingsError(
+            [
+                f"SLURM_STEP_NUM_TASKS={tasks}: expected one task on each of {hosts} hosts, which starts its workers. "
+                "Fix: srun --ntasks-per-node=1 samebits run -n <workers of a host> train.py"
+            ]
+        )
+    try:
+        names_of_hosts = hosts_of(environ["SLURM_STEP_NODELIST"])
+    except ValueError as error:
+        text = environ["SLURM_STEP_NODELIST"][:200]
+        raise SettingsError([f"SLURM_STEP_NODELIST={text}: {error}. Fix: srun samebits run"]) from None
+    if len(names_of_hosts) != hosts or node_rank >= hosts:
+        raise SettingsError(
+            [
+                f"SLURM_NODEID={node_rank}, SLURM_STEP_NUM_NODES={hosts} and the {len(names_of_hosts)} hosts of "
+                "SLURM_STEP_NODELIST do not agree. Fix: srun samebits run"
+            ]
+        )
+    return Share(hosts, node_rank, names_of_hosts[0], port_of(job), job)
+
+
+def port_of(job: int) -> int:
+    """The scheduler's port of this Slurm job: below those that outgoing connections are given."""
+    return 10_000 + job % 20_000
 
 
 def main(arguments: Sequence[str]) -> int:

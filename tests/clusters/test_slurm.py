@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.clusters import slurm
+from tests.clusters.documented import Line, lines_in, taken_apart
 from tests.clusters.namespaces import Switch
 from tests.clusters.slurm import SlurmCluster
 from tests.system.job import PROBE, JobFolder
 from tests.system.probe import gate_of
 from tests.system.processes import REPOSITORY, signal_process
 
-pytestmark = [pytest.mark.system, pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 SBATCH = REPOSITORY / "scripts" / "slurm" / "samebits.sbatch"
 TRAINED = ("--steps", "60", "--interval", "10")
 MIDDLE = 30
 FINISHES_S = 240.0
+PYTHON = str(REPOSITORY / ".venv" / "bin" / "python")
+
+PLAIN, SPARE_HOST, ROOM_FOR_SPARES = "^sbatch --nodes=2 --ntasks", "^SPARE_HOSTS=1 ", "^SPARE_NUM=8 "
+ARRAY, SINGLETON, WRAP = " --array=", " --dependency=singleton ", " --wrap "
+"""What the page's lines are known by."""
 
 
 @pytest.fixture
@@ -35,20 +43,45 @@ def cluster(tmp_path: Path, new_switch: Callable[..., Switch]) -> Iterator[Slurm
     made.close()
 
 
-class SlurmJob(JobFolder):
-    """A job that ``sbatch`` started: one worker on each host, and a gate in its middle."""
+def documented_line(mark: str) -> Line:
+    """A line of the page for hosts of one worker each."""
+    (text,) = [one for one in lines_in("Slurm") if re.search(mark, one)]
+    instead = {"train.py": str(PROBE)}
+    instead |= {"SPARE_NUM=8": "SPARE_NUM=1"} if "SPARE_NUM" in text else {}
+    if "--wrap" in text:
+        instead |= {"samebits run -n 8": f"{PYTHON} -P -m runtime run -n 1"}
+    else:
+        instead |= {"--ntasks-per-node=8": "--ntasks-per-node=1", "scripts/slurm/samebits.sbatch": str(SBATCH)}
+    return taken_apart(text, instead)
 
-    def __init__(self, folder: Path, cluster: SlurmCluster, *, hosts: int, spare_hosts: int = 0) -> None:
+
+class SlurmJob(JobFolder):
+    """A job that a line of the page started: one worker on each host, and a gate in its middle."""
+
+    def __init__(self, folder: Path, cluster: SlurmCluster, mark: str, *options: str, gates: int = MIDDLE) -> None:
         folder.mkdir()
-        settings = {"REGISTER_COOLDOWN": "1", "NODE_TIMEOUT": "3", "SPARE_HOSTS": str(spare_hosts)}
-        super().__init__(folder, workers=hosts - spare_hosts, settings=settings)
+        line = documented_line(mark)
+        workers = int(line.option("nodes")) - int(line.variables.get("SPARE_HOSTS", "0"))
+        super().__init__(folder, workers=workers, settings={"REGISTER_COOLDOWN": "1", "NODE_TIMEOUT": "3"})
         self.cluster = cluster
-        python = str(REPOSITORY / ".venv" / "bin" / "python")
-        environment = self.environment(SAMEBITS_PYTHON=python, WORKER_NUM="", ENABLE_RECOVERY="", SCHED_PORT="")
-        arguments = (*TRAINED, "--gates", str(MIDDLE), "--marks", str(folder))
-        options = (f"--nodes={hosts}", "--ntasks-per-node=1", "--output=sbatch.out")
-        self.number = cluster.submit(folder, environment, *options, str(SBATCH), str(PROBE), *arguments)
+        self.gates = gates
+        self.number = self.submit(mark, *options)
         gate_of(folder, 0).touch()
+
+    def submit(self, mark: str, *options: str) -> int:
+        """The page's line, in this folder; the job's number."""
+        line = documented_line(mark)
+        unsaid = dict.fromkeys(("WORKER_NUM", "ENABLE_RECOVERY", "SCHED_PORT"), "")
+        environment = self.environment(SAMEBITS_PYTHON=PYTHON, **unsaid) | line.variables
+        arguments = (*TRAINED, "--gates", str(self.gates), "--marks", str(self.folder))
+        command, *words = line.words
+        assert command == "sbatch"
+        options = ("--output=sbatch.out", *options)
+        return self.cluster.submit(self.folder, environment, *options, *self.with_arguments(words, arguments))
+
+    def with_arguments(self, words: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
+        """The line's words with those of the script."""
+        return (*words, *arguments)
 
     def wait_for_the_gate(self, *ranks: int) -> None:
         for rank in ranks:
@@ -79,8 +112,8 @@ class SlurmJob(JobFolder):
 def new_slurm_job(
     tmp_path: Path, cluster: SlurmCluster, watched: Callable[[JobFolder], None]
 ) -> Callable[..., SlurmJob]:
-    def make(**options: int) -> SlurmJob:
-        job = SlurmJob(tmp_path / "job", cluster, **options)
+    def make(mark: str, *options: str, gates: int = MIDDLE) -> SlurmJob:
+        job = SlurmJob(tmp_path / "job", cluster, mark, *options, gates=gates)
         watched(job)
         return job
 
@@ -90,7 +123,7 @@ def new_slurm_job(
 def test_a_killed_worker_and_a_killed_scheduler_are_steps_that_start_again(
     new_slurm_job: Callable[..., SlurmJob], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_slurm_job(hosts=2)
+    job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     job.kill("worker_1")
     job.wait_for("scheduler", "worker 1 .* is lost")
@@ -100,12 +133,127 @@ def test_a_killed_worker_and_a_killed_scheduler_are_steps_that_start_again(
     assert (job.log_dir / "steps" / "done").exists()
 
 
+@pytest.mark.thorough
 def test_a_lost_host_is_made_good_by_a_spare_one(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
-    job = new_slurm_job(hosts=3, spare_hosts=1)
+    job = new_slurm_job(SPARE_HOST)
     job.wait_for_the_gate(0, 1)
     job.wait_for("worker_2", "this spare is warm", timeout_s=120)
     cluster.lose("n2")
     job.wait_for("scheduler", "spare 2 .* takes slot 1 of worker 1", timeout_s=120)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
+
+
+@pytest.mark.thorough
+def test_a_lost_host_is_made_good_by_an_array_of_spares(
+    new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
+) -> None:
+    job = new_slurm_job(ROOM_FOR_SPARES)
+    spares = job.submit(ARRAY, "--output=spares.out")
+    job.wait_for_the_gate(0, 1)
+    job.wait_for("worker_2", "this spare is warm", timeout_s=120)
+    cluster.lose("n2")
+    job.wait_for("scheduler", "spare 2 .* takes slot 1 of worker 1", timeout_s=120)
+    assert job.finish() == undisturbed(*TRAINED, workers=2)
+    assert cluster.wait_for_state(spares, "COMPLETED", "FAILED", timeout_s=60) == "COMPLETED"
+
+
+@pytest.mark.thorough
+def test_a_requeued_job_goes_on(
+    new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
+) -> None:
+    """Its processes wait in a step until Slurm kills them; what goes on is what is on disk."""
+    job = new_slurm_job(PLAIN)
+    job.wait_for_the_gate(0, 1)
+    cluster.command("scontrol", "requeue", str(job.number))
+    job.wait_for("scheduler", "goes on, term 2", timeout_s=120)
+    assert job.finish() == undisturbed(*TRAINED, workers=2)
+
+
+@pytest.mark.thorough
+def test_a_job_whose_first_host_is_lost_goes_on_elsewhere(
+    new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
+) -> None:
+    """Batch script and scheduler ran there."""
+    job = new_slurm_job(PLAIN)
+    job.wait_for_the_gate(0, 1)
+    cluster.lose("n1")
+    job.wait_for("scheduler", "goes on, term 2", timeout_s=180)
+    assert job.finish() == undisturbed(*TRAINED, workers=2)
+
+
+@pytest.mark.thorough
+def test_a_job_that_has_to_go_leaves_at_a_commit_and_the_next_in_line_goes_on(
+    new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
+) -> None:
+    """The signal that Slurm sends before the time limit; the next job has the same name, and waits for this one."""
+    job = new_slurm_job(SINGLETON, gates=10)
+    job.wait_for(0, "waits at the gate of step 10", timeout_s=120)
+    second = job.submit(SINGLETON)
+    cluster.command("scancel", "--batch", "--signal=USR1", str(job.number))
+    job.wait_for("scheduler", "2 workers are to leave at their next commit")
+    for gate in (10, 20, 30, 40):  # not all at once: it must not come to its end before its workers have heard of it
+        gate_of(job.folder, gate).touch()
+        job.wait_for(0, f"asked to leave|waits at the gate of step {gate + 10}")
+    cluster.wait_for_state(job.number, "FAILED", timeout_s=60)
+    gate_of(job.folder, 50).touch()
+    job.number = second
+    assert job.finish() == undisturbed(*TRAINED, workers=2)
+    job.wait_for("scheduler", "goes on, term 2")
+    for rank in (0, 1):
+        numbers = [step.number for step in job.steps(rank)]
+        assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"
+
+
+@pytest.mark.thorough
+def test_a_cancelled_job_stays_cancelled(new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster) -> None:
+    job = new_slurm_job(PLAIN)
+    job.wait_for_the_gate(0, 1)
+    cluster.command("scancel", str(job.number))
+    cluster.wait_for_state(job.number, "CANCELLED", timeout_s=60)
+    job.wait_until(lambda: not list(job.processes()) or None, "end of all processes")
+    assert cluster.state_of(job.number) == "CANCELLED"
+
+
+class SrunJob(SlurmJob):
+    """A job that ``srun samebits run`` starts on each host: the words say how many workers a host has, nothing else."""
+
+    def environment(self, **more: str) -> dict[str, str]:
+        secret = self.folder / "secret"
+        if not secret.exists():
+            secret.touch(0o600)
+            secret.write_text("a secret of more than sixteen bytes")
+        return super().environment(CLUSTER_SECRET_FILE=str(secret), **more)
+
+    def with_arguments(self, words: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
+        *others, wrapped = words
+        return (*others, f"{wrapped} {shlex.join(arguments)}")
+
+    def log(self, name: str | int) -> Path:
+        host = 0 if name == "scheduler" else int(name)
+        return self.log_dir / f"host{host}" / super().log(name).name
+
+    def sha256(self, ranks: int | None = None) -> str:
+        hashes = {self.finals_of(self.log(rank))[-1] for rank in self.ranks}
+        assert len(hashes) == 1
+        return hashes.pop()
+
+
+@pytest.mark.thorough
+def test_samebits_run_inside_srun_knows_its_hosts_by_itself(
+    tmp_path: Path, cluster: SlurmCluster, watched: Callable[[JobFolder], None], undisturbed: Callable[..., str]
+) -> None:
+    job = SrunJob(tmp_path / "job", cluster, WRAP)
+    watched(job)
+    job.wait_for_the_gate(0, 1)
+    job.kill("worker_1")
+    job.wait_for("scheduler", "worker 1 .* is lost")
+    assert job.finish() == undisturbed(*TRAINED, workers=2)
+
+
+def test_every_line_of_the_page_is_run_here() -> None:
+    marks = (PLAIN, SPARE_HOST, ROOM_FOR_SPARES, ARRAY, SINGLETON, WRAP)
+    assert len(lines_in("Slurm")) == len(marks)
+    for mark in marks:
+        assert documented_line(mark).words[0] == "sbatch"

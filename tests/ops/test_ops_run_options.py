@@ -300,3 +300,37 @@ def test_an_endpoint_that_says_too_little_is_refused(words: str, says: str, caps
     with pytest.raises(SystemExit):
         parse(words.split(), {})
     assert says in capsys.readouterr().err
+
+
+SLURM_STEP = {
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "7",
+}
+
+
+def test_inside_srun_nothing_need_be_said_of_hosts() -> None:
+    first = asked("-n 2 train.py", SLURM_STEP | {"SLURM_NODEID": "0"})
+    second = asked("-n 2 train.py", SLURM_STEP)
+    assert (first.nodes, first.has_scheduler) == (("0", "1"), True)
+    assert (second.nodes, second.has_scheduler) == (("2", "3"), False)
+    for request in (first, second):
+        assert {name: request.environment[name] for name in ("WORKER_NUM", "SCHED_HOST", "SCHED_PORT")} == {
+            "WORKER_NUM": "4",
+            "SCHED_HOST": "n1",
+            "SCHED_PORT": "10007",
+        }
+    assert (first.environment["LOG_DIR"], first.environment.get("RECOVERY_PATH")) == ("device/host0", None)
+    assert (second.environment["LOG_DIR"], second.environment["RECOVERY_PATH"]) == (
+        "device/host1",
+        "device/host1/recovery",
+    )
+
+
+def test_what_is_said_wins_over_slurm() -> None:
+    said = {"SCHED_HOST": "10.0.0.1", "SCHED_PORT": "8118", "LOG_DIR": "logs", "RECOVERY_PATH": "journal"}
+    request = asked("-n 2 --nnodes 2 --node-rank 0 train.py", SLURM_STEP | said)
+    assert request.nodes == ("0", "1")
+    assert not set(said) & set(request.environment)

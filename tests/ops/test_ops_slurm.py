@@ -10,7 +10,7 @@ import pytest
 from runtime.__main__ import main
 from runtime.errors import SettingsError
 from runtime.exit_codes import codes_to_give_up_at
-from runtime.ops.slurm import MOST_HOSTS, Placed, hosts_of, placed, plan
+from runtime.ops.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,46 @@ def test_the_batch_script_gives_up_where_starting_again_cannot_help(repository: 
     script = (repository / "scripts" / "slurm" / "samebits.sbatch").read_text()
     (listed,) = re.findall(r"case \$1 in ([\d|]+)\) true", script)
     assert [int(code) for code in listed.split("|")] == [0, *codes_to_give_up_at()]
+
+
+STEP = {
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "20007",
+}
+
+
+def test_a_task_of_a_step_knows_its_share() -> None:
+    assert share_of(STEP) == Share(hosts=2, node_rank=1, first_host="n1", port=10_007, job=20_007)
+
+
+def test_outside_a_step_of_several_hosts_there_is_no_share() -> None:
+    assert share_of({}) is None
+    assert share_of({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "1"}) is None
+    assert share_of(STEP | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "one task on each of 2 hosts"),
+        ({"SLURM_NODEID": "2"}, "do not agree"),
+        ({"SLURM_NODEID": ""}, "expected a number"),
+        ({"SLURM_NODEID": "-1"}, "expected a number"),
+        ({"SLURM_JOB_ID": "1" * 40}, "expected a number"),
+        ({"SLURM_STEP_NODELIST": "n["}, "no host name"),
+        ({"SLURM_STEP_NODELIST": "n[1-3]"}, "do not agree"),
+    ],
+)
+def test_a_step_that_makes_no_sense_is_refused(wrong: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        share_of(STEP | wrong)
+
+
+def test_the_batch_script_takes_the_same_port() -> None:
+    script = (Path(__file__).parents[2] / "scripts" / "slurm" / "samebits.sbatch").read_text()
+    found = re.search(r"\$\(\((\d+) \+ SLURM_JOB_ID % (\d+)\)\)", script)
+    assert found is not None
+    assert port_of(123_456) == int(found[1]) + 123_456 % int(found[2])
