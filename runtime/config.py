@@ -148,6 +148,7 @@ class Settings:
     dashboard_actions: bool
     job_name: str
     device: str | None
+    collective_backend: str | None
     cluster_secret: str | None = field(repr=False)
     cluster_secret_file: Path | None
     cluster_insecure: bool

@@ -190,6 +190,8 @@ def _one_of(*words: str) -> Kind:
         return value
 
     most, last = words[:-1], words[-1]
+    if not most:
+        return Kind(last, last, parse)
     return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
 
 
@@ -258,6 +260,7 @@ _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
+_BACKEND = _one_of("gloo")
 _HANG = _one_of("end", "tell")
 _POLICY = _one_of("tell", "drain", "off")
 _ANOMALY = _one_of("tell", "stop", "off")
@@ -637,6 +640,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Device type to train on.",
         "训练所用的设备类型。",
         shown_default=("the accelerator there is, else cpu", "有加速器则用之，否则 cpu"),
+    ),
+    Variable(
+        "COLLECTIVE_BACKEND", "collective_backend", _BACKEND, None, _JOB,
+        "`gloo`: NVIDIA's tensors travel through host memory, so that several workers may share one GPU.",
+        "`gloo`：NVIDIA 的张量经主机内存传输，因而多个 worker 可共用一块 GPU。",
+        example="gloo", shown_default=("the device's: gloo, nccl or hccl", "随设备：gloo、nccl 或 hccl"),
     ),
     Variable(
         "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,

@@ -123,7 +123,7 @@ _DEVICE_FULL = Row(
     "an accelerator's memory is full",
     *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
     "make the batch smaller, or leave the device to fewer processes: the message names it and what it holds",
-    texts=("torch.OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
+    texts=("OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
 )
 _DEVICE_STOPPED = Row(
     "its device was stopped, so that a collective that could not end did end",

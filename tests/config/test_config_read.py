@@ -91,6 +91,7 @@ def test_defaults_are_those_of_the_design() -> None:
         job_name="",
         cluster_secret=None,
         device=None,
+        collective_backend=None,
         cluster_secret_file=None,
         cluster_insecure=False,
     )
@@ -168,6 +169,7 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("JOB_NAME", "my job", "job_name", "my job"),
     ("DEVICE", " CPU", "device", "cpu"),
     ("DEVICE", "npu", "device", "npu"),
+    ("COLLECTIVE_BACKEND", "Gloo", "collective_backend", "gloo"),
     ("CLUSTER_SECRET", "correct horse battery", "cluster_secret", "correct horse battery"),
     ("CLUSTER_SECRET_FILE", "/run/secret", "cluster_secret_file", Path("/run/secret")),
     ("CLUSTER_INSECURE", "1", "cluster_insecure", True),

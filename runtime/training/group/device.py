@@ -16,6 +16,7 @@ import importlib.util
 from typing import Final
 
 import torch
+import torch.distributed as dist
 
 from runtime.errors import SettingsError
 from runtime.training import torch_private
@@ -65,12 +66,21 @@ def settle(device: torch.device) -> None:
     torch.accelerator.current_stream(device).synchronize()
 
 
-def backend_of(device: torch.device) -> str:
+def backend_of(device: torch.device, wanted: str | None = None) -> str:
     """The name of the ``torch.distributed`` backend that connects devices of this type.
 
+    Args:
+        device: one of them.
+        wanted: COLLECTIVE_BACKEND: gloo, or None for the device's own.
+
     Raises:
-        SettingsError: no backend is known for it.
+        SettingsError: no backend is known for it, or it cannot be connected by the one that is wanted.
     """
+    if wanted == dist.Backend.GLOO and device.type != "cpu":
+        if device.type not in dist.Backend.backend_capability[dist.Backend.GLOO]:
+            problem = f"COLLECTIVE_BACKEND='gloo' takes no tensors of {device.type}"
+            raise SettingsError([f"{problem}; unset COLLECTIVE_BACKEND, or set DEVICE=cpu"])
+        return wanted
     found = _backend(device)
     if found is None:
         raise SettingsError(

@@ -62,7 +62,7 @@ class Group:
     form it.
 
     Args:
-        device: the device this process trains on; its type decides the backend.
+        device: the device this process trains on; its type decides the backend, unless ``backend`` does.
         rank: of this process, 0-based.
         world_size: processes in the generation.
         exchange: carries this rank's message to all; used once.
@@ -72,6 +72,7 @@ class Group:
         connect_timeout_s: how long one connection may take while the group forms.
         refusal: when given, the sentence a script's own ``dist.*`` call is refused with (gloo only).
         info: told to all ranks with this rank's message; :meth:`info_of` gives everybody's.
+        backend: gloo for a device that has another; None: the device's own.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Group:
         connect_timeout_s: float = 30.0,
         refusal: str | None = None,
         info: bytes = b"",
+        backend: str | None = None,
     ) -> None:
         gloo.check_address(address)
         self.device = device
@@ -102,7 +104,7 @@ class Group:
         self._samplers: SamplerRefusal | None = None
         self._all_info = store.all_info  # a list of its own: nothing here may keep the store
         self._link: _Link | None
-        if devices.backend_of(device) == dist.Backend.GLOO:
+        if devices.backend_of(device, backend) == dist.Backend.GLOO:
             self._link = _GlooLink(
                 self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, refusal
             )
@@ -380,14 +382,15 @@ def form(
     return group.form()
 
 
-def form_alone(device: torch.device, *, refusal: str | None = None) -> Group:
+def form_alone(device: torch.device, *, refusal: str | None = None, backend: str | None = None) -> Group:
     """The group of one that is installed from ``runtime.init()`` on, until the first generation's takes its place.
 
     Args:
         device: as :class:`Group` has it.
+        backend: as :class:`Group` has it.
         refusal: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
     """
-    group = Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal).form()
+    group = Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal, backend=backend).form()
     if refusal is not None:
         group.refuse_samplers()
     return group

@@ -238,7 +238,9 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     if settings.enable_recovery:
         ending.departure = process.departure
         process.departure.install()
-        process.group = alone or group.form_alone(chosen, refusal=COLLECTIVE_TOO_EARLY)
+        process.group = alone or group.form_alone(
+            chosen, refusal=COLLECTIVE_TOO_EARLY, backend=settings.collective_backend
+        )
         process.publish_place()
         TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
     else:

@@ -55,6 +55,7 @@ class NextGroup:
             name="the next generation",
             address=address_towards(settings.sched_host, settings.sched_port),
             info=info,
+            backend=settings.collective_backend,
         )
         for awaited in (self._blob, self._generation):
             self.group.breaker.watch(awaited)

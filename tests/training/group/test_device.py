@@ -97,6 +97,14 @@ def test_each_device_has_its_backend() -> None:
         device.backend_of(torch.device("mps"))
 
 
+def test_gloo_is_taken_for_a_gpu_that_several_share() -> None:
+    assert (
+        device.backend_of(torch.device("cuda", 0), "gloo") == device.backend_of(torch.device("cpu"), "gloo") == "gloo"
+    )
+    with pytest.raises(SettingsError, match=r"takes no tensors of xpu; unset COLLECTIVE_BACKEND"):
+        device.backend_of(torch.device("xpu", 0), "gloo")
+
+
 # ---- before a step
 
 
