@@ -1,8 +1,8 @@
 """The same policy for Kubernetes to carry out: an autoscaling/v2 HorizontalPodAutoscaler, or a ScaledObject of KEDA's.
 
-Here live the two manifests and how they are written. Never here: a measurement, or a cluster. The one idea: bounds,
-targets and times are those of ``samebits autoscale``; what has no counterpart there (what a worker gains) is not in
-them, and is said so by a comment.
+Here live the manifests, the rule by which Prometheus' adapter knows the queue, and how they are written. Never here: a
+measurement, or a cluster. The one idea: bounds, targets and times are those of ``samebits autoscale``; what has no
+counterpart there (what a worker gains) is not in them, and is said so by a comment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 from runtime.core.autoscale import Limits
 from runtime.errors import UsageError
 
-KINDS = ("hpa", "keda")
+KINDS = ("hpa", "keda", "adapter")
+QUEUE_METRIC = "samebits_queue"
+QUEUE_QUERY = 'max(samebits_worker_figure{figure="queue"})'
+"""How much waits, as the page's metrics say what ``runtime.report(queue=…)`` was given."""
 DEFAULT_CPU = 0.8
 _LONGEST_WINDOW_S, _LONGEST_PERIOD_S = 3600, 1800  # autoscaling/v2 allows no more
 
@@ -28,28 +31,36 @@ def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: 
         limits: bounds, targets and times.
         target: the StatefulSet's name.
         prometheus: URL of a Prometheus server; KEDA asks it for the queue.
-        query: what it is asked, in PromQL: how much waits for all workers.
+        query: what it is asked, in PromQL: how much waits for all workers; empty: what the workers report.
         every_s: seconds between looks.
 
     Raises:
         UsageError: the policy has nothing that this kind could carry out.
     """
+    if kind == "adapter":
+        return _written({"externalRules": [_RULE]})
     if kind == "hpa":
-        if limits.queue:
-            raise UsageError(
-                "--export hpa scales by CPU and memory. Fix: --export keda for a queue, or leave --queue-per-worker out"
-            )
         text = _written(_hpa(limits, target))
     else:
-        if bool(limits.queue) != bool(query) or bool(query) != bool(prometheus):
+        if bool(limits.queue) != bool(prometheus) or (query and not prometheus):
             raise UsageError(
-                "--export keda: --prometheus, --query and --queue-per-worker belong together. Fix: give all, or none"
+                "--export keda: --prometheus and --queue-per-worker belong together, and --query with them. Fix: give "
+                "both, or none"
             )
-        text = _written(_keda(limits, target, prometheus, query, every_s))
+        text = _written(_keda(limits, target, prometheus, query or QUEUE_QUERY, every_s))
     return (
         "# by `samebits autoscale --export`: a pod that is taken away gets SIGTERM, and its worker leaves at its next\n"
         "# commit. Whether a worker is worth its cost (--least-gain) is asked by `samebits autoscale` alone.\n" + text
     )
+
+
+_RULE: Mapping[str, Any] = {
+    "seriesQuery": 'samebits_worker_figure{figure="queue",namespace!=""}',
+    "resources": {"overrides": {"namespace": {"resource": "namespace"}}},
+    "name": {"as": QUEUE_METRIC},
+    "metricsQuery": 'max(<<.Series>>{<<.LabelMatchers>>,figure="queue"})',
+}
+"""Of prometheus-adapter (its docs/config.md and docs/externalmetrics.md), for the HPA's queue."""
 
 
 def _reference(target: str) -> dict[str, Any]:
@@ -76,13 +87,16 @@ def _behavior(limits: Limits) -> dict[str, Any]:
 
 
 def _hpa(limits: Limits, target: str) -> dict[str, Any]:
-    metrics = [
+    metrics: list[dict[str, Any]] = [
         {
             "type": "Resource",
             "resource": {"name": name, "target": {"type": "Utilization", "averageUtilization": percent}},
         }
         for name, percent in _targets(limits).items()
     ]
+    if limits.queue:
+        average = {"type": "AverageValue", "averageValue": _quantity(limits.queue)}
+        metrics.append({"type": "External", "external": {"metric": {"name": QUEUE_METRIC}, "target": average}})
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -95,6 +109,11 @@ def _hpa(limits: Limits, target: str) -> dict[str, Any]:
             "behavior": _behavior(limits),
         },
     }
+
+
+def _quantity(number: float) -> str:
+    """In thousandths, as Kubernetes writes what is not whole."""
+    return f"{number:.0f}" if number == round(number) else f"{max(1, round(number * 1000))}m"
 
 
 def _keda(limits: Limits, target: str, prometheus: str, query: str, every_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from runtime.dashboard.metrics import exposition
 from runtime.errors import UsageError
 from runtime.ops.autoscaling import main
 from tests.clusters.test_kubernetes import NEWEST, VERSIONS, require_valid
@@ -34,7 +35,10 @@ SCALED_OBJECT: Shape = {
         "triggers": [{"type": str, "metricType": str, "metadata": {str: str}}],
     },
 }
-"""The fields of KEDA's definition (keda.sh/v1alpha1, ScaledObject) that are used, with their types."""
+"""The fields that are used of KEDA's definition (keda.sh/v1alpha1, ScaledObject), with their types.
+
+Compared with config/crd/bases/keda.sh_scaledobjects.yaml of kedacore/keda at 8b4f083 (20 August 2026).
+"""
 
 
 def exported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -100,12 +104,41 @@ def test_kedas_object_has_the_queue_and_what_else_is_a_target(capsys: pytest.Cap
     assert alone["type"] == "prometheus"
 
 
+@pytest.mark.parametrize(("given", "written"), [("100", "100"), ("0.25", "250m"), ("1.5", "1500m"), ("1e6", "1000000")])
+def test_an_hpa_asks_prometheus_adapter_for_the_queue(
+    given: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = exported(capsys, "hpa", "--queue-per-worker", given)
+    require_valid(json.dumps(found), NEWEST)
+    (queue,) = found["spec"]["metrics"]
+    assert queue["external"]["target"] == {"type": "AverageValue", "averageValue": written}
+    (rule,) = exported(capsys, "adapter")["externalRules"]
+    require_shape(
+        rule,
+        {
+            "seriesQuery": str,
+            "resources": {"overrides": {"namespace": {"resource": str}}},
+            "name": {"as": str},
+            "metricsQuery": str,
+        },
+    )
+    assert rule["name"]["as"] == queue["external"]["metric"]["name"]
+
+
+def test_the_queue_is_asked_for_where_the_metrics_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    state = {"job": None, "linked": True, "recovery_count": 0, "losses": 0, "buckets_s": {}, "goodput": None}
+    row = {"role": "worker", "node": "0", "slot": 0, "state": "alive", "step": 3, "figures": {"queue": 7.0}}
+    text = exposition({**state, "committed_step": None, "recoveries": [], "ranks": [row]})
+    assert 'samebits_worker_figure{node="0",slot="0",figure="queue"} 7.0' in text
+    (trigger,) = exported(capsys, "keda", *QUEUE[:4])["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == 'max(samebits_worker_figure{figure="queue"})'
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["hpa", "--least", "3", "--most", "2"], "expected 1 or more, the smaller first"),
         (["hpa"], "--least 0, --most 0"),
-        (["hpa", *BOUNDS, "--queue-per-worker", "5"], "--export keda for a queue"),
         (["keda", *BOUNDS, "--queue-per-worker", "5"], "belong together"),
         (["keda", *BOUNDS, "--query", "x", "--prometheus", "http://p"], "belong together"),
         (["hpa", *BOUNDS, "--cpu", "1.5"], "expected shares from 0 to 1"),
