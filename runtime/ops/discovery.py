@@ -130,6 +130,7 @@ class Discovery:
         except BusyError:
             return False  # it is started again where it was, and judged by its next death
         self._decide(reason)
+        self._told[node] = now  # it is gone, though the scheduler may say so a moment later
         self._retry_at = now
         return True
 
@@ -220,6 +221,8 @@ class Discovery:
         with reserved(log_dir, [name_of(node) for node in hosts]) as berths:
             wider = replace(kept, nodes=(*(kept.nodes or ()), *hosts), hosts={**kept.hosts, **hosts})
             self._keep(wider)
+            for node in hosts:
+                self._told.pop(node, None)
             running: list[ProcessIdentity] = []
             try:
                 program = program_of(wider, present, kept_start.secrets_for(kept, present))

@@ -65,9 +65,13 @@ def template_of(text: str) -> Template:
 
 
 def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
-    """A line for a POSIX shell that becomes this command, in this folder and with these variables."""
+    """A line for a POSIX shell that runs this command, in this folder and with these variables.
+
+    The shell stays, so that a signal that ends the command becomes a status above 128: of a command that is itself
+    ended by a signal ssh(1) says no more than 255, which is what it says where it could not get there.
+    """
     told = [f"{name}={value}" for name, value in sorted(environment.items())]
-    return f"cd {shlex.quote(str(folder))} && exec {shlex.join(['env', *told, *words])}"
+    return f"cd {shlex.quote(str(folder))} && {shlex.join(['env', *told, *words])}; exit $?"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -230,8 +230,10 @@ def start_in_place(
     with reserved(log_dir, [one.new_name for one in started]) as berths:
         _rename(kept, log_dir, nodes, started)  # first: whatever becomes of this process, the next looks for them
         running: list[ProcessIdentity] = []
+        renamed = _new_nodes(started)
+        elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
         try:
-            launch(berths, program, running, spawn_worker)
+            launch(berths, replace(program, elsewhere=elsewhere), running, spawn_worker)
         except SameBitsError:
             _rename(kept, log_dir, nodes, started[: len(running)])
             raise
@@ -243,11 +245,17 @@ def start_in_place(
 
 def _rename(kept: KeptStart, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
     """The nodes of this machine are the replacements' from now on."""
-    renamed = {node_of(one.name): node_of(one.new_name) for one in started if one.name != one.new_name}
+    renamed = _new_nodes(started)
     if renamed:
-        hosts = {renamed.get(node) or node: host for node, host in kept.hosts.items()}
-        names = tuple(renamed.get(node) or node for node in nodes)
+        hosts = {renamed.get(node, node): host for node, host in kept.hosts.items()}
+        names = tuple(renamed.get(node, node) for node in nodes)
         kept_start.keep(log_dir, replace(kept, nodes=names, hosts=hosts))
+
+
+def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
+    """What the nodes are called from now on, of those that are called otherwise."""
+    pairs = ((node_of(one.name), node_of(one.new_name)) for one in started if one.name != one.new_name)
+    return {old: new for old, new in pairs if old is not None and new is not None}
 
 
 def _place_of(name: str) -> str:

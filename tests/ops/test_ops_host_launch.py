@@ -52,16 +52,26 @@ def test_the_line_becomes_the_command_and_nothing_else(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(("command", "status"), [("exit 82", 82), ("kill -9 $$", 137), ("kill -15 $$", 143)])
+def test_the_shell_there_says_how_the_command_ended(command: str, status: int, shell: str, tmp_path: Path) -> None:
+    """Else ssh says 255 of what a signal has ended, as of a host that it cannot reach."""
+    line = shell_line(tmp_path, {}, ["sh", "-c", command])
+    assert subprocess.run([shell, "-c", line], capture_output=True, check=False).returncode == status
+    nowhere = shell_line(tmp_path / "not there", {}, ["sh", "-c", command])
+    assert subprocess.run([shell, "-c", nowhere], capture_output=True, check=False).returncode in (1, 2)
+
+
 def test_a_node_elsewhere_has_the_template_before_it_and_only_what_the_job_needs() -> None:
     environment = {"WORKER_NUM": "2", "HOST_LAUNCH": EXAMPLE, "EDITOR": "ed", "CLUSTER_SECRET": "sixteen bytes of it"}
     program = Program(Path("/job"), "/py", "train.py", ("--x", "a b"), environment, {}, elsewhere={"1": "b"})
     assert program.words("worker_0") == ["/py", "train.py", "--x", "a b"]
     *before, line = program.words("worker_1")
     assert before == ["ssh", "-o", "BatchMode=yes", "b"]
-    assert shlex.split(line)[:4] == ["cd", "/job", "&&", "exec"]
+    assert shlex.split(line)[:4] == ["cd", "/job", "&&", "env"]
     assert {"NODE_ID=1", "ROLE=worker", "WORKER_NUM=2"} <= {*shlex.split(line)}
     assert "EDITOR" not in line and "sixteen" not in line
-    assert shlex.split(line)[-4:] == ["/py", "train.py", "--x", "a b"]
+    assert shlex.split(line)[-6:] == ["/py", "train.py", "--x", "a b;", "exit", "$?"]
 
 
 def test_which_hosts_are_this_machine() -> None:

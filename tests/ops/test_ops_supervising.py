@@ -36,6 +36,7 @@ class Folder:
         self.settings: Settings = replace(config.read(environment, role_required=False)[0], log_dir=self.log_dir)
         kept_start.keep(self.log_dir, KeptStart(path, "/usr/bin/python3", "train.py", (), environment))
         self.spawned: list[str] = []
+        self.commands: list[list[str]] = []
         self.supervisor = self.new_supervisor()
         assert self.supervisor.try_to_hold()
 
@@ -44,6 +45,7 @@ class Folder:
 
     def _spawn(self, program: Program, name: str, log: int) -> int:
         self.spawned.append(name)
+        self.commands.append(program.words(name))
         return ProcessIdentity.current().pid
 
     def begin(self) -> None:
@@ -182,3 +184,19 @@ def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) ->
         (folder.log_dir / launcher_token.TOKEN_FILE).chmod(0o600)
         with pytest.raises(StoreError, match="Fix:"):
             launcher_token.read(folder.log_dir)
+
+
+def test_a_replacement_is_started_on_the_host_of_the_one_that_died(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begin()
+    kept = kept_start.read(folder.log_dir)
+    assert kept is not None
+    environment = {**kept.environment, "HOST_LAUNCH": "ssh {host} {command}"}
+    hosts = {"0": "localhost", "1": "b", "2": "b"}
+    kept_start.keep(folder.log_dir, replace(kept, environment=environment, nodes=("0", "1", "2"), hosts=hosts))
+    folder.dies("worker_1")
+    folder.start()
+    assert folder.spawned == ["worker_1.1"]
+    assert folder.commands[0][:2] == ["ssh", "b"] and "NODE_ID=1.1" in folder.commands[0][2]
+    after = kept_start.read(folder.log_dir)
+    assert after is not None and after.hosts == {"0": "localhost", "1.1": "b", "2": "b"}

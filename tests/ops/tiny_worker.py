@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from runtime import config
 from runtime.core.agent_events import Entered
-from runtime.core.messages import FINAL, Digest
+from runtime.core.messages import FINAL, Digest, Figure
 from runtime.core.point import Point
 from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from runtime.service import log
@@ -53,6 +53,8 @@ def main() -> int:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
+    parser.add_argument("--seated", action="store_true", help="say that it has a seat, as runtime.init() does")
+    parser.add_argument("--reports", type=Path, help="a file with a number, which is reported as the queue")
     parser.add_argument("--linger-while", type=Path, help="does not end while this file is there")
     parser.add_argument("--not-while", type=Path, help="does not start while this file is there")
     parser.add_argument("--only-node", default="", help="the only node that --not-while is meant for")
@@ -68,6 +70,8 @@ def main() -> int:
     departure = Departure()
     try:
         admitted = agent.register()
+        if options.seated:
+            log.say(f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}")
         if options.say:
             print(f"says {options.say!r}", flush=True)
 
@@ -117,6 +121,8 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
                 departure.obey()
                 if agent.step == options.fail_at:
                     fail()
+                if options.reports is not None:
+                    agent.figures = (Figure("queue", float(options.reports.read_text())),)
                 agent.step += 1
                 points = [Point(agent.step, place.generation)]
                 print(f"epoch 0 step {agent.step} loss {1 / agent.step:.4f}", flush=True)

@@ -1,0 +1,164 @@
+"""Workers that a real ssh and a real srun start on other hosts: killed, started again there, and sent away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.ops.job_view import JobView
+from runtime.store.process_identity import ProcessIdentity
+from tests.clusters import slurm, ssh_server
+from tests.clusters.hosts import SECRET
+from tests.clusters.namespaces import Switch
+from tests.clusters.slurm import SlurmCluster
+from tests.clusters.ssh_server import SshServer
+from tests.ops.shell_job import ROOT, UNTIL_TOLD, WORKER, Shell, ShellJob
+from tests.system.processes import signal_process
+
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
+
+LEAVES = r"worker 1 leaves at the next commit: host {name} is gone\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ShellJob]:
+    (tmp_path / "a job").mkdir()
+    made = ShellJob(tmp_path / "a job")
+    yield made
+    left = made.close()
+    assert not left, f"left behind: {left}\n{made.tails()}"
+
+
+def hosts(job: ShellJob, *lines: str) -> None:
+    """What the discovery script prints from now on."""
+    (job.folder / "hosts.new").write_text("".join(f"{line}\n" for line in lines))
+    (job.folder / "hosts.new").rename(job.folder / "hosts")
+
+
+def drive(job: ShellJob, launch: str, *before: str, **more: str) -> Shell:
+    """``samebits run`` with discovery and this template; ``before`` stands before the command."""
+    settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
+    settings |= {"SHRINK_GRACE": "0.5", "PYTHONPATH": str(ROOT), **more}
+    found = ("--host-discovery-script", "cat hosts", "--nnodes", "1:2", "--launch", launch)
+    script = (str(WORKER), "--seated", *UNTIL_TOLD)
+    return job.shell(*before, sys.executable, "-P", "-m", "runtime", "run", *found, *script, **settings)
+
+
+def trains(view: JobView, *nodes: str) -> bool:
+    workers = tuple(one.node for one in view.workers if not one.is_joining)
+    return (view.phase, view.alive) == ("training", len(nodes)) and workers == nodes
+
+
+def words_of(identity: ProcessIdentity, name: str) -> list[bytes]:
+    return Path(f"/proc/{identity.pid}/{name}").read_bytes().split(b"\0")
+
+
+def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob) -> None:
+    why_not = ssh_server.missing()
+    if why_not:
+        pytest.skip(f"no ssh server can run on this machine: {why_not}")
+    server = SshServer(job.folder.parent / "ssh", "b")
+    try:
+        hosts(job, "localhost:1", "b:1")
+        shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+        first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
+        assert first is not None
+        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(first.identity, "environ"))
+        assert job.identity("worker_1") != first.identity, "the pid file names the ssh that holds it"
+        signal_process(first.identity, signal.SIGKILL)
+        again = job.wait_view(lambda view: trains(view, "0", "1.1") or (trains(view, "0", "1") and _moved(view, first)))
+        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(again.workers[1].identity, "environ"))
+        assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
+        hosts(job, "localhost:1")
+        job.wait_view(lambda view: trains(view, "0"))
+        shell.wait_for(r"leaves at the next commit: host b is gone\n")
+        job.let_finish()
+        assert shell.end() == 0, shell.text
+    finally:
+        server.close()
+
+
+def _moved(view: JobView, before: object) -> bool:
+    now = view.node("1")
+    return now is not None and now.identity != before.identity  # type: ignore[attr-defined]
+
+
+def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob) -> None:
+    if why_not := ssh_server.missing():
+        pytest.skip(f"no ssh on this machine: {why_not}")
+    server = SshServer(job.folder.parent / "ssh", "b")
+    server.close()
+    hosts(job, "localhost:1", "b:1")
+    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+    job.wait_view(lambda view: trains(view, "0"))
+    shell.wait_for(r"host b rests for 10 s: worker 1: what starts it there ended with status 255\n")
+    job.let_finish()
+    assert shell.end() == 0, shell.text
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, new_switch: Callable[..., Switch]) -> Iterator[SlurmCluster]:
+    if why_not := slurm.missing():
+        pytest.skip(f"Slurm is not installed on this machine: {why_not}")
+    (tmp_path / "slurm").mkdir()
+    made = SlurmCluster(tmp_path / "slurm", new_switch("head", "n1", "n2"))
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(400)
+def test_srun_starts_a_worker_on_each_host_and_one_that_is_killed_again(job: ShellJob, cluster: SlurmCluster) -> None:
+    (job.folder / "secret").write_text(SECRET)
+    (job.folder / "secret").chmod(0o600)
+    hosts(job, "n1:1", "n2:1")
+    enter = ("nsenter", "--target", str(cluster.head.pid), "--net", "--uts")
+    shell = drive(
+        job,
+        "srun -w {host} -N1 -n1 --job-name=worker-{node} sh -c {command}",
+        *enter,
+        SLURM_CONF=str(cluster.folder / "slurm.conf"),
+        SCHED_HOST=cluster.head.address(),
+        CLUSTER_SECRET_FILE=str(job.folder / "secret"),
+    )
+    shell.wait_until(lambda: b"SLURM_JOB_NAME=worker-1" in _environments(cluster, "n2"))
+    assert b"SLURM_JOB_NAME=worker-0" in _environments(cluster, "n1")
+    shell.wait_for(r"2/2 workers")
+    (killed,) = _workers(cluster, "n2")
+    os.kill(killed, signal.SIGKILL)
+    shell.wait_until(lambda: any(pid != killed for pid in _workers(cluster, "n2")))
+    assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
+    hosts(job, "n1:1")
+    shell.wait_for(r"leaves at the next commit: host n2 is gone\n")
+    shell.wait_until(lambda: _workers(cluster, "n2") == [])
+    job.let_finish()
+    assert shell.end() == 0, shell.text
+
+
+def _workers(cluster: SlurmCluster, name: str) -> list[int]:
+    """Workers' processes on this host, by the pids that they have here."""
+    (host,) = [one for one in cluster.computing if one.name == name]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_there = (folder / "ns" / "pid").readlink() == Path(f"/proc/{host.pid}/ns/pid").readlink()
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone
+        if is_there and b"python" in words[0] and str(WORKER).encode() in words:
+            found.append(int(folder.name))
+    return found
+
+
+def _environments(cluster: SlurmCluster, name: str) -> bytes:
+    found = b""
+    for pid in _workers(cluster, name):
+        try:
+            found += Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+    return found
