@@ -11,7 +11,7 @@ import argparse
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,16 +116,20 @@ def scale(arguments: Sequence[str]) -> int:
     hear_signals()
     log_dir, _ = kept_start.read_here()
     with StartLock(log_dir), Signals():
-        bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run)
+        if not bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run):
+            _say(f"{options.size} workers are there, on their way in, or wanted already")
     return 0
 
 
-def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> None:
+def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:
     """Start or release as many workers as the job lacks or has beyond ``size``; the lock is held.
 
     Args:
         why: said in the job's history.
         dry_run: only say what would be done.
+
+    Returns:
+        Whether there was anything to do: not where as many are there, on their way in, or wanted already.
 
     Raises:
         UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.
@@ -137,31 +141,55 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> No
             f"{size} workers: this job has from {view.min_world_size} (MIN_WORKER_NUM) to {view.max_world_size} "
             "(MAX_WORKER_NUM). Fix: give a number between them, or start the job anew with other bounds"
         )
-    there = [one.node for one in view.workers if one.presence is Presence.ALIVE]
     nodes = kept_start.nodes_of(log_dir, settings)
     kept = kept_start.read(log_dir)
+    there = standing(nodes, view, running_here(log_dir, nodes, view))
+    before = len(there)
     if kept is not None and kept.hosts:
-        _say(f"{'would want' if dry_run else 'wanted'}: {size} workers on the discovered hosts; {len(there)} are there")
+        if kept.size == size:
+            return False
+        _say(f"{'would want' if dry_run else 'wanted'}: {size} workers on the discovered hosts; {before} are there")
         if not dry_run:
             kept_start.keep(log_dir, replace(kept, size=size))
-    elif size > len(there):
-        added = nodes_to_add(settings, nodes, view, size - len(there))
+    elif size > before:
+        added = nodes_to_add(settings, nodes, view, size - before)
         if dry_run:
-            _say(f"would start worker {', '.join(added)}: {len(there)} → {size} workers")
-            return
-        _add(log_dir, size - len(there))
-    elif size < len(there):
-        leaving = last_to_come([node for node in there if node in nodes], len(there) - size)
+            _say(f"would start worker {', '.join(added)}: {before} → {size} workers")
+        else:
+            _add(log_dir, size - before)
+    elif size < before:
+        leaving = last_to_come([node for node in there if node in nodes], before - size)
         if dry_run:
             check_removal(nodes, view, leaving)
-            _say(f"would have worker {', '.join(leaving)} leave: {len(there)} → {size} workers")
-            return
-        release(log_dir, leaving)
+            _say(f"would have worker {', '.join(leaving)} leave: {before} → {size} workers")
+        else:
+            release(log_dir, leaving)
     else:
-        _say(f"the job has {size} workers")
-        return
+        return False
     if not dry_run:
-        decide_once(settings, f"{len(there)} → {size} workers: {why}")
+        decide_once(settings, f"{before} → {size} workers: {why}")
+    return True
+
+
+def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
+    """The workers that are to stay: those of the job, by slot, and those on their way in; not those on their way out.
+
+    Args:
+        nodes: that belong to this machine.
+        running: whose process runs on this machine.
+    """
+    alive = [one.node for one in view.workers if one.presence is Presence.ALIVE]
+    staying = [
+        node for node in alive if node in nodes or node not in running
+    ]  # who runs here and is no more of it: out
+    coming = [node for node in nodes if node in running and node not in alive and not view.is_spare(node)]
+    return staying + coming
+
+
+def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
+    """Of these nodes and the job's, whose process runs on this machine."""
+    names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
+    return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
 
 
 def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:

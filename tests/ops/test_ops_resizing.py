@@ -11,7 +11,7 @@ from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
-from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add
+from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add, standing
 from tests.ops.views import view, worker
 
 HERE = ("0", "1", "2")
@@ -78,3 +78,24 @@ def test_those_leave_that_came_last() -> None:
     assert last_to_come(["0", "1"], 0) == ()
     with pytest.raises(UsageError, match=r"3 workers would have to leave, and 2 of them are of this machine\. Fix: "):
         last_to_come(["0", "1"], 3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "running", "there"),
+    [
+        (HERE, HERE, ["0", "1", "2"]),
+        ((*HERE, "3", "4"), (*HERE, "3"), ["0", "1", "2", "3"]),  # 3 is on its way in, 4 was never started
+        (("0",), HERE, ["0"]),  # 1 and 2 are on their way out
+        (("0",), ("0",), ["0", "1", "2"]),  # 1 and 2 run on another machine
+        ((*HERE, "6"), (*HERE, "6"), ["0", "1", "2"]),  # a spare
+    ],
+)
+def test_who_is_on_the_way_in_counts_and_who_is_on_the_way_out_does_not(
+    nodes: tuple[str, ...], running: tuple[str, ...], there: list[str]
+) -> None:
+    assert standing(nodes, ELASTIC, running) == there
+
+
+def test_a_worker_that_is_started_again_is_on_its_way_in() -> None:
+    seen = replace(ELASTIC, workers=(worker(0), worker(1), worker(2, Presence.LOST)))
+    assert standing(("0", "1", "2.1"), seen, ("0", "1", "2.1")) == ["0", "1", "2.1"]
