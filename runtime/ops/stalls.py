@@ -22,7 +22,7 @@ from runtime.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
 from runtime.errors import StoreError
 from runtime.ops.job_view import JobView, Presence, WorkerView
 from runtime.service import sights, stacks
-from runtime.store import durable, private
+from runtime.store import collective_ring, durable, private
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import place_in_dump
 
@@ -30,6 +30,8 @@ FOLDER = "stalls"
 MOST_FILES = 16
 MOST_BYTES = 256 << 10
 """Of one file; the innermost frames come first in it."""
+COLLECTIVES = 4
+"""That a file names, the newest last; ``samebits stack --fr`` has all."""
 MOST_ASKED = 8
 """Processes that one standstill has looked at."""
 SETTLED_S = 1.0
@@ -101,6 +103,7 @@ class Stalls:
         settings: the job's, with an absolute LOG_DIR.
         causes: whether who is stopped, or holds Python's lock, is ended.
         ask, see: how a process is asked for its stacks, and looked at.
+        read: what it launched last.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Stalls:
         *,
         ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
         see: Callable[[ProcessIdentity], Sight | None] = sights.look,
+        read: Callable[[ProcessIdentity], collective_ring.Contents | None] = collective_ring.read,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
         self._silent_s = settings.node_timeout_s
@@ -117,7 +121,7 @@ class Stalls:
         self._ended = ended if settings.hang == "end" else set()
         fixed_s = settings.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
-        self._ask, self._see = ask, see
+        self._ask, self._see, self._read = ask, see, read
         self._stall: object = None  # that was looked at last
         self._lost: dict[str, _Lost] = {}
         self._questions: queue.Queue[_Question] = queue.Queue()
@@ -218,6 +222,7 @@ class Stalls:
             f"{title} at step {question.step}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
             hang.value if hang is not None else f"in {place or CODE_OF_OTHERS}",
             answer.silence.value if answer.silence is not None else "",
+            self._collectives(identity),
         ]
         body = answer.text or "\n".join(sights.threads(identity.pid))
         text = "\n".join([*filter(None, head), "", body, ""])
@@ -226,6 +231,12 @@ class Stalls:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
         return Looked(title, hang, identity.pid, place, file, question.is_told)
+
+    def _collectives(self, identity: ProcessIdentity) -> str:
+        contents = self._read(identity)
+        if contents is None or not contents.launched:
+            return ""
+        return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))
 
     def _keep(self, name: str, text: str) -> Path | None:
         """Write it, 0600, and remove the oldest beyond ``MOST_FILES``; None where there is no room, say."""

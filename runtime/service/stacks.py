@@ -9,7 +9,6 @@ expect it, so a process is asked only if the kernel says that it does.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import faulthandler
 import fcntl
@@ -20,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.store import process_memory
 from runtime.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-stacks"
@@ -94,15 +94,9 @@ def ask(identity: ProcessIdentity) -> Answer:
 def _open_memory(pid: int) -> int | None:
     """The channel's memory, if the process has one and expects the signal."""
     try:
-        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid() or not _expects_signal(pid):
-            return None
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # a descriptor that is closed meanwhile
-                if str(entry.readlink()).startswith(f"/memfd:{_NAME} "):
-                    return os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+        return process_memory.find(pid, _NAME, os.O_RDWR) if _expects_signal(pid) else None
     except OSError:
         return None
-    return None
 
 
 def _expects_signal(pid: int) -> bool:

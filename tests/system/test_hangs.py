@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,22 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("hang_script.py")
 WATCHED = {"STEP_TIMEOUT": "4", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"}
 HUNG = 1
+FR = ("runtime", "stack", "--fr", "fr")
+
+
+def called(job: Job, *module: str) -> str:
+    """What a module says in the job's folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", *module],
+        cwd=job.folder,
+        env={**job.environment(), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def line_of(comment: str) -> str:
@@ -59,18 +76,12 @@ def test_with_tell_it_is_only_said_and_the_stacks_of_all_ranks_are_to_be_had(
     job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell"})
     job.start()
     job.wait_for("scheduler", rf"worker {HUNG} is in hang_script.py:\d+.* and computes, worker 0 waits for it in all_")
-    told = subprocess.run(
-        [sys.executable, "-m", "runtime", "stack"],
-        cwd=job.folder,
-        env={**job.environment(), "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr
-    assert f"worker {HUNG} (rank {HUNG}, pid {job.worker(HUNG).identity.pid}) is in" in told.stdout
-    assert told.stdout.count("hang_script.py") >= 2 and "breakable_group.py" in told.stdout
+    told = called(job, "runtime", "stack")
+    assert f"worker {HUNG} (rank {HUNG}, pid {job.worker(HUNG).identity.pid}) is in" in told
+    assert told.count("hang_script.py") >= 2 and "breakable_group.py" in told
+    assert re.search(r"worker 0 .*; its last collective: all_reduce #\d+ \(float32, 10\), in flight", told)
+    assert re.search(rf"worker {HUNG} .*: \d+ collectives in fr/rank_{HUNG}, the last: .*, over", called(job, *FR))
+    assert f"missing ranks: {{{HUNG}}}" in called(job, "torch.distributed.flight_recorder.fr_trace", "fr")
     job.kill(HUNG)
     job.start_worker(HUNG)
     assert job.wait_finished() == undisturbed("--way", "none", script=SCRIPT, workers=2)

@@ -1,23 +1,21 @@
 """A process group whose collectives can be left: what a blocked thread waits on is ours, whatever gloo is doing.
 
-Here live works that obey a :class:`~runtime.training.group.breaker.Breaker` and the two groups that give them out: one
-for everybody (the user's ``dist.*`` calls, DDP's broadcasts, subgroups), one for DDP's reducer. Never here: sockets,
-how a group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut
-off half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay
-there until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, free of cost as long as
-they succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is awaited
-by a helper thread that can be abandoned.
+Here live the two groups whose works obey a :class:`~runtime.training.group.breaker.Breaker`: one for everybody (the
+user's ``dist.*`` calls, DDP's broadcasts, subgroups), one for DDP's reducer. Never here: the works, sockets, how a
+group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut off
+half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay there
+until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, free of cost as long as they
+succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is awaited by a
+helper thread that can be abandoned.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,147 +24,22 @@ from torch.distributed import distributed_c10d
 
 from runtime.errors import UsageError
 from runtime.training import torch_private
-from runtime.training.group.breaker import Breaker, join_at_exit, run_aside, run_breakable
+from runtime.training.group.breaker import Breaker, run_breakable
 from runtime.training.group.calling_place import calling_place
-from runtime.training.main_thread_time import main_thread
+from runtime.training.group.recorder import Recorder
+from runtime.training.group.works import (
+    NO_TIMEOUT,
+    Collective,
+    InFlight,
+    Pairwise,
+    await_this_thread_at_exit,
+    wait_in_slices,
+)
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 
-T = TypeVar("T")
-
-# How long a send or receive that gloo has forgotten can keep a thread once the breaker is thrown: at every sixth loss
-# some survivor waits for one. A slice that ends early costs 0.2 ms, so the first is as long as most collectives take.
-_FIRST_SLICE, _LONGEST_SLICE = timedelta(milliseconds=10), timedelta(milliseconds=100)
-_NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
 _MANY = 8  # works in flight; beyond, those that have ended are let go
-_MAIN_THREAD = threading.main_thread().ident
-
 _NO_BACKWARD = -1
-
-
-def _await_this_thread_at_exit() -> None:
-    if threading.get_ident() != _MAIN_THREAD:
-        join_at_exit()
-
-
-def _wait_in_slices(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
-    _await_this_thread_at_exit()
-    began_s = time.perf_counter()
-    try:
-        _wait_through(work, breaker, launched, timeout)
-    finally:
-        main_thread.waited_for_others(began_s)
-
-
-def _wait_through(work: dist.Work, breaker: Breaker, launched: set[dist.Work], timeout: timedelta) -> None:
-    deadline = time.monotonic() + timeout.total_seconds() if timeout else None
-    part = min(_FIRST_SLICE, timeout) if timeout else _FIRST_SLICE
-    while True:
-        try:
-            work.wait(part)
-            launched.discard(work)
-            return
-        except RuntimeError:
-            breaker.check()
-            if work.is_completed():
-                launched.discard(work)
-                work.wait()
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-            part = min(2 * part, _LONGEST_SLICE)
-
-
-class _DelegatingWork(dist.Work):
-    """What both kinds of works pass on to gloo's own."""
-
-    def __init__(self, inner: dist.Work, breaker: Breaker) -> None:
-        super().__init__()
-        self._inner = inner
-        self._breaker = breaker
-
-    def is_completed(self) -> bool:
-        return self._breaker.broken or self._inner.is_completed()
-
-    def is_success(self) -> bool:
-        return not self._breaker.broken and self._inner.is_success()
-
-    def exception(self) -> Any:
-        return self._inner.exception()
-
-    def result(self) -> list[torch.Tensor]:
-        return self._inner.result()
-
-    def synchronize(self) -> None:
-        self._inner.synchronize()
-
-    def source_rank(self) -> int:
-        return self._inner.source_rank()
-
-    def _source_rank(self) -> int:
-        return self._inner._source_rank()
-
-
-class _Collective(_DelegatingWork):
-    """A collective that one of gloo's own threads runs; it is in ``launched`` until it is known to have ended."""
-
-    def __init__(self, inner: dist.Work, breaker: Breaker, launched: set[dist.Work]) -> None:
-        super().__init__(inner, breaker)
-        self._launched = launched
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Until it is done, ``timeout`` passes or the group is broken: errors as torch's, or GenerationEndedError."""
-        _wait_in_slices(self._inner, self._breaker, self._launched, timeout)
-        return True
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that is completed with the work, or failed by the breaker: for DDP, for ``then``.
-
-        A thread of ours waits for the work and completes it. gloo's own thread must not call back into Python: nobody
-        can wait for it at the process's end, and one that asks for an interpreter that is torn down aborts the process.
-        """
-        ours: torch.futures.Future[Any] = torch.futures.Future()
-        # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
-        chained = ours.then(_value_of)
-        self._breaker.watch(ours)
-        run_aside(functools.partial(self._complete, ours), "samebits-future")
-        return chained
-
-    def _complete(self, ours: torch.futures.Future[Any]) -> None:
-        try:
-            _wait_in_slices(self._inner, self._breaker, self._launched, _NO_TIMEOUT)
-            value = self._inner.result()
-        except Exception as error:
-            if self._breaker.release(ours):
-                ours.set_exception(error)
-        else:
-            if self._breaker.release(ours):
-                ours.set_result(value)
-
-
-class _Pairwise(_DelegatingWork):
-    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection."""
-
-    def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta) -> None:
-        super().__init__(inner, breaker)
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._done = False
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """As torch's own; GenerationEndedError when the group is broken meanwhile."""
-        with self._lock:
-            if not self._done:
-                limit, began_s = timeout or self._timeout, time.perf_counter()
-                try:
-                    run_breakable(self._breaker, lambda: self._inner.wait(limit), "samebits-pairwise")
-                finally:
-                    main_thread.waited_for_others(began_s)
-                self._done = True
-        return True
-
-    def is_completed(self) -> bool:
-        return self._done or super().is_completed()
 
 
 Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
@@ -185,10 +58,11 @@ class BreakableGroup(dist.ProcessGroup):
         timeout: of a send or receive for which the caller gives none.
         subgroup: makes a group of some of its ranks, for ``dist.new_group``.
         refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+        recorder: keeps what was launched last.
 
     Attributes:
         breaker: as given.
-        launched: gloo's own works that may still run; whoever knows that one has ended takes it out.
+        launched: gloo's own works that may still run.
         count: how many collectives were launched so far.
     """
 
@@ -199,6 +73,7 @@ class BreakableGroup(dist.ProcessGroup):
         timeout: timedelta,
         subgroup: Subgroup,
         refusal: str | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
         initialize: Any = super().__init__
@@ -208,32 +83,30 @@ class BreakableGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._subgroup = subgroup
         self._refusal = refusal
-        self.launched: set[dist.Work] = set()
+        self.recorder = recorder or Recorder(None, "", "", ())
+        self.launched = InFlight(self.recorder)
         self.count = 0
 
     def unfinished(self) -> list[dist.Work]:
         """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
-        return [work for work in list(self.launched) if not work.is_completed()]
+        return self.launched.unfinished()
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
         self.count += 1
-        self._keep(work)
-        return _Collective(work, self.breaker, self.launched)
-
-    def _keep(self, work: dist.Work) -> None:
         if len(self.launched) >= _MANY:  # works that nobody waits for
-            self.launched.intersection_update(self.unfinished())
-        self.launched.add(work)
+            self.launched.let_go()
+        self.launched.add(work, self.recorder.launched(name, self.count, args))
+        return Collective(work, self.breaker, self.launched)
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
-        return _Pairwise(self._launch(name, *args, **kwargs), self.breaker, self._timeout)
+        return Pairwise(self._launch(name, *args, **kwargs), self.breaker, self._timeout)
 
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         self.breaker.check()
-        _await_this_thread_at_exit()
+        await_this_thread_at_exit()
         if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
             raise UsageError(f"{calling_place()}: {self._refusal}")
         self.breaker.before_launch()
@@ -326,14 +199,15 @@ class ReducerGroup(dist.ProcessGroup):
         except RuntimeError:
             self._breaker.check()
             raise
-        self._launched.add(work)
-        self._group.count += 1
+        group = self._group
+        group.count += 1
+        self._launched.add(work, group.recorder.launched("allreduce", group.count, args))
         self._works.append(work)
         return work
 
     def _wait_for_all(self, works: list[dist.Work]) -> None:
         for work in works:
-            _wait_in_slices(work, self._breaker, self._launched, _NO_TIMEOUT)
+            wait_in_slices(work, self._breaker, self._launched, NO_TIMEOUT)
         works.clear()
 
     def broadcast(self, *args: Any) -> dist.Work:
@@ -384,7 +258,3 @@ for _name in _COLLECTIVES:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
 for _name in _PAIRWISE:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))
-
-
-def _value_of(future: torch.futures.Future[T]) -> T:
-    return future.value()

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from runtime.errors import CommunicationError, UsageError
+from runtime.store.collective_ring import open_ring
 from runtime.training import torch_private
 from runtime.training.group import device as devices
 from runtime.training.group import gloo
@@ -32,6 +33,7 @@ from runtime.training.group.breakable_group import BreakableGroup
 from runtime.training.group.breaker import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
 from runtime.training.group.failure import is_communication_failure
 from runtime.training.group.meeting_store import Exchange, MeetingStore
+from runtime.training.group.recorder import Recorder
 from runtime.training.group.sampler_refusal import SamplerRefusal
 
 __all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communication_failure"]
@@ -301,8 +303,11 @@ class _GlooLink:
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
         mesh = self._mesh or self.begin()
         self._mesh = None
+        if (ring := open_ring()) is not None:
+            ring.begin(self._rank, self._world_size)
+        recorder = Recorder(ring, "0", _DESCRIPTION, range(self._world_size))
         return self._wrap(
-            mesh, self._store, self._rank, self._world_size, self._timeout, "0", _DESCRIPTION
+            mesh, self._store, self._rank, self._world_size, self._timeout, "0", _DESCRIPTION, recorder
         ), self._store
 
     def _subgroup(self, ranks: list[int], timeout: timedelta, name: str, description: str) -> dist.ProcessGroup | None:
@@ -310,7 +315,8 @@ class _GlooLink:
             return None
         store = PrefixStore(f"{name}/", self._store)
         rank, size = ranks.index(self._rank), len(ranks)
-        return self._wrap(self._begin_mesh(store, rank, size, timeout), store, rank, size, timeout, name, description)
+        mesh, recorder = self._begin_mesh(store, rank, size, timeout), Recorder(open_ring(), name, description, ranks)
+        return self._wrap(mesh, store, rank, size, timeout, name, description, recorder)
 
     def _begin_mesh(self, store: Store, rank: int, size: int, timeout: timedelta) -> Future[dist.ProcessGroupGloo]:
         # In a helper thread: gloo waits for a peer that died between its message and its connection until it times out.
@@ -329,9 +335,10 @@ class _GlooLink:
         timeout: timedelta,
         name: str,
         description: str,
+        recorder: Recorder,
     ) -> dist.ProcessGroup:
         inner = dist.ProcessGroup(store, rank, size)
-        group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._refusal)
+        group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._refusal, recorder)
         try:
             connected = mesh.result()
         finally:

@@ -1,0 +1,89 @@
+"""What a group launches stands in the process's ring: op, number, shape, and that it is over once it was waited for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.store import collective_ring
+from runtime.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, contents_of
+from runtime.store.process_identity import ProcessIdentity
+from runtime.training.group.group import form_alone
+from runtime.training.group.recorder import Recorder
+
+HALF = torch.zeros(2, 3, dtype=torch.float16)
+IDS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "told"),
+    [
+        ("allreduce", ([HALF], None), ("all_reduce", (2, 3), "float16", (2, 3), "float16")),
+        ("allreduce_coalesced", ([HALF, IDS], None), ("allreduce_coalesced", (10,), "float16", (10,), "float16")),
+        ("broadcast", ([IDS],), ("broadcast", (4,), "int64", (4,), "int64")),
+        ("allgather", ([[IDS, IDS, IDS]], [IDS], None), ("all_gather", (4,), "int64", (12,), "int64")),
+        ("_allgather_base", (IDS, HALF, None), ("_all_gather_base", (2, 3), "float16", (4,), "int64")),
+        ("reduce_scatter", ([IDS], [[IDS, IDS]], None), ("reduce_scatter", (8,), "int64", (4,), "int64")),
+        ("gather", ([], [IDS], None), ("gather", (4,), "int64", (), "other")),
+        ("barrier", (object(),), ("barrier", (), "other", (), "other")),
+        ("barrier", (), ("barrier", (), "other", (), "other")),
+    ],
+)
+def test_of_a_call_op_shapes_and_dtypes_are_kept(method: str, args: tuple[Any, ...], told: tuple[Any, ...]) -> None:
+    memory = mmap.mmap(-1, _SIZE)
+    ring = CollectiveRing(memory)
+    ring.begin(0, 1)
+    recorder = Recorder(ring, "0", "default_pg", [0])
+    number = recorder.launched(method, 7, args)
+    contents = contents_of(bytes(memory))
+    assert contents is not None and number is not None
+    one = contents.launched[0]
+    assert (one.op, one.input_shape, one.input_dtype, one.output_shape, one.output_dtype) == told
+    assert one.sequence == 7 and one.over_ns is None
+    recorder.over(number)
+    contents = contents_of(bytes(memory))
+    assert contents is not None and contents.launched[0].over_ns is not None
+
+
+def test_without_a_ring_or_for_an_unknown_method_nothing_is_kept() -> None:
+    recorder = Recorder(None, "0", "default_pg", [0])
+    assert recorder.launched("allreduce", 1, ([IDS],)) is None
+    recorder.over(None)
+    assert Recorder(CollectiveRing(mmap.mmap(-1, _SIZE)), "0", "", [0]).launched("send", 1, ([IDS],)) is None
+
+
+def mine() -> Contents:
+    identity = ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    found = collective_ring.read(identity)
+    assert found is not None
+    return found
+
+
+def names(launched: tuple[Launched, ...]) -> list[tuple[str, int, bool]]:
+    return [(one.op, one.sequence, one.over_ns is not None) for one in launched]
+
+
+def test_a_groups_collectives_are_in_this_processes_ring_and_a_new_group_begins_anew() -> None:
+    group = form_alone(torch.device("cpu"))
+    try:
+        dist.all_reduce(torch.zeros(5))
+        dist.barrier()
+        work = dist.broadcast(torch.zeros(6), 0, async_op=True)
+        assert names(mine().launched)[:2] == [("all_reduce", 1, True), ("barrier", 2, True)]
+        assert mine().launched[2].input_shape == (6,)
+        assert work is not None
+        work.wait()
+        assert names(mine().launched)[2] == ("broadcast", 3, True)
+    finally:
+        group.drop()
+    group = form_alone(torch.device("cpu"))
+    try:
+        assert mine().launched == ()
+    finally:
+        group.drop()
