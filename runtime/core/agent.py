@@ -337,7 +337,7 @@ class AgentCore:
 
     def _call_keys(self) -> None:
         if sender := self._sender:
-            self._ready.sends += self._key_calls.due(sender, self._now)
+            self._ready.sends += self._key_calls.due(sender, self._now, self.term)
 
     # ---- time
 

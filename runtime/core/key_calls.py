@@ -48,15 +48,18 @@ class KeyCalls:
         self._held.append(_Open(ticket, ask, say_at=now))
         self._number_held()
 
-    def due(self, sender: Credential, now: float) -> list[KeyCall]:
-        """What is to be said now."""
+    def due(self, sender: Credential, now: float, term: int = 0) -> list[KeyCall]:
+        """What is to be said now, to the scheduler of this term."""
         floor, calls = self._floor(), []
         for number, one in self._open.items():
             if one.say_at <= now:
                 one.say_at, one.pause_s = now + one.pause_s, min(2 * one.pause_s, SAY_AGAIN_MOST_S)
                 ask = one.ask
                 calls.append(
-                    KeyCall(sender, number, floor, ask.op, ask.key, ask.value, ask.version, ask.amount, ask.is_durable)
+                    KeyCall(
+                        *(sender, number, floor, ask.op, ask.key, ask.value, ask.version, ask.amount, ask.is_durable),
+                        term=term,
+                    )
                 )
         return calls
 

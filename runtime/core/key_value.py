@@ -8,7 +8,8 @@ Here lives what a call does and what of it is written down; how a call travels i
   and the call's number until the caller says that it has it (``floor``; Lee et al., "Implementing Linearizability at
   Large Scale and Low Latency", SOSP 2015). Where the key is durable the answer stands in the same record as the change.
   That nothing was changed is kept as well, in memory: else a late repeat would do what the caller was told is not done.
-  What was not durable is forgotten with the scheduler, so callers take no answer of an earlier term for one.
+  What was not durable is forgotten with the scheduler, so callers take no answer of an earlier term for one, and a call
+  that was said to an earlier scheduler counts for nothing: its caller says it again.
   A kept answer has no key's value in it, so it is small. What only reads is done anew, which nobody can tell apart.
 * Once a call asked for it, a key is durable until it is deleted: else a durable value could be followed by one that is
   not, and come back.
@@ -190,6 +191,8 @@ class KeyStore:
     def take(self, call: KeyCall) -> KeyReady:
         """Do what a call asks for, unless that was done, and what follows for those who wait."""
         ready, session = KeyReady(), call.sender.session
+        if call.term not in (0, self._term):  # what an earlier scheduler answered to it, this one may not know
+            return ready
         caller = self._callers.setdefault(session, _Caller())
         caller.raise_floor(call.floor)
         if self._trouble:

@@ -473,6 +473,7 @@ class KeyCall(Value, frozen=True, tag=40):
     version: Count = 0  # COMPARE_AND_SET and DELETE: what the key must be at (0: absent; anything). WAIT: see there
     amount: Int = 0  # of ADD
     is_durable: bool = False  # from now on the key outlives the scheduler's process
+    term: Int = 0  # of the scheduler that it is said to: to another one it comes late, and is said again. 0: to any
 
 
 # ---- anybody → scheduler ------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Whether the generation comes on, and who is to blame where it does not.
 
-Here lives when anybody came on last, how long that may take, the judgement of where everybody stands, its sentence, and
-when whoever holds the others up is ended. Never here: how a process finds out where it stands, or how it is ended. The
-one idea: ranks that train together wait for each other, so nothing is wrong as long as anybody comes on; when nobody
-does, whoever is *not* waiting is the one that all the others wait for.
+Here lives when anybody came on last, how long that may take, and when whoever holds the others up is ended. Never here:
+who that is (``core.standstill``), how a process finds out where it stands, or how it is ended. The one idea: ranks that
+train together wait for each other, so nothing is wrong as long as anybody comes on.
 
 A member speaks only where it stands still for longer than it ever did, so a job that comes on pays nothing. How long a
 step may take is learned: the longest that any member has seen, times ``FACTOR``, and never less than ``LEAST_S``. The
@@ -13,14 +12,14 @@ first steps of a generation have their own allowance: they build, compile and wa
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from runtime.core.cause_table import DEFAULT, CauseTable, Strategy
-from runtime.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
+from runtime.core.hangs import SILENT_KINDS, Hang
 from runtime.core.ledger import NAMED, Ledger, Presence
-from runtime.core.messages import MAX_PLACE_CHARS, Activity, GiveUp, Phase, Progress, Still
+from runtime.core.messages import Activity, GiveUp, Progress, Still
 from runtime.core.ready import Level
+from runtime.core.standstill import Member, Standstill, hang_of, judge, sentence, standing, where
 from runtime.core.state import Seat
 
 LEAST_S = 5.0
@@ -62,127 +61,6 @@ def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
     return _CURES.get(table.strategy_for(hang), Cure.NONE)
 
 
-_BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Where one rank stands; ``progress`` is None of one whose function has returned."""
-
-    node: str
-    step: int
-    progress: Progress | None
-    silent_s: float = 0.0  # where that is too long: what it told is old, if it told anything
-    sight: Sight | None = None  # of one that is silent
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for the others."""
-        return self.progress is None or self.progress.phase is Phase.COMMUNICATION
-
-
-@dataclass(frozen=True, slots=True)
-class Standstill:
-    """Nobody comes on: who holds the others up, by rank, and what each is in; nobody where ``common`` says it all."""
-
-    culprits: tuple[tuple[Member, Hang], ...]
-    waiting: tuple[Member, ...]
-    common: Hang | None = None
-
-
-def judge(members: Sequence[Member]) -> Standstill:
-    """Who holds up whom, where nobody has come on for a while. A function of where everybody stands."""
-    silent = [(member, told_apart(member.sight, member.silent_s)) for member in members if member.silent_s]
-    heard = [member for member in members if not member.silent_s]
-    waiting = tuple(member for member in heard if member.waits)
-    holding = [(member, _hang(member.progress)) for member in heard if member.progress and not member.waits]
-    if silent or (holding and waiting):
-        return Standstill((*silent, *(holding if waiting else ())), waiting)
-    if holding:
-        return Standstill(tuple(holding), (), Hang.NOBODY_WAITS)
-    numbers = [member.progress.collectives for member in waiting if member.progress]
-    if len(set(numbers)) > 1:
-        usual = max(sorted(set(numbers), reverse=True), key=numbers.count)
-        apart = tuple(
-            (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
-        )
-        return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
-    if len(numbers) < len(waiting):  # some have returned, and others are in a collective that those will never enter
-        apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
-        return Standstill(apart, tuple(member for member in waiting if member.progress))
-    return Standstill((), waiting, Hang.LINK)
-
-
-def _hang(progress: Progress) -> Hang:
-    if progress.phase in _BY_PHASE:
-        return _BY_PHASE[progress.phase]
-    return Hang.STUCK if progress.rests else Hang.BUSY
-
-
-def sentence(found: Standstill, still_s: float) -> str:
-    """``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812``."""
-    begin = f"no step for {still_s:.0f} s: "
-    if found.common is Hang.LINK:
-        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none comes out of it"
-    if found.common is Hang.NOBODY_WAITS:
-        where = ", ".join(_standing(member, hang) for member, hang in found.culprits[:NAMED])
-        return f"{begin}{where}, and nobody waits for another"
-    parts = [_standing(member, hang) for member, hang in found.culprits[:NAMED]]
-    if len(found.culprits) > NAMED:
-        parts.append(f"{len(found.culprits) - NAMED} more workers hold the others up, too")
-    waiting = [member for member in found.waiting if member.progress]
-    through = [member for member in found.waiting if not member.progress]
-    it = "it" if len(found.culprits) == 1 else "them"
-    if waiting:
-        parts.append(f"{_workers(waiting)} for {it} in {_collective(waiting)}")
-    if through:
-        parts.append(f"{_workers(through)} for {it} at the end of training")
-    return begin + ", ".join(parts)
-
-
-def _standing(member: Member, hang: Hang) -> str:
-    who, progress = f"worker {member.node}", member.progress
-    if hang in SILENT_KINDS:
-        silent = f"{who} has not been heard of for {member.silent_s:.0f} s"
-        return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
-    if progress is None:
-        return f"{who} has returned from the training function"
-    if hang is Hang.APART:
-        return f"{who} is in {_collective([member])} already or still"
-    return f"{who} is in {_where(progress, hang)}"
-
-
-def _where(progress: Progress, hang: Hang) -> str:
-    doing = {
-        Hang.BUSY: " and computes",
-        Hang.LOADING: " and waits for data",
-        Hang.SAVING: " and commits",
-        Hang.COMPILING: " and compiles",
-    }.get(hang, "")
-    return f"{shown_place(progress)}{doing}"
-
-
-def shown_place(progress: Progress) -> str:
-    """Where a main thread is, for a sentence: what it has told, on one line."""
-    place = "".join(one if one.isprintable() else " " for one in progress.place[:MAX_PLACE_CHARS])
-    return place or "code that is not the script's"
-
-
-def _workers(members: Sequence[Member]) -> str:
-    names = [member.node for member in members]
-    if len(names) == 1:
-        return f"worker {names[0]} waits"
-    if len(names) > NAMED:
-        return f"{len(names)} workers wait"
-    return f"workers {', '.join(names[:-1])} and {names[-1]} wait"
-
-
-def _collective(members: Sequence[Member]) -> str:
-    progress = next(member.progress for member in members if member.progress)
-    name = shown_place(progress).partition(" ")[0] if progress.place else "a collective"
-    return f"{name} #{progress.collectives}"
-
-
 class Watch:
     """Follows the members of the last generation.
 
@@ -195,6 +73,9 @@ class Watch:
         self._ledger = ledger
         self._told: dict[str, tuple[Still, Progress, float]] = {}  # node → that it stands still, and when it said so
         self._look_at: float | None = None
+        self._is_in_round = False
+        self._seen_since: float | None = None  # the standstill, for longer than a step may take
+        self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # in it
         self._ended_at_step: dict[int, int] = {}  # step → how often somebody was ended there
         self.said = ""
         self.found: Standstill | None = None
@@ -211,15 +92,22 @@ class Watch:
         """The generation is over."""
         if self._told or self._look_at is not None:
             self._told.clear()
-            self._look_at, self.said, self.found = None, "", None
+            self._look_at, self._seen_since, self.said, self.found = None, None, "", None
 
     def deadline(self) -> float | None:
         """When ``tick`` is worth calling."""
         return self._look_at if self._ledger.policy.watches else None
 
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: what was said before that is not known to have gone on."""
+        now = self._ledger.now
+        self._told = {
+            node: (still, progress, min(at + gap_s, now)) for node, (still, progress, at) in self._told.items()
+        }
+
     def tick(self) -> str:
         """Say who holds the others up, and end who does so for too long; why the group is to be formed anew, if so."""
-        deadline, now = self.deadline(), self._ledger.now
+        deadline, now, self._is_in_round = self.deadline(), self._ledger.now, False
         if deadline is None or now < deadline:
             return ""
         members = self._members()
@@ -235,6 +123,8 @@ class Watch:
             self._come_on()
             return ""
         found, step = judge(members), max(member.step for member in members)
+        if self._seen_since is None or found.held_by != self._held_by:
+            self._held_by, self._seen_since = found.held_by, now
         self.found = found
         if not self.said:
             self.said = f"{sentence(found, still_s)}{self._then(found, timeout_s, step)}"
@@ -243,7 +133,42 @@ class Watch:
             return ""
         return self._cure(found, still_s, timeout_s, step)
 
+    def tick_in_round(self, came: Collection[str]) -> None:
+        """A round is open, and waits for members of the last generation: end who stands still for too long elsewhere.
+
+        Whoever stands in a collective comes out of it, or its own process sees to that; and as long as nobody has come
+        nobody is waited for.
+        """
+        ledger, deadline, now = self._ledger, self.deadline(), self._ledger.now
+        if not self._is_in_round:
+            self._is_in_round, self.said, self.found, self._seen_since = True, "", None, None
+        if deadline is None or now < deadline:
+            return
+        members = (self._standing_of(node) for node in self._told if node not in came)
+        late = [one for one in members if one is not None and not one.silent_s and not one.waits]
+        if not late or not came:
+            self.said, self.found, self._seen_since = "", None, None
+            self._look_at = now + LOOK_AGAIN_S if self._told else None
+            return
+        self._look_at = now + LOOK_AGAIN_S
+        step, over, said = max(member.step for member in late), [], []
+        found = Standstill(tuple((one, hang_of(one.progress)) for one in late if one.progress is not None), ())
+        for member, hang in found.culprits:
+            assert member.progress is not None
+            still_s, timeout_s = member.progress.still_s, self._timeout_s([member.progress])
+            if still_s >= timeout_s:
+                self._seen_since = now if self._seen_since is None else self._seen_since
+                said.append(f"{standing(member, hang)} for {still_s:.0f} s{self._then(found, timeout_s, step)}")
+            if self._cure_of(hang) is Cure.END and self._is_over(hang, still_s, timeout_s, step):
+                over.append((member, hang))
+        if said and not self.said:
+            self.said, self.found = f"the round waits: {said[0]}", found
+            ledger.ready.say(self.said, Level.WARNING)
+        if over and ledger.policy.ends_stuck:
+            self._end_them(over, step)
+
     def _come_on(self) -> None:
+        self._seen_since = None
         if self.said:
             self._ledger.ready.say("the job comes on")
             self.said, self.found = "", None
@@ -256,28 +181,34 @@ class Watch:
 
     def _members(self) -> list[Member] | None:
         """Where all of them stand; None where one comes on, or is on its way into the generation or out of it."""
-        ledger, committed = self._ledger, self._ledger.state.generation
+        committed = self._ledger.state.generation
         members: list[Member] = []
         for node, _ in () if committed is None else committed.members:
-            presence, told = ledger.presences.get(node), self._told.get(node)
-            if (
-                presence is None
-                or presence.closed_at is not None
-                or presence.generation != ledger.state.generation_number
-            ):
+            member = self._standing_of(node)
+            if member is None:
                 return None
-            silent_s, sight = self._silent_s(presence), presence.sight_now()
-            if presence.activity is Activity.DONE:
-                members.append(Member(node, presence.step, None, silent_s, sight))
-            elif told is not None and told[0].step == presence.step:
-                progress, at = told[1], told[2]
-                progress = progress._replace(still_s=progress.still_s + ledger.now - at)
-                members.append(Member(node, presence.step, progress, silent_s, sight))
-            elif silent_s:
-                members.append(Member(node, presence.step, None, silent_s, sight))
-            else:
-                return None
+            members.append(member)
         return members
+
+    def _standing_of(self, node: str) -> Member | None:
+        """Where it stands; None where it comes on, is not there, or says nothing of this generation."""
+        ledger, presence, told = self._ledger, self._ledger.presences.get(node), self._told.get(node)
+        number = ledger.state.generation_number
+        if presence is None or presence.closed_at is not None or presence.generation != number:
+            return None
+        silent_s, sight = self._silent_s(presence), presence.sight_now()
+        if presence.activity is Activity.DONE:
+            return Member(node, presence.step, None, silent_s, sight)
+        if told is not None and told[0].step == presence.step and self._is_of_now(told[0]):
+            progress = told[1]._replace(still_s=told[1].still_s + ledger.now - told[2])
+            return Member(node, presence.step, progress, silent_s, sight)
+        return Member(node, presence.step, None, silent_s, sight) if silent_s else None
+
+    def _is_of_now(self, still: Still) -> bool:
+        """Whether the process that said it holds its seat, and was in the last generation."""
+        seat = self._ledger.state.seats.get(still.sender.node)
+        is_its = seat is not None and seat.session == still.sender.session
+        return is_its and still.generation == self._ledger.state.generation_number
 
     def _silent_s(self, presence: Presence) -> float:
         """How long nothing has come from it; 0 where that is nothing to speak of."""
@@ -299,6 +230,12 @@ class Watch:
         least_s = 0.0 if self._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
         return float(max(TIMEOUTS * timeout_s, least_s) * 2**before)
 
+    def _is_over(self, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
+        """Whether patience is, and was looked on: whose machine was suspended has stood still, and comes on now."""
+        patience_s, now = self._patience_s(hang, timeout_s, step), self._ledger.now
+        seen_s = 0.0 if self._seen_since is None else now - self._seen_since
+        return still_s >= patience_s and seen_s >= patience_s - timeout_s - LOOK_AGAIN_S
+
     def _cure_of(self, hang: Hang) -> Cure:
         return cure_of(hang, self._ledger.policy.causes)
 
@@ -316,23 +253,26 @@ class Watch:
         return f"; {what} after {self._patience_s(hang, timeout_s, step):.0f} s (HANG=end){again}"
 
     def _cure(self, found: Standstill, still_s: float, timeout_s: float, step: int) -> str:
-        ledger = self._ledger
-
         def is_over(hang: Hang, cure: Cure) -> bool:
-            return self._cure_of(hang) is cure and still_s >= self._patience_s(hang, timeout_s, step)
+            return self._cure_of(hang) is cure and self._is_over(hang, still_s, timeout_s, step)
 
         over = [(one, hang) for one, hang in found.culprits if found.common is None and is_over(hang, Cure.END)]
         common = [found.common] if found.common else [hang for _, hang in found.culprits]
         if not over and not any(is_over(hang, Cure.FORM_ANEW) for hang in common):
             return ""
+        self._end_them(over, step)
+        return "" if over else sentence(found, still_s)
+
+    def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:
+        """And remember at which step: the next time it takes longer."""
+        ledger = self._ledger
         self._ended_at_step[step] = self._ended_at_step.pop(step, 0) + 1
         while len(self._ended_at_step) > NAMED:
             del self._ended_at_step[next(iter(self._ended_at_step))]
         for member, hang in over:
-            seat = ledger.state.seats[member.node]
-            assert member.progress is not None, "a silent one is left to its lease"
-            why = f"it held the others up for {still_s:.0f} s in {_where(member.progress, hang)} (HANG=end)"
+            seat, progress = ledger.state.seats[member.node], member.progress
+            assert progress is not None, "a silent one is left to its lease"
+            why = f"it held the others up for {progress.still_s:.0f} s in {where(progress, hang)} (HANG=end)"
             ledger.presences[member.node].hang = hang
             ledger.tell(member.node, GiveUp(ledger.state.job, ledger.state.term, seat.incarnation, why))
         self.said, self.found = "", None
-        return "" if over else sentence(found, still_s)

@@ -48,13 +48,14 @@ from runtime.core.messages import (
     Unwell,
 )
 from runtime.core.point import Point
-from runtime.core.progress import Standstill, Watch
+from runtime.core.progress import Watch
 from runtime.core.ready import Level, Ready
 from runtime.core.rebuild import Rebuild
 from runtime.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
 from runtime.core.remedies import Means, judged
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.repeats import Repeats
+from runtime.core.standstill import Standstill
 from runtime.core.state import JobState, Seat
 from runtime.core.stragglers import Stragglers
 from runtime.core.unwell_hosts import UnwellHosts
@@ -553,11 +554,16 @@ class SchedulerCore:
 
     def _judge_progress(self) -> None:
         """Members who hold the others up are ended; where nobody can be named the group is formed anew."""
-        is_over = self._ending.ended is not None or self._ledger.state.final is not None
-        if is_over or self._rendezvous.round is not None or self._broken:
+        round_ = self._rendezvous.round
+        if self._ending.ended is not None or self._ledger.state.final is not None:
             self._watch.end()
+        elif self._broken or self._rendezvous.is_urgent():
+            self._watch.tick_in_round(round_.came if round_ is not None else ())
         elif why := self._watch.tick():
-            self._failed_collective = why
+            if round_ is None:
+                self._failed_collective = why
+            else:
+                self._rendezvous.harden(why)
 
     def _finish_if_equal(self) -> None:
         """Training is finished where every member is done, and with the same state."""
@@ -651,6 +657,7 @@ class SchedulerCore:
 
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)
+        self._watch.shift(gap_s)
         self._admission.shift(gap_s)
         self._rebuild.shift(gap_s)
         self._rendezvous.shift(gap_s)

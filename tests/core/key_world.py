@@ -110,7 +110,7 @@ class World:
             case 1:
                 self.now += draw.choice((0.1, 1.0, 3.0))
                 for one in self.callers:
-                    self.to_scheduler += one.calls.due(one.sender, self.now)
+                    self.to_scheduler += one.calls.due(one.sender, self.now, one.term)
             case 2 | 3:
                 self.pass_of_scheduler(kill_at=0)
             case 4 if self.to_callers:
@@ -176,7 +176,7 @@ class World:
         self.history[ask.key].append(called)
         caller.under_way[self.tickets] = called
         caller.calls.begin(self.tickets, ask, self.now)
-        self.to_scheduler += caller.calls.due(caller.sender, self.now)
+        self.to_scheduler += caller.calls.due(caller.sender, self.now, caller.term)
 
     def hear(self, answer: KeyAnswer) -> None:
         caller = next((one for one in self.callers if one.session == answer.session), None)
@@ -215,11 +215,11 @@ class World:
             self.killed()
 
     def killed(self) -> None:
-        """Another one is started; what was on the way to the old one is gone with its connections."""
+        """Another one is started; what was on the way to the old one is gone with its connections, or comes late."""
         self.kills += 1
         self.term += 1
         self.store = self.build.reads([SCHEMA.unpack(record) for record in self.journal], self.term)
-        self.to_scheduler = []
+        self.to_scheduler = [call for call in self.to_scheduler if self.draw.random() < 0.3]
         for answer in self.to_callers:
             if self.draw.random() < 0.3:
                 self.hear(answer)

@@ -81,6 +81,20 @@ class _NotDurableAgain(KeyStore):
         return super().take(call)
 
 
+class _HearsLateCalls(KeyStore):
+    """A call that was said to an earlier scheduler is done by this one."""
+
+    def take(self, call: KeyCall) -> KeyReady:
+        return super().take(replace(call, term=0))
+
+
+def _hears_late_calls(records: list[KeyRecord], term: int) -> KeyStore:
+    store = _HearsLateCalls(term)
+    for record in records:
+        store.apply(record)
+    return store
+
+
 def _reads_no_answers(records: list[KeyRecord], term: int) -> KeyStore:
     return key_value.replay(
         (replace(one, session="") if isinstance(one, KeyWritten | KeyDeleted) else one for one in records), term
@@ -110,6 +124,7 @@ class _FloorTooHigh(KeyCalls):
 MUTANTS = {
     "a change is done as often as it is said": Build(store=_DoesTwice, reads=lambda _, term: _DoesTwice(term)),
     "a late repeat does what was not done": Build(store=_ForgetsThatNothingWasDone),
+    "a call to an earlier scheduler counts": Build(reads=_hears_late_calls),
     "answers are not read back": Build(reads=_reads_no_answers),
     "it speaks before it saves": Build(speaks_first=True),
     "an answer of an earlier scheduler counts": Build(takes_old_answers=True),

@@ -7,7 +7,8 @@ import pytest
 from runtime.core.hangs import Hang
 from runtime.core.ledger import NAMED
 from runtime.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
-from runtime.core.progress import FIRST_STEPS_S, Member, judge, sentence
+from runtime.core.progress import FIRST_STEPS_S
+from runtime.core.standstill import Member, judge, sentence
 from tests.core.house import House, training_house
 
 WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")

@@ -11,7 +11,7 @@ from runtime.__main__ import main
 from runtime.core.cause_table import TABLE
 from runtime.core.hangs import SILENT_KINDS, Hang
 from runtime.core.messages import Phase
-from runtime.core.progress import Member, judge, sentence
+from runtime.core.standstill import Member, judge, sentence
 from runtime.errors import SettingsError
 from runtime.ops.causes import SAYS, cause_table, cause_table_zh, says
 from runtime.service.cause_file import table_of

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from tests.simulation.hours import run_hours_in_parts
 from tests.simulation.runs import Tally, first_seed_of_today, run_in_parts
 from tests.simulation.trace import TAIL
 
@@ -20,7 +21,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--tail", type=int, default=TAIL, help="events to print before a violation; 0: all there are")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, whatever fails")
+    parser.add_argument("--hours", type=int, default=0, help="of a healthy job on a busy machine instead: false alarms")
     arguments = parser.parse_args()
+    if arguments.hours:
+        return _hours(arguments.hours, arguments.start or 0, arguments.jobs)
     start = first_seed_of_today() if arguments.start is None else arguments.start
     total, began = Tally(), time.perf_counter()
     print(f"seeds {start}..{start + arguments.seeds - 1}", flush=True)
@@ -36,6 +40,13 @@ def main() -> int:
         print(f"  {times:9}  {kind}")
     print(f"{total.seeds} seeds, {total.simulated_s / 3600:.1f} hours simulated, {len(total.failures)} violations")
     return 1 if total.failures else 0
+
+
+def _hours(hours: int, start: int, jobs: int) -> int:
+    """0 where no detector cost a healthy job a step."""
+    done = run_hours_in_parts(hours, start, jobs, lambda so_far: print(so_far, flush=True))
+    print("\n".join(done.costs[:20]) or "none cost a step")
+    return 1 if done.costs else 0
 
 
 def _show(total: Tally, seeds: int, took_s: float) -> None:

@@ -28,6 +28,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.replacements import proof_of
+from tests.simulation.main_thread import ENDED_KINDS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming
 from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on
 
@@ -196,6 +197,39 @@ def _stop_scheduler(world: World, rng: random.Random) -> bool:
     return True
 
 
+def _training(world: World) -> list[Worker]:
+    return [one for one in world.workers if one.is_training and one.thread.hold is None and not one.is_of_another_job()]
+
+
+def _hold_worker(world: World, rng: random.Random) -> bool:
+    """A main thread that sleeps, computes, reads, compiles or commits for too long, or for ever; or is astray."""
+    workers = _training(world)
+    if not workers:
+        return False
+    lasts_s = rng.choice((5.0, 15.0, 60.0, None, None))
+    rng.choice(workers).hold(rng.choice(list(Kind)), None if lasts_s is None else lasts_s * rng.uniform(0.7, 1.3))
+    return True
+
+
+def _pause_worker(world: World, rng: random.Random) -> bool:
+    """A loader, a page fault, a busy neighbour: seconds in which one main thread does not come on, one at a time."""
+    workers = _training(world)
+    if not workers or any(one.thread.hold is not None for one in world.workers):
+        return False
+    rng.choice(workers).hold(rng.choice(ENDED_KINDS), rng.uniform(0.2, PAUSE_S), is_pause=True)
+    return True
+
+
+def _hold_collective(world: World, rng: random.Random) -> bool:
+    """Everybody is in the same collective, and it never ends: a switch, a driver."""
+    workers = _training(world)
+    group = world.groups.of(rng.choice(workers)) if workers else None
+    if group is None or not group.is_formed:
+        return False
+    group.is_held = True
+    return True
+
+
 # ---- the network
 
 
@@ -300,6 +334,8 @@ def _forge_replacement(world: World, rng: random.Random) -> bool:
         node, session, proof = overheard.node, overheard.session, overheard.agent._policy.proof
     else:
         node, session = successor_of(rng.choice([one for one in core.state.seats if may_be_replaced(one)] or ["0"])), ""
+        if node in core.state.seats:  # a known node's seat is for who names it, once its cool-down is over
+            return False
         session = f"{node}#forged {len(world.forged)}"
         proofs = [
             rng.randbytes(32),
@@ -354,6 +390,26 @@ def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
     return True
 
 
+# ---- who is to go
+
+
+def _drain(world: World, rng: random.Random) -> bool:
+    """Somebody wants a node gone: a host is taken away, a smaller world is enough."""
+    workers = [one for one in world.workers if not one.is_of_another_job()]
+    if not workers:
+        return False
+    world.driver.drain(rng.choice(workers), rng.choice((0.0, 5.0, 30.0)))
+    return True
+
+
+def _fill_disk(world: World, rng: random.Random) -> bool:
+    worker = _some_worker(world, rng)
+    if worker is None:
+        return False
+    world.unwell.fill(worker.process.host, rng.choice((1.0, 4.0, 20.0)))
+    return True
+
+
 # ---- who comes
 
 
@@ -383,4 +439,9 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "stop asked for": _ask_to_stop,
     "disk lost": _lose_disk,
     "node added": _add_node,
+    "node drained": _drain,
+    "host unwell": _fill_disk,
+    "main thread held": _hold_worker,
+    "main thread pauses": _pause_worker,
+    "collective held": _hold_collective,
 }

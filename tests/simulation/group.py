@@ -40,6 +40,8 @@ class Group:
     members: dict[int, Worker] = field(default_factory=dict)
     is_formed: bool = False
     is_stepping: bool = False
+    is_held: bool = False  # its collective never ends, though everybody is in it
+    let_go_at: float = -1e9
 
 
 class Groups:
@@ -70,9 +72,21 @@ class Groups:
             group.is_formed = True
             for member in members:
                 self._world.after(self._world.rng.uniform(*FORMS_S), member.group_stands, group.generation)
-        elif group.is_formed and not group.is_stepping and self._all_train(group):
+        elif group.is_formed and not group.is_stepping and not group.is_held and self._all_train(group):
             group.is_stepping = True
             self._world.after(self._world.mix.step_s, self._step, group)
+
+    def of(self, worker: Worker) -> Group | None:
+        """The group of the worker's present generation."""
+        return self._groups.get((worker.agent.job, worker.generation))
+
+    def let_all_go(self) -> None:
+        """Collectives that are held end after all."""
+        for group in self._groups.values():
+            if group.is_held:
+                group.is_held, group.let_go_at = False, self._world.now
+                for member in group.members.values():
+                    self.look_again(member)
 
     def _all_train(self, group: Group) -> bool:
         for member in group.members.values():  # noqa: SIM110  (a loop takes half the time, and every step asks twice)
@@ -82,7 +96,7 @@ class Groups:
 
     def _step(self, group: Group) -> None:
         group.is_stepping = False
-        if not self._all_train(group):
+        if group.is_held or not self._all_train(group):
             return
         for watch in self._world.watch_trained:
             watch(group)

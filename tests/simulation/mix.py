@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 
 class Naming(enum.Enum):
@@ -43,6 +44,19 @@ USUALLY_EVERY_S = {
     "node added": 15.0,
 }
 
+# The same of what only some worlds have, each for a cause of its own (``Mix.drawn_later``).
+HANGS_EVERY_S = {"main thread held": 8.0, "collective held": 30.0, "main thread pauses": 3.0}
+DRAINS_EVERY_S = {"node drained": 12.0}
+AILMENTS_EVERY_S = {"host unwell": 8.0}
+REPLACEMENTS_EVERY_S = {"replacement forged": 15.0}
+LATER_EVERY_S = HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S
+
+P_REPLACES = 0.4
+"""In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
+P_ODD_RANK = 0.15
+"""In so many runs a rank's state becomes another than the others'."""
+P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS = 0.35, 0.3, 0.3, 0.3
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -73,7 +87,7 @@ class Mix:
     p_torn: float  # how often a process dies at its disk or between two words
     has_disk_errors: bool
     compact_bytes: int
-    rebuilds: bool  # whether a lost journal may be made anew from the workers; the world draws it
+    rebuilds: bool  # whether a lost journal may be made anew from the workers; drawn later
     p_echo: float
     scheduler_rate: float  # seconds of its clock in one true second
     clock_spread: float  # how far the workers' clocks are off, as a part of one
@@ -89,13 +103,44 @@ class Mix:
     has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
     commit_every: int
     p_dirty: float  # how often a failure finds a process between its step and its commit
-    replaces: bool = False  # a launcher starts another node for one that died; the world draws it
-    has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; the world draws it
+    replaces: bool = False  # a launcher starts another node for one that died; drawn later
+    has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; drawn later
+    step_timeout_s: float | None = None  # STEP_TIMEOUT; None: learned
+    ends_stuck: bool = True  # HANG=end
+    calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never
 
     @property
     def most_nodes(self) -> int:
         """How many nodes the job has room for."""
         return self.max_world_size + self.spare_num
+
+    def drawn_later(self, random_of: Callable[[str], random.Random]) -> Mix:
+        """The same with what was thought of later, each with a chance of its own: no earlier draw moves by it."""
+        rates_hz = dict(self.rates_hz)
+
+        def has(what: str, share: float, every_s: Mapping[str, float]) -> bool:
+            chance = random_of(what)
+            if chance.random() >= share:
+                return False
+            rates_hz.update({kind: chance.choice((1.0, 0.3)) / usually_s for kind, usually_s in every_s.items()})
+            return True
+
+        has_odd_rank = random_of("odd rank").random() < P_ODD_RANK
+        replaces = has("replaces", P_REPLACES, REPLACEMENTS_EVERY_S)
+        has("hangs", P_HANGS, HANGS_EVERY_S)
+        has("drains", P_DRAINS, DRAINS_EVERY_S)
+        has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
+        watch, keys = random_of("watch"), random_of("keys")
+        return replace(
+            self,
+            rebuilds=random_of("rebuilds").random() < 0.5,
+            has_odd_rank=has_odd_rank,
+            replaces=replaces,
+            step_timeout_s=watch.choice((None, 4.0, 4.0, 8.0)),
+            ends_stuck=watch.random() < 0.9,
+            calls_every_s=keys.choice((2.0, 5.0)) if keys.random() < P_KEYS else 0.0,
+            rates_hz=rates_hz,
+        )
 
     @classmethod
     def draw(cls, rng: random.Random) -> Mix:

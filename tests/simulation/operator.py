@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from runtime.core.lines import may_be_replaced, root_of, successor_of
 from runtime.core.messages import EndKind
+from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS
 from tests.simulation.mix import Naming
 
 if TYPE_CHECKING:
+    from tests.simulation.main_thread import Hold
+    from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
 CALM_SWEEP_S = 2.0
@@ -28,6 +31,7 @@ class Operator:
         self._fresh_names = 0
         self._added = 0  # nodes beyond those that the job was begun with
         self._scheduler_comes = False
+        self._leaves_some_held = world.random_of("calm").random() < 0.5
         self._last_of: dict[str, str] = {}  # first node of a line → its last replacement
         rng = world.rng
         world.after(rng.uniform(0.0, 3.0), self._start_scheduler)
@@ -79,7 +83,25 @@ class Operator:
             if worker.is_of_another_job():
                 worker.die()  # whoever lost the journal has found out, and ends what is left of that job
             world.after(world.rng.uniform(0.0, 1.0), worker.resume)
+        world.groups.let_all_go()
+        self._let_go_of_the_held()
         world.after(CALM_SWEEP_S, self._sweep)
+
+    def leaves_held(self, worker: Worker) -> Hold | None:
+        """What holds the worker up, where it is for the detector to end it once the run is calm."""
+        world, thread = self._world, worker.thread
+        is_tested = world.mix.ends_stuck and world.mix.step_timeout_s is not None and self._leaves_some_held
+        fits = thread.hold is not None and thread.hold.kind in ENDED_KINDS and thread.steps >= FIRST_STEPS
+        return thread.hold if is_tested and fits else None
+
+    def _let_go_of_the_held(self) -> None:
+        """But of those in whom the detector is put to the test; in the end of these, too."""
+        world = self._world
+        for worker in [one for one in world.workers if one.thread.hold is not None]:
+            hold = worker.thread.hold
+            assert hold is not None
+            most_s = world.patience.most_s(worker.step) + 1.0 if self.leaves_held(worker) is hold else 0.0
+            world.after(most_s, worker.let_go, hold)
 
     def _sweep(self) -> None:
         world = self._world
@@ -126,7 +148,7 @@ class Operator:
 
     def _start_worker(self, node: str, duplicate: bool = False) -> None:
         world = self._world
-        if world.host.ended is EndKind.FINISHED:
+        if world.host.ended is EndKind.FINISHED or world.driver.keeps_away(node):
             return
         if world.mix.naming is Naming.FRESH:
             node = self._fresh_name() if any(worker.node == node for worker in world.started) else node

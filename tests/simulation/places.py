@@ -34,12 +34,17 @@ class Places:
     watch_trained: list[Callable[[Group], None]] = field(default_factory=list)
     watch_saved: list[Callable[[str], None]] = field(default_factory=list)
     watch_calm: list[Callable[[], None]] = field(default_factory=list)
+    watch_end: list[Callable[[], None]] = field(default_factory=list)
     # An event comes; it was taken into account, whatever came of it.
     when_event: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
     when_decided: dict[type, list[Callable[[Any, Ready], None]]] = field(default_factory=_by_type)
     # A record is decided; it is durable.
     when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = field(default_factory=_by_type)
     when_durable: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
+    # A process says something, whether or not it arrives.
+    when_sent: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)
+    # It hears something.
+    when_delivered: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)
     # An answer is decided, is said, is told to a process.
     when_answered: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)
     when_said: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from runtime.core.hangs import Doing, Sight
+from runtime.core.key_records import KeyRecord
 from runtime.core.messages import EndKind, FromScheduler, FromWorker
 from runtime.core.ready import Ended, Ready, Send
 from runtime.core.records import Record
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
+from runtime.core.scheduler import Closed, Decided, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import StoreError
 from tests.simulation.disk import Killed
@@ -43,6 +44,7 @@ class Batch:
     """What one drain of the queue decided and has not carried out."""
 
     records: list[Record] = field(default_factory=list)
+    key_records: list[KeyRecord] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     ended: Ended | None = None
 
@@ -61,6 +63,7 @@ class SchedulerHost:
         self.booted_at = 0.0  # by ``clock``
         self.is_paused = False
         self.ended: EndKind | None = None
+        self._are_keys_loaded = False
         self._queue = Queue()
         self._batch: Batch | None = None  # its fsync is under way
         self._idle_since = 0.0
@@ -108,6 +111,7 @@ class SchedulerHost:
             return
         world.note("scheduler", f"starts, life {self.life}, {self.boot_id}, {self.path.size_bytes} bytes of journal")
         self.core = self._new_core(state)
+        self._are_keys_loaded = False
         for watch in world.watch_loaded:
             watch(self.core)
         batch = Batch()
@@ -149,7 +153,7 @@ class SchedulerHost:
         if self.core is not None:
             self.world.note("scheduler", "dies")
             if self._batch is not None:
-                self._die_in_append(self._batch.records)
+                self._die_in_append(self._batch)
             self._vanish()
         if reboots:
             self.world.note("scheduler", "its machine loses power")
@@ -157,8 +161,9 @@ class SchedulerHost:
             self.boots += 1
             self.booted_at = self.clock - self.world.rng.uniform(0.5, 5.0)
 
-    def _die_in_append(self, records: list[Record]) -> None:
+    def _die_in_append(self, batch: Batch) -> None:
         """The append never returned, wherever it was."""
+        records, core = batch.records, self.core
         self.path.disk.light_fuse(self.world.rng.randint(0, 2))
         try:
             self.path.append(self.life, records)
@@ -168,6 +173,8 @@ class SchedulerHost:
             self.world.note("scheduler", error)
             return
         self.world.became_durable(records)
+        if core is not None and batch.key_records:
+            self.world.keys.append_in_part(core.state.job, batch.key_records)
 
     def _vanish(self) -> None:
         self.core = None
@@ -219,6 +226,11 @@ class SchedulerHost:
         """Ctrl-C, or ``samebits stop``."""
         if self.core is not None:
             self._push(None, StopRequested(by))
+
+    def drain(self, nodes: tuple[str, ...]) -> None:
+        """Somebody around the job wants these nodes gone."""
+        if self.core is not None:
+            self._push(None, Decided("", nodes))
 
     def forge(self, session: str, message: FromWorker) -> None:
         """Somebody who is no worker says something over a connection of its own."""
@@ -332,6 +344,7 @@ class SchedulerHost:
     def _take(self, ready: Ready, batch: Batch, event: Event | None) -> None:
         if not ready.is_empty:
             batch.records += ready.records
+            batch.key_records += ready.key_records
             batch.sends += ready.sends
             batch.ended = ready.ended or batch.ended
             for note in ready.notes:
@@ -339,7 +352,7 @@ class SchedulerHost:
         self.world.decided(event, ready)
 
     def _commit(self, batch: Batch) -> None:
-        if not batch.records:
+        if not (batch.records or batch.key_records):
             if batch.sends or batch.ended is not None:
                 self._speak(batch)
             else:
@@ -367,14 +380,24 @@ class SchedulerHost:
         core = self.core
         assert core is not None
         try:
-            self.path.append(self.life, batch.records)
-            self.world.became_durable(batch.records)
+            if batch.records:
+                self.path.append(self.life, batch.records)
+                self.world.became_durable(batch.records)
             if self.path.is_large():
                 self.path.compact(list(core.state.snapshot()))
         except (Killed, StoreError) as error:
             self._dies_at_disk(error)
             return False
+        if core.state.seats and not self._are_keys_loaded:  # before that it may still become another job's, rebuilt
+            self._load_keys(core)
+        if batch.key_records and not self.world.keys.append(core.state.job, batch.key_records, core):
+            self._dies_at_disk(Killed())
+            return False
         return True
+
+    def _load_keys(self, core: SchedulerCore) -> None:
+        self._are_keys_loaded = True
+        self.world.keys.load(core)
 
     def _dies_at_disk(self, error: BaseException) -> None:
         world = self.world
@@ -397,7 +420,7 @@ class SchedulerHost:
 
     def _speak(self, batch: Batch) -> None:
         world, p_torn = self.world, self.world.mix.p_torn
-        dies = batch.records and p_torn and not world.is_calm and world.rng.random() < p_torn
+        dies = (batch.records or batch.key_records) and p_torn and not world.is_calm and world.rng.random() < p_torn
         spoken = world.rng.randint(0, len(batch.sends)) if dies else len(batch.sends)
         for send in batch.sends[:spoken]:
             self._send(send.session, send.message)

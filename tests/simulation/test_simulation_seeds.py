@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from tests.simulation.mix import USUALLY_EVERY_S
+from tests.simulation.mix import LATER_EVERY_S, USUALLY_EVERY_S
 from tests.simulation.runs import first_seed_of_today, run_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "20000"))
@@ -31,6 +31,9 @@ HAPPENINGS = (
     "scheduler's disk refuses",
     "second scheduler refused",
     "job finished",
+    "key call answered",
+    "worker asked to leave",
+    "worker ended for a hang",
 )
 
 
@@ -55,5 +58,5 @@ def test_the_faults_really_happen() -> None:
     assert tally.failures == []
     assert tally.generations > 600
     assert tally.terms > 900
-    for kind in (*USUALLY_EVERY_S, *HAPPENINGS):
+    for kind in (*USUALLY_EVERY_S, *LATER_EVERY_S, *HAPPENINGS):
         assert tally.faults[kind] >= 10, (kind, dict(tally.faults))

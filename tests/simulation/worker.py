@@ -15,6 +15,8 @@ from runtime.core.agent import AgentPolicy
 from runtime.core.agent_events import (
     Addressed,
     AgentEvent,
+    Answered,
+    AskedToLeave,
     Began,
     BreakGroup,
     CommittedByAll,
@@ -59,13 +61,16 @@ from runtime.core.point import Point
 from runtime.core.replacements import proof_of
 from runtime.core.values import replace
 from tests.simulation.group import blob_of
+from tests.simulation.main_thread import MainThread
 from tests.simulation.network import Connection
 from tests.simulation.odd_states import EQUAL
 
 if TYPE_CHECKING:
+    from tests.simulation.main_thread import Kind
     from tests.simulation.world import World
 
 CLOCK_STEP_S = 1e-6
+END_GRACE_S = 10.0
 FIRST_COMMITS, LAST_SAVES = 3, 8
 NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
 
@@ -127,6 +132,8 @@ class Worker:
         self._saves: list[Digest] = []
         self._is_dirty = False  # between a step and its commit: that memory is not whole
         self._leaves_at_commit = False
+        self.is_asked = False  # to leave the job, at its next commit
+        self.commits = 0
         self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
         self.slot: int | None = None
         self.world_size = world.mix.world_size
@@ -138,6 +145,7 @@ class Worker:
         self._inbox: deque[AgentEvent] = deque()
         self._held_back: deque[tuple[object, tuple[object, ...]]] = deque()  # the main thread's, while it is stopped
         self.connection: Connection | None = None
+        self.thread = MainThread(self)
         self._tick_at: float | None = None
         self.process = process_on(f"host-{rng.randrange(3)}", number)
         policy = AgentPolicy(
@@ -152,6 +160,8 @@ class Worker:
         )
         self.agent = world.agent_type(policy, self._now)
         world.after(rng.uniform(0.01, 1.0), self._connect)
+        world.unwell.begin(self)
+        world.keys.begin(self)
         self._agent_step(Passed(0))
 
     def _proof(self) -> bytes:
@@ -203,7 +213,13 @@ class Worker:
 
     def trains_in(self, generation: int) -> bool:
         """Ready for the next step."""
-        return self.stage is Stage.TRAINING and self.generation == generation and self._runs()
+        return (
+            self.stage is Stage.TRAINING
+            and self.generation == generation
+            and self.is_alive
+            and not self.is_paused
+            and self.thread.hold is None
+        )
 
     def _runs(self) -> bool:
         return self.is_alive and not self.is_paused
@@ -256,10 +272,39 @@ class Worker:
             action, arguments = self._held_back.popleft()
             action(*arguments)  # type: ignore[operator]
         if self._runs():
-            self._agent_step(Passed(self.step))
-            if self.is_in_group() and self.world.groups.was_left(self):
-                self.world.after(0.02, self.collective_failed, self.generation)
-            self.world.groups.look_again(self)
+            self._pass()
+            self._look_at_group()
+
+    def _look_at_group(self) -> None:
+        """The main thread goes on: into a collective that stands, or does not any more."""
+        if self.is_in_group() and self.world.groups.was_left(self):
+            self.world.after(0.02, self.collective_failed, self.generation)
+        self.world.groups.look_again(self)
+
+    # ---- the main thread is held
+
+    def hold(self, kind: Kind, lasts_s: float | None, *, is_pause: bool = False) -> None:
+        """The main thread does not come on; ``lasts_s`` None: it never will by itself."""
+        self.thread.grab(kind, is_pause=is_pause)
+        self.world.note("worker", self, f"is held: {kind.name}, {lasts_s} s")
+        if lasts_s is not None:
+            self.world.after(lasts_s, self.let_go, self.thread.hold)
+
+    def let_go(self, hold: object) -> None:
+        """What held the main thread is over."""
+        if self.thread.hold is not hold or self._held(self.let_go, hold):
+            return
+        self.world.note("worker", self, "is let go")
+        self.thread.let_go()
+        if self.stage is not Stage.TRAINING:
+            return
+        if self.thread.must_break or self.thread.has_failed:
+            has_failed, self.thread.has_failed = self.thread.has_failed, False
+            self._leave_group()
+            if has_failed:
+                self._agent_step(Failed())
+        else:
+            self._look_at_group()
 
     def _held(self, action: object, *arguments: object) -> bool:
         """Whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
@@ -271,13 +316,13 @@ class Worker:
 
     def fail(self, text: str) -> None:
         """The user's function raises."""
-        if self._runs():
+        if self._runs() and self.thread.hold is None:
             self._agent_step(Spoke(text))
             self._leave(on_purpose=False, text=text)
 
     def terminate(self) -> None:
-        """SIGTERM: the process leaves on purpose."""
-        if self._runs():
+        """SIGTERM: the process leaves on purpose, as soon as its main thread comes to it."""
+        if self._runs() and self.thread.hold is None:
             self._leave(on_purpose=True, text="SIGTERM")
 
     def _leave(self, *, on_purpose: bool, text: str) -> None:
@@ -319,9 +364,16 @@ class Worker:
             self._inbox.append(Heard(message))
         elif self.is_alive:
             self.world.note("hears", self, message)
+            for watch in self.world.when_delivered.get(type(message), ()):
+                watch(self, message)
             self._agent_step(Heard(message))
 
     # ---- the agent
+
+    def says(self, event: AgentEvent) -> None:
+        """Another thread of the process has something to tell."""
+        if not self._held(self.says, event) and self.stage is not Stage.ENDING:
+            self._agent_step(event)
 
     def _agent_step(self, event: AgentEvent) -> None:
         world = self.world
@@ -330,6 +382,8 @@ class Worker:
             watch(self)
         if ready.sends and self.connection is not None:
             for message in ready.sends if self.oddity is Oddity.NONE else map(self._worded, ready.sends):
+                for watch_sent in world.when_sent.get(type(message), ()):
+                    watch_sent(self, message)
                 world.network.up(self.connection, message)
         for notice in ready.notices:
             self._obey(notice)
@@ -348,7 +402,10 @@ class Worker:
         if at == self._tick_at:
             self._tick_at = None
             if self._runs():
-                self._agent_step(Passed(self.step))
+                self._pass()
+
+    def _pass(self) -> None:
+        self._agent_step(Passed(self.step, self.thread.progress() if self.stage is Stage.TRAINING else None))
 
     def _obey(self, notice: Notice) -> None:
         self.world.note("is told", self, notice)
@@ -365,9 +422,11 @@ class Worker:
                     self.world.after(self.world.rng.uniform(0.05, self.world.mix.prepares_s), self._enter)
             case BreakGroup():
                 if self.is_in_group():
-                    self._leave_group()
+                    self._break_group()
             case LeaveGently():
                 self._leaves_at_commit = True
+            case AskedToLeave():
+                self._asked_to_leave()
             case EnterAgain(place, look, committed):
                 takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
                 self.world.after(takes_s, self._enter_again, place, look, committed, self.agent.offered)
@@ -388,6 +447,8 @@ class Worker:
             case Mapped(generation, blobs):
                 if self.stage is Stage.FORMING and generation == self.generation:
                     self.world.groups.arrive(self, blobs)
+            case Answered():
+                self.world.keys.answered(self, notice)
             case CommittedByAll(point):
                 self.committed = point
             case Over():
@@ -396,12 +457,27 @@ class Worker:
             case MustEnd(reason, text):
                 self._must_end(reason, text)
 
+    def _asked_to_leave(self) -> None:
+        """SIGTERM: at the next commit, or, where nothing is trained, at once; whoever is through goes anyway."""
+        self.is_asked = True
+        self.world.count("worker asked to leave")
+        if self.stage in (Stage.STARTING, Stage.RENDEZVOUS, Stage.LEAVING_GROUP):
+            self._leave(on_purpose=True, text="it was asked to")
+
     def _must_end(self, reason: EndReason, text: str) -> None:
-        if reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT, EndReason.UNEQUAL):
-            self._leave(on_purpose=True, text=text)
+        if reason is EndReason.STUCK:  # the control thread's doing: the main thread would not come out
+            self.world.count("worker ended for a hang")
+            self._leave(on_purpose=False, text=text)
+        elif reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT, EndReason.UNEQUAL):
+            grace_s = 0.0 if self.thread.notices_breaks else END_GRACE_S
+            self.world.after(grace_s, self._leave_if_there, text)
         else:
             self.stage = Stage.ENDING
             self.world.after(0.01, self._exit)
+
+    def _leave_if_there(self, text: str) -> None:
+        if not self._held(self._leave_if_there, text) and self.stage is not Stage.ENDING:
+            self._leave(on_purpose=True, text=text)
 
     def _return(self) -> None:
         """``elastic.run`` has returned, the script ends with status 0."""
@@ -447,12 +523,22 @@ class Worker:
         if self.stage is Stage.TRAINING and not at_commit and self.world.mix.p_dirty:
             self._is_dirty = self.world.rng.random() < self.world.mix.p_dirty
         self.stage, self._leaves_at_commit = Stage.LEAVING_GROUP, False
+        self.thread.let_go()  # it was in a collective, if in anything
         self.world.groups.left(self)
         self.world.after(self.world.rng.uniform(0.01, 0.5), self._enter)
+
+    def _break_group(self) -> None:
+        if self.thread.notices_breaks:
+            self._leave_group()
+        else:
+            self.thread.must_break = True
 
     def collective_failed(self, generation: int) -> None:
         """A neighbour is gone."""
         if self._held(self.collective_failed, generation) or generation != self.generation or not self.is_in_group():
+            return
+        if not self.thread.notices_breaks:
+            self.thread.has_failed = True
             return
         self._leave_group()
         self._agent_step(Failed())
@@ -468,6 +554,7 @@ class Worker:
         if self._held(self.group_stands, generation) or not self.is_forming_in(generation):
             return
         self.stage, self.memory = Stage.TRAINING, self.restored
+        self.thread.begin()
         if self.step >= self.world.mix.target_step:
             self._save()
             self._compare(is_save=True)
@@ -478,13 +565,18 @@ class Worker:
         """One optimizer step; a commit where it is due."""
         mix = self.world.mix
         self.step += 1
+        self.thread.steps_on()
         is_commit = self.step >= mix.target_step or self.step % mix.save_every == 0
         if is_commit:
             self._save()
         if is_commit or self.step % mix.commit_every == 0:
-            self.memory = Point(self.step, self.generation)
+            self.memory, self.commits = Point(self.step, self.generation), self.commits + 1
             self._compare(is_save=is_commit)
-            if self._leaves_at_commit and self.stage is Stage.TRAINING:
+            if self.stage is not Stage.TRAINING:
+                return
+            if self.is_asked:
+                self._leave(on_purpose=True, text="it was asked to")
+            elif self._leaves_at_commit:
                 self._leave_group(at_commit=True)
 
     def _compare(self, *, is_save: bool) -> None:

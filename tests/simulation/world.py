@@ -23,15 +23,19 @@ from runtime.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.copies import Copies
+from tests.simulation.driver import Driver
 from tests.simulation.faults import Faults, Planned, draw_schedule
 from tests.simulation.group import Groups
+from tests.simulation.keys import Keys
 from tests.simulation.mix import Mix
 from tests.simulation.network import Network
 from tests.simulation.odd_states import OddStates
 from tests.simulation.operator import Operator
+from tests.simulation.patience import Patience
 from tests.simulation.places import Places
 from tests.simulation.scheduler_host import SchedulerHost
 from tests.simulation.trace import Trace, Violation
+from tests.simulation.unwell import Unwell
 from tests.simulation.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,11 +43,7 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 400_000
 MOST_AT_ONE_MOMENT = 5_000
-REPLACES = 0.4
-"""In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
 TOKEN = b"t" * TOKEN_BYTES
-ODD_RANKS = 0.15
-"""In so many runs a rank's state becomes another than the others'."""
 
 JOB_NAME = "train.py"
 
@@ -88,10 +88,7 @@ class World(Places):
         super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
-        drawn = replace(Mix.draw(self.rng), rebuilds=self.random_of("rebuilds").random() < 0.5)
-        drawn = replace(drawn, has_odd_rank=self.random_of("odd rank").random() < ODD_RANKS)
-        drawn = replace(drawn, replaces=self.random_of("replaces").random() < REPLACES)
-        self.mix = replace(drawn, **(changes or {}))
+        self.mix = replace(Mix.draw(self.rng).drawn_later(self.random_of), **(changes or {}))
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type
         self.policy = Policy(
@@ -109,6 +106,8 @@ class World(Places):
             start_grace_s=self.mix.start_grace_s,
             shrink_grace_s=self.mix.shrink_grace_s,
             token=TOKEN if self.mix.replaces else b"",
+            step_timeout_s=self.mix.step_timeout_s,
+            ends_stuck=self.mix.ends_stuck,
         )
         self.now = 0.0
         self.is_calm = False
@@ -128,7 +127,11 @@ class World(Places):
         self.groups = Groups(self)
         self.copies = Copies(self)
         self.odd_states = OddStates(self)
+        self.unwell = Unwell(self)
+        self.driver = Driver(self)
+        self.keys = Keys(self)
         self.witness = Witness(self)
+        self.patience = Patience(self)
         self.checkers = [checker(self) for checker in (ALL if checkers is None else checkers)]
         self.operator = Operator(self)
         self.faults = Faults(self, [planned for planned in self.schedule if planned.number not in leave_out])
@@ -154,6 +157,8 @@ class World(Places):
         """To the job's end; raises :class:`Violation`, also for a core that breaks down."""
         try:
             self._run()
+            for watch in self.watch_end:
+                watch()
         except Violation:
             raise
         except Exception as error:
@@ -183,6 +188,8 @@ class World(Places):
         self.host.path.disk.put_out_fuse()
         self.network.calm_down()
         self.odd_states.calm_down()
+        self.unwell.calm_down()
+        self.driver.calm_down()
         self.operator.calm_down()
         for watch in self.watch_calm:
             watch()
@@ -245,8 +252,10 @@ class World(Places):
         self.wipes += 1
         self.host.path.wipe()
         self.witness.lose_journal()
+        self.patience.begin_job()
         for checker in self.checkers:
             checker.begin_job()
+        self.keys.wipe()
 
     def rebuilt(self, record: JobRebuilt) -> None:
         """An earlier job begins anew, from what its workers say."""
@@ -259,8 +268,10 @@ class World(Places):
     def forget_job(self) -> None:
         """All books are empty."""
         self.witness.forget()
+        self.patience.begin_job()
         for checker in self.checkers:
             checker.begin_job()
+        self.keys.begin_job()
 
     def scheduler_left(self) -> None:
         """The scheduler's process ended by itself."""

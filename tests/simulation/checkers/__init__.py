@@ -13,6 +13,7 @@ from tests.simulation.checkers.l2_let_in import LetIn
 from tests.simulation.checkers.l3_progress import Progress
 from tests.simulation.checkers.l4_no_dead_rounds import NoDeadRounds
 from tests.simulation.checkers.l5_end import TheEnd
+from tests.simulation.checkers.l6_held import Held
 from tests.simulation.checkers.s01_one_holder import OneHolder
 from tests.simulation.checkers.s02_fixed_slots import FixedSlots
 from tests.simulation.checkers.s03_cool_down import CoolDown
@@ -34,6 +35,10 @@ from tests.simulation.checkers.s18_own_pauses import OwnPauses
 from tests.simulation.checkers.s19_finish import Finish
 from tests.simulation.checkers.s20_committed_points import CommittedPoints
 from tests.simulation.checkers.s21_equal import Equal
+from tests.simulation.checkers.s22_no_false_alarm import NoFalseAlarm
+from tests.simulation.checkers.s23_no_storm import NoStorm
+from tests.simulation.checkers.s24_drained import Drained
+from tests.simulation.checkers.s25_keys import KeysInOrder
 
 ALL: tuple[type[Checker], ...] = (
     OneHolder,
@@ -57,11 +62,16 @@ ALL: tuple[type[Checker], ...] = (
     Finish,
     CommittedPoints,
     Equal,
+    NoFalseAlarm,
+    NoStorm,
+    Drained,
+    KeysInOrder,
     Together,
     LetIn,
     Progress,
     NoDeadRounds,
     TheEnd,
+    Held,
 )
 
 __all__ = ["ALL", "Checker"]

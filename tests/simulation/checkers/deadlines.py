@@ -29,7 +29,9 @@ def together_s(world: World) -> float:
     graces_s = grows_s = 0.0
     if policy.is_elastic:
         graces_s, grows_s = policy.start_grace_s + 2 * policy.shrink_grace_s, advanced_s(world)
-    return slowest(world) * (2 * once + END_GRACE_S + graces_s) + 2 * mix.prepares_s + grows_s + SLACK_S
+    holds = [one for one in world.workers if world.operator.leaves_held(one) is not None]
+    hangs_s = max((world.patience.most_s(one.step) for one in holds), default=0.0)
+    return slowest(world) * (2 * once + END_GRACE_S + graces_s) + 2 * mix.prepares_s + grows_s + hangs_s + SLACK_S
 
 
 def advanced_s(world: World) -> float:

@@ -1,12 +1,22 @@
 """Broken builds, one fault each, and the checker that must name it: a simulation that cannot fail proves nothing.
 
-Mutants of the core, of its worlds, of a job made anew, of committed points, of equal ranks, of the agent and of the
-journal, a file each. A mutant that survives is a defect of the simulator.
+Mutants of the core, of its worlds, of a job made anew, of committed points, of equal ranks, of the detectors, of the
+keys, of the agent and of the journal, a file each. A mutant that survives is a defect of the simulator.
 """
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_agent, of_core, of_equality, of_journal, of_points, of_rebuild, of_worlds
+from tests.simulation.mutants import (
+    of_agent,
+    of_core,
+    of_detectors,
+    of_equality,
+    of_journal,
+    of_keys,
+    of_points,
+    of_rebuild,
+    of_worlds,
+)
 from tests.simulation.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,6 +25,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_rebuild.MUTANTS,
     *of_points.MUTANTS,
     *of_equality.MUTANTS,
+    *of_detectors.MUTANTS,
+    *of_keys.MUTANTS,
     *of_agent.MUTANTS,
     *of_journal.MUTANTS,
 )

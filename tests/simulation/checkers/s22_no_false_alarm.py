@@ -1,0 +1,107 @@
+"""S22: nobody is ended, or asked to leave, for what it is not in; no generation is given up for a hang that is none.
+
+Where messages arrive as they were sent and nobody has stood still, what is judged must be so now or have been so a
+heartbeat ago; elsewhere it must have been so when the words were said on which the judgement rests.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runtime.core.messages import Depart, GiveUp, Still, Unwell
+from runtime.core.ready import Ready
+from runtime.core.scheduler import Event, Received
+from tests.simulation.checkers.base import Checker
+from tests.simulation.main_thread import Hold
+from tests.simulation.worker import Worker
+
+HANG = re.compile(r"round \d+\.\d+ opened: no step for ")
+JUST_S = 3.0
+"""A heartbeat by the slowest clock, and what messages take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the sender was in when it said this message."""
+
+    message: Still | Unwell
+    hold: Hold | None
+    is_unwell: bool
+
+
+class NoFalseAlarm(Checker):
+    """Knows who is held and whose host is full, and compares every alarm that costs a process or a step with it."""
+
+    name = "S22"
+
+    def begin_job(self) -> None:
+        self._stood_still: dict[str, Truth] = {}  # the last of each kind that was heard of a session
+        self._was_unwell: dict[str, Truth] = {}
+
+    def watch(self) -> None:
+        self._said: dict[int, Truth] = {}  # by the message's identity
+        self.world.when_sent[Still].append(self._says)
+        self.world.when_sent[Unwell].append(self._says)
+        self.world.when_event[Received].append(self._hears)
+        self.world.when_answered[GiveUp].append(self._ended)
+        self.world.when_answered[Depart].append(self._asked)
+        self.world.watch_decided.append(self._decided)
+
+    def _says(self, worker: Worker, message: Still | Unwell) -> None:
+        self._said[id(message)] = Truth(message, worker.thread.hold, self.world.unwell.is_unwell(worker.session))
+
+    def _hears(self, event: Received) -> None:
+        message = event.message
+        if isinstance(message, Still):
+            self._stood_still[event.session] = self._said[id(message)]
+        elif isinstance(message, Unwell):
+            self._was_unwell[event.session] = self._said[id(message)]
+
+    def _worker(self, session: str) -> Worker | None:
+        return next((one for one in self.world.workers if one.session == session), None)
+
+    def _is_plain(self) -> bool:
+        """Whether what is known is what is: nothing is lost, late or stopped in this run."""
+        mix = self.world.mix
+        stops = {"partition", "worker stopped", "scheduler stopped"} & mix.rates_hz.keys()
+        return mix.is_ordered and not (mix.p_drop or mix.p_slow or stops) and mix.fsync_s <= 1.0
+
+    def _ended(self, session: str, message: GiveUp) -> None:
+        worker, known = self._worker(session), self._stood_still.get(session)
+        if worker is None:
+            return
+        if known is None or not isinstance(known.message, Still) or known.message.progress is None:
+            self.violated(f"{worker} is ended ({message.text}), and has not said that it stands still")
+        hold = known.hold
+        if hold is None or hold.is_pause or hold.kind.is_in_collective:
+            self.violated(f"{worker} is ended ({message.text}), and was not held when it spoke: {known}")
+        held_s = self.world.now - hold.since
+        least_s = self.world.patience.least_s(worker.step) / 2 ** self.world.patience.times(worker.step)
+        if held_s < least_s - JUST_S:
+            self.violated(f"{worker} is ended ({message.text}), and was held for {held_s:.3f} s: {hold}")
+        if self._is_plain() and not worker.thread.is_or_was_just(hold, JUST_S):
+            self.violated(f"{worker} is ended ({message.text}), and comes on: {known}")
+
+    def _asked(self, session: str, message: Depart) -> None:
+        worker, known = self._worker(session), self._was_unwell.get(session)
+        if worker is None or self.world.driver.wants_gone(worker.node):
+            return
+        if known is None or not known.is_unwell:
+            self.violated(f"{worker} is asked to leave ({message.text}), and its host is well: {known}")
+
+    def _decided(self, event: Event | None, ready: Ready) -> None:
+        for note in ready.notes:
+            if HANG.match(note.text) and not self._has_hang():
+                self.violated(f"{note.text}: and nobody is held")
+
+    def _has_hang(self) -> bool:
+        """Whether somebody is astray or a collective is held, or only just was, or nothing can be said of it."""
+        workers = [one for one in self.world.workers if not one.is_of_another_job()]
+        groups = [group for one in workers if (group := self.world.groups.of(one)) is not None]
+        if not self._is_plain() and any(known.hold is not None for known in self._stood_still.values()):
+            return True
+        now = self.world.now
+        return any(group.is_held or now - group.let_go_at < JUST_S for group in groups) or any(
+            one.thread.was_astray_since(now - JUST_S) for one in workers
+        )

@@ -1,0 +1,177 @@
+"""Builds that take the well for hung or sick, forget whom they asked, or leave a hung one where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from runtime.core.agent import AgentCore
+from runtime.core.hangs import Hang
+from runtime.core.messages import Depart, FromScheduler, Leave, Still
+from runtime.core.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
+from runtime.core.scheduler import SchedulerCore
+from runtime.core.standstill import Member, Standstill
+from runtime.core.state import Seat
+from tests.simulation.mix import Naming
+from tests.simulation.mutants.mutant import Mutant
+
+
+def _with_watch(**replaced: Callable[..., Any]) -> type[SchedulerCore]:
+    """A core whose watch decides these things so; each function is given the watch first."""
+
+    class Changed(SchedulerCore):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self._watch = type("Broken", (Watch,), replaced)(self._ledger)
+
+    return Changed
+
+
+def _blames_all(members: Sequence[Member]) -> Standstill:
+    """Whoever stands still is to blame for it, also who waits for another."""
+    return Standstill(tuple((one, Hang.STUCK) for one in members if one.progress and not one.silent_s), ())
+
+
+def _once_still_always_still(watch: Watch, seat: Seat, message: Still) -> None:
+    if message.progress is not None:
+        Watch.take(watch, seat, message)
+
+
+def _at_whatever_step(watch: Watch, node: str) -> Member | None:
+    presence, told = watch._ledger.presences.get(node), watch._told.get(node)
+    if presence is None or presence.closed_at is not None or told is None:
+        return None
+    progress = told[1]._replace(still_s=told[1].still_s + watch._ledger.now - told[2])
+    return Member(node, presence.step, progress)
+
+
+def _does_not_look_on(watch: Watch, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
+    return still_s >= watch._patience_s(hang, timeout_s, step)
+
+
+def _as_soon_as_before(watch: Watch, hang: Hang, timeout_s: float, step: int) -> float:
+    least_s = 0.0 if watch._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
+    return max(TIMEOUTS * timeout_s, least_s)
+
+
+def _without_patience(watch: Watch, hang: Hang, timeout_s: float, step: int) -> float:
+    return timeout_s / 2
+
+
+def _nobody_in_rounds(watch: Watch, came: Collection[str]) -> None:
+    watch.end()
+
+
+def _ends_nobody(watch: Watch, over: object, step: int) -> None:
+    return None
+
+
+class KeepsAilments(SchedulerCore):
+    """What a dead process said of its host is said of whoever comes for its node."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._unwell_hosts.forget = self._let_go  # type: ignore[method-assign]
+
+    def _let_go(self, node: str) -> None:
+        if self._unwell_hosts._leaving == node:
+            self._unwell_hosts._leaving = ""
+
+
+class CountsWhoLeft(SchedulerCore):
+    """Who leaves is still expected, and what it brought into the round counts."""
+
+    def _leave(self, seat: Seat, message: Leave) -> None:
+        forget = self._rendezvous.forget
+        try:
+            self._rendezvous.forget = lambda node: None  # type: ignore[method-assign]
+            super()._leave(seat, message)
+        finally:
+            self._rendezvous.forget = forget  # type: ignore[method-assign]
+        if seat.slot is not None and seat.has_left and self._rendezvous.round is not None:
+            self._ledger.meet(seat.slot)
+
+
+class GivesSlotsToWhoLeft(SchedulerCore):
+    """A spare that has left is taken for one that is there."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._world._here = self._spares  # type: ignore[method-assign]
+
+    def _spares(self) -> list[Seat]:
+        return [seat for seat in self.state.seats.values() if seat.slot is None and seat.has_left]
+
+    def _give_slots(self) -> None:
+        left = {seat.node: None for seat in self._spares()}
+        spares, self.state.spares = self.state.spares, left  # type: ignore[misc]
+        try:
+            super()._give_slots()
+        finally:
+            self.state.spares = spares  # type: ignore[misc]
+
+
+class StaysWhenAsked(AgentCore):
+    """A word that asks it to leave is not heard."""
+
+    def _hear(self, message: FromScheduler) -> None:
+        if not isinstance(message, Depart):
+            super()._hear(message)
+
+
+FIXED_SIZE = {"min_world_size": 3, "max_world_size": 3, "world_size": 3, "spare_num": 0}
+QUIET = {**FIXED_SIZE, "is_ordered": True, "p_drop": 0.0, "p_slow": 0.0, "has_stragglers": False, "fsync_s": 0.0}
+QUIET |= {"chaos_s": 60.0, "target_step": 60, "step_s": 0.3, "step_timeout_s": 4.0, "ends_stuck": True}
+HANGS = {**QUIET, "rates_hz": {"main thread held": 0.1, "main thread pauses": 0.2}}
+STOPS = {**QUIET, "rates_hz": {"worker stopped": 0.3, "scheduler stopped": 0.2}}
+AGAIN = {**QUIET, "chaos_s": 110.0, "save_every": 100, "commit_every": 100, "cool_down_s": 0.0, "prepares_s": 0.1}
+AGAIN |= {"step_s": 0.5, "sweep_s": 2.0, "rates_hz": {"main thread held": 0.3}}
+LOSSES = {**QUIET, "rates_hz": {"main thread held": 0.2, "worker killed": 0.1}}
+SICK = {**QUIET, "spare_num": 2, "cool_down_s": 0.0, "prepares_s": 1.0, "sweep_s": 2.0, "naming": Naming.SLOTS}
+SICK |= {"rates_hz": {"host unwell": 0.1, "worker killed": 0.15}}
+SPIKES = {**QUIET, "spare_num": 2, "rates_hz": {"host unwell": 0.01}}
+ASKED = {**QUIET, "commit_every": 1, "rates_hz": {"node drained": 0.2}}
+LEAVES = {**QUIET, "spare_num": 2, "rates_hz": {"node drained": 0.2, "worker killed": 0.2, "worker terminated": 0.2}}
+
+MUTANTS = (
+    Mutant(
+        "whoever stands still is ended",
+        frozenset({"S22"}),
+        30,
+        patches={"runtime.core.progress.judge": _blames_all},
+        changes=HANGS,
+    ),
+    Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
+    Mutant(
+        "who stood still once does so for ever",
+        frozenset({"S22", "S23"}),
+        100,
+        _with_watch(take=_once_still_always_still, _standing_of=_at_whatever_step),
+        changes=HANGS | {"save_every": 1},
+    ),
+    Mutant(
+        "who was suspended is held", frozenset({"S22"}), 200, _with_watch(_is_over=_does_not_look_on), changes=STOPS
+    ),
+    Mutant("one full look is enough", frozenset({"S22"}), 50, patches={"runtime.core.health.LOOKS": 1}, changes=SPIKES),
+    Mutant(
+        "a hang that comes again is ended as soon",
+        frozenset({"S23"}),
+        100,
+        _with_watch(_patience_s=_as_soon_as_before),
+        changes=AGAIN,
+    ),
+    Mutant("a dead process's ailments stay", frozenset({"S22", "S23"}), 100, KeepsAilments, changes=SICK),
+    Mutant("who has left is a member", frozenset({"S8", "S24", "crash"}), 50, CountsWhoLeft, changes=LEAVES),
+    Mutant("who has left is given a slot", frozenset({"S24"}), 200, GivesSlotsToWhoLeft, changes=LEAVES),
+    Mutant(
+        "agent: it stays when it is asked to leave", frozenset({"S24"}), 20, agent_type=StaysWhenAsked, changes=ASKED
+    ),
+    Mutant(
+        "who is held in a round stays",
+        frozenset({"L6"}),
+        200,
+        _with_watch(tick_in_round=_nobody_in_rounds),
+        changes=LOSSES,
+    ),
+    Mutant("nobody is ever ended", frozenset({"L6"}), 50, _with_watch(_end_them=_ends_nobody), changes=HANGS),
+)

@@ -1,0 +1,89 @@
+"""Builds that lose a change to a key, or make it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from runtime.core import key_value
+from runtime.core.agent import AgentCore
+from runtime.core.key_records import KeyDeleted, KeyRecord, KeyWritten
+from runtime.core.key_value import KeyReady, KeyStore
+from runtime.core.messages import FromScheduler, KeyAnswer, KeyCall
+from runtime.core.scheduler import SchedulerCore
+from runtime.core.values import replace
+from tests.simulation.mutants.mutant import Mutant
+
+
+class _DoesTwice(KeyStore):
+    """What was answered is not kept."""
+
+    def take(self, call: KeyCall) -> KeyReady:
+        self.forget_callers_but(())
+        return super().take(call)
+
+
+class WritesNothing(SchedulerCore):
+    """What is answered is not written."""
+
+    def _call_keys(self, call: KeyCall) -> None:
+        super()._call_keys(call)
+        self._ledger.ready.key_records.clear()
+
+
+def _forgets_answers(records: Iterable[KeyRecord], term: int) -> KeyStore:
+    return key_value.replay(
+        (replace(one, session="") if isinstance(one, KeyWritten | KeyDeleted) else one for one in records), term
+    )
+
+
+class HearsLateCalls(SchedulerCore):
+    """A call that was said to an earlier scheduler is done by this one."""
+
+    def _call_keys(self, call: KeyCall) -> None:
+        super()._call_keys(replace(call, term=0))
+
+
+def _twice_after_a_start(records: Iterable[KeyRecord], term: int) -> KeyStore:
+    store = _DoesTwice(term)
+    for record in records:
+        store.apply(record)
+    return store
+
+
+class BelievesOldAnswers(AgentCore):
+    """The word of a scheduler that is gone counts."""
+
+    def _hear(self, message: FromScheduler) -> None:
+        super()._hear(replace(message, term=self.term) if isinstance(message, KeyAnswer) else message)
+
+
+CALLS: dict[str, Any] = {"calls_every_s": 1.0, "p_duplicate": 0.2, "chaos_s": 40.0, "target_step": 60}
+DEATHS = {**CALLS, "p_drop": 0.2, "rates_hz": {"scheduler killed": 0.15, "connection broken": 0.2}}
+LATE = {**DEATHS, "is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0}
+
+MUTANTS = (
+    Mutant(
+        "keys: a change is made as often as it is said",
+        frozenset({"S25"}),
+        100,
+        patches={"runtime.core.scheduler.KeyStore": _DoesTwice, "runtime.core.scheduler.replay": _twice_after_a_start},
+        changes=CALLS,
+    ),
+    Mutant("keys: calls to an earlier scheduler count", frozenset({"S25"}), 300, HearsLateCalls, changes=LATE),
+    Mutant("keys: nothing is written", frozenset({"S25"}), 50, WritesNothing, changes=DEATHS),
+    Mutant(
+        "keys: answers are not read back",
+        frozenset({"S25"}),
+        300,
+        patches={"runtime.core.scheduler.replay": _forgets_answers},
+        changes=DEATHS,
+    ),
+    Mutant(
+        "agent: answers of an earlier scheduler count",
+        frozenset({"S25"}),
+        300,
+        agent_type=BelievesOldAnswers,
+        changes=LATE,
+    ),
+)

@@ -1,0 +1,55 @@
+"""How long whoever holds the others up may stay: what STEP_TIMEOUT and its doublings give, in true time.
+
+A book of who was told to give up at which step: twice STEP_TIMEOUT the first time, twice as long as before each further
+time at the same step. Of this life of the scheduler only, for a new one has forgotten it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from runtime.core.messages import GiveUp
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TIMES = 2.0
+TELLS_S = 15.0
+"""To find a scheduler, to say who stands still, to judge it, and to end it."""
+LEAST_LEARNED_S = 30.0
+
+
+class Patience:
+    """Of one run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended_at: dict[int, set[float]] = defaultdict(set)  # step → the moments
+        world.when_answered[GiveUp].append(self._ended)
+        world.watch_loaded.append(lambda _: self._ended_at.clear())
+
+    def begin_job(self) -> None:
+        """Nobody was ended at any step."""
+        self._ended_at.clear()
+
+    def times(self, step: int) -> int:
+        """At how many moments before this one somebody was told at this step."""
+        return len(self._ended_at[step] - {self._world.now})
+
+    def least_s(self, step: int) -> float:
+        """Nobody may be ended at this step who has stood still for less."""
+        mix = self._world.mix
+        least_s = LEAST_LEARNED_S if mix.step_timeout_s is None else TIMES * mix.step_timeout_s
+        return least_s * 2.0 ** self.times(step) / (1.0 + mix.clock_spread)
+
+    def most_s(self, step: int) -> float:
+        """From now to the end of who is held so, where STEP_TIMEOUT is set and all of it has to be seen anew."""
+        mix = self._world.mix
+        patience_s = TIMES * (mix.step_timeout_s or 0.0) * 2.0 ** self.times(step)
+        return (patience_s + TELLS_S) / (1.0 - mix.clock_spread)
+
+    def _ended(self, session: str, message: GiveUp) -> None:
+        worker = next((one for one in self._world.workers if one.session == session), None)
+        if worker is not None:
+            self._ended_at[worker.step].add(self._world.now)

@@ -1,0 +1,78 @@
+"""How full the hosts' disks are, and what the processes on them say of it by the real ``HealthWatch``.
+
+A host is well (readings far below the limit, now and then one spike) until a fault fills its disk for a while. Chance
+is its own, and a world without this fault has no readings at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.core.agent_events import Felt
+from runtime.core.health import HealthWatch, Limit, Reading
+from runtime.core.messages import Sign
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.world import World
+
+LIMIT, CALM_SHARE = 0.9, 0.05
+LOOKS_EVERY_S = 1.0
+P_SPIKE = 0.05
+KIND = "host unwell"
+
+
+class Unwell:
+    """The hosts of one run.
+
+    The truth about each process is kept beside its watch: two looks in a row make its host unwell, or well again.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.random_of("readings")
+        self._full: dict[str, int] = {}  # host → how many faults fill its disk
+        self._looks: dict[str, tuple[float, float]] = {}  # the last two shares that each session saw
+        self._unwell: set[str] = set()  # sessions
+
+    def begin(self, worker: Worker) -> None:
+        """The process looks from now on."""
+        if KIND in self._world.mix.rates_hz:
+            self._look(worker, HealthWatch({Sign.DISK: Limit(LIMIT, drains=True)}))
+
+    def fill(self, host: str, lasts_s: float) -> None:
+        """The host's disk is full for so long."""
+        self._full[host] = self._full.get(host, 0) + 1
+        self._world.after(lasts_s, self._make_room, host)
+
+    def is_unwell(self, session: str) -> bool:
+        """Whether two looks in a row have shown that its host's disk is full, and no two since that it is not."""
+        return session in self._unwell
+
+    def calm_down(self) -> None:
+        """There is room everywhere."""
+        self._full.clear()
+
+    def _make_room(self, host: str) -> None:
+        if self._full.get(host):
+            self._full[host] -= 1
+
+    def _share(self, host: str) -> float:
+        if self._full.get(host):
+            return self._chance.uniform(LIMIT, 0.99)
+        return 0.97 if self._chance.random() < P_SPIKE else self._chance.uniform(0.2, 0.8)
+
+    def _look(self, worker: Worker, watch: HealthWatch) -> None:
+        if not worker.is_alive:
+            return
+        self._world.after(LOOKS_EVERY_S, self._look, worker, watch)
+        if worker.is_paused:
+            return
+        share = self._share(worker.process.host)
+        looks = self._looks[worker.session] = (self._looks.get(worker.session, (0.0, 0.0))[1], share)
+        if min(looks) >= LIMIT:
+            self._unwell.add(worker.session)
+        elif max(looks) < LIMIT - CALM_SHARE:
+            self._unwell.discard(worker.session)
+        if watch.look([Reading(Sign.DISK, "/ckpt", share)]) or watch.ailments:
+            worker.says(Felt(watch.ailments))
