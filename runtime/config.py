@@ -19,6 +19,7 @@ from typing import Any
 
 from runtime.commands import spelled
 from runtime.errors import SettingsError
+from runtime.scheduler_hosts import addresses_in
 from runtime.settings_table import (
     VARIABLES,
     HostRest,
@@ -286,7 +287,9 @@ class _Reading:
         if self.values.get("role") is not Role.SCHEDULER or address is None or "cluster_insecure" not in self.values:
             return
         protected = self.values.get("cluster_secret") or self.values.get("cluster_secret_file")
-        if _is_literal(address) and not (is_loopback(address) or protected or self.values["cluster_insecure"]):
+        named = [one.host for one in addresses_in(address, 1)]  # of those in a file the binder sees its own
+        beyond = any(_is_literal(host) and not is_loopback(host) for host in named)
+        if beyond and not (protected or self.values["cluster_insecure"]):
             self.problems.append(_listening_problem(self.shown[name]))
 
 

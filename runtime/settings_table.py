@@ -8,7 +8,6 @@ processes must agree on and that page's rows all follow from that entry.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from runtime.scheduler_hosts import NotHostsError, canonical, one_host
 from runtime.urls import has_password
 
 MOST_WORKERS = 100_000
@@ -119,20 +119,17 @@ def _parse_role(text: str) -> Role:
 
 
 def _parse_host(text: str) -> str:
-    value = text.strip()
-    if "://" in value or re.fullmatch(r"(\[[^\]]*\]|[^:]*):[0-9]+", value):
-        raise WrongValueError("only the host belongs here, the port goes into SCHED_PORT")
-    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     try:
-        return str(ipaddress.IPv6Address(bare) if bare != value else ipaddress.ip_address(bare))
-    except ValueError:
-        # RFC 1123 labels, and the underscore that compose files put in service names. A name whose last label is a
-        # number is a mistyped IPv4 address (RFC 3696, section 2), so nobody is asked to resolve it.
-        labels = value.removesuffix(".").split(".")
-        wellformed = all(re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label) for label in labels)
-        if len(value) > 253 or not wellformed or labels[-1].isdigit():
-            raise WrongValueError() from None
-        return value
+        return one_host(text)
+    except NotHostsError as error:
+        raise WrongValueError(str(error)) from None
+
+
+def _parse_hosts(text: str) -> str:
+    try:
+        return canonical(text)
+    except NotHostsError as error:
+        raise WrongValueError(str(error)) from None
 
 
 def _parse_folder(text: str) -> Path:
@@ -255,6 +252,12 @@ _ROLE = Kind(
 _SWITCH = Kind("0 or 1", "0 或 1", _parse_switch)
 _WORKERS = _whole(1, MOST_WORKERS)
 _HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
+_HOSTS = Kind(
+    "a host name, an IPv4 or an IPv6 address, several of them with commas between, each with its :port if it has one, "
+    "or file:/path",
+    "主机名、IPv4 或 IPv6 地址；或以逗号分隔的多个（各可带 :端口）；或 file:/path",
+    _parse_hosts,
+)
 _PORT = _whole(1, 65535, _explain_service_link)
 _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
@@ -340,9 +343,10 @@ VARIABLES: tuple[Variable, ...] = (
         example="4", scope=Scope.JOB, required=True,
     ),
     Variable(
-        "SCHED_HOST", "sched_host", _HOST, "127.0.0.1", _JOB,
-        "Where workers find the scheduler; it listens on those local addresses this resolves to.",
-        "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。",
+        "SCHED_HOST", "sched_host", _HOSTS, "127.0.0.1", _JOB,
+        "Where workers find the scheduler; it listens on those local addresses this resolves to. Of several hosts, or "
+        "of those in a file, each is tried in turn.",
+        "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。写多个主机或一个文件时，依次尝试。",
     ),
     Variable(
         "SCHED_PORT", "sched_port", _PORT, "8118", _JOB,

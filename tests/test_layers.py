@@ -27,12 +27,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": (),
     "exit_codes": (),
     "tracebacks": (),
-    "settings_table": ("urls",),
-    "config": ("commands", "settings_table", "urls"),
+    "scheduler_hosts": (),
+    "settings_table": ("scheduler_hosts", "urls"),
+    "config": ("commands", "scheduler_hosts", "settings_table", "urls"),
     "core": ("core",),
     "store": ("commands", "core", "store", "urls"),
-    "net": ("core", "net"),
-    "service": ("commands", "core", "store", "net", "config", "service"),
+    "net": ("core", "net", "scheduler_hosts"),
+    "service": ("commands", "core", "scheduler_hosts", "store", "net", "config", "service"),
     # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent;
     # what becomes of a queue of work, by whoever changes it.
     "training": (
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.status",
         "store",
         "net",
+        "scheduler_hosts",
         "commands",
         "exit_codes",
         "config",

@@ -33,6 +33,7 @@ from runtime.core.agent_events import (
     Heard,
     LeaveGently,
     Leaving,
+    LookElsewhere,
     Mapped,
     MustEnd,
     Over,
@@ -50,6 +51,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.agent_reports import Reports
 from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
+from runtime.core.elsewhere import Elsewhere
 from runtime.core.key_calls import KeyCalls
 from runtime.core.messages import (
     MAX_ODDITY_CHARS,
@@ -111,6 +113,9 @@ class AgentPolicy:
     first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
     proof: bytes = b""  # of a replacement
+    elsewhere_s: float | None = (
+        None  # how long a scheduler may be silent where there may be others; None: there are none
+    )
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
 
@@ -134,6 +139,7 @@ class AgentCore:
         self._ready = AgentReady()
         self._stage = Stage.GOES_ON
         self._link = Link(LinkState.CLOSED, away_since=now)
+        self._elsewhere = Elsewhere(policy.elsewhere_s)
         self._ask_at = now
         self._beat_at = now
         # what the scheduler has said
@@ -214,6 +220,7 @@ class AgentCore:
                 self._report_digests()
             case Connected():
                 self._link = replace(self._link, state=LinkState.OPEN)
+                self._elsewhere.opened(self._now)
                 self._register()
             case Disconnected():
                 self._disconnected()
@@ -343,8 +350,11 @@ class AgentCore:
 
     def _pass(self) -> None:
         self._call_keys()
-        if self._link.state is LinkState.OPEN and self._ask_at <= self._now:
+        is_unsure = self._link.is_registered and self._elsewhere.is_doubtful(self._now)
+        if (self._link.state is LinkState.OPEN or is_unsure) and self._ask_at <= self._now:
             self._register()
+        if self._link.is_open and self._elsewhere.is_over(self._now):
+            self._look_elsewhere(f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s")
         if self._beat_at <= self._now and (sender := self._sender):
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
@@ -371,6 +381,10 @@ class AgentCore:
             return link.away_since + self._policy.topo_timeout_s
         return None
 
+    def _look_elsewhere(self, why: str) -> None:
+        self._elsewhere.opened(self._now)  # until the connection is gone
+        self._ready.notices.append(LookElsewhere(why))
+
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
         if self._link.refused_since is not None and self._link.refusal is Refusal.FULL:
@@ -389,6 +403,8 @@ class AgentCore:
         speak_at = self._beat_at if self._link.is_registered else self._ask_at
         if self._link.is_registered and (say_at := self._key_calls.say_at) is not None:
             speak_at = min(speak_at, say_at)
+        if (elsewhere_at := self._elsewhere.wake_at(self._now)) is not None:
+            speak_at = min(speak_at, max(elsewhere_at, self._ask_at) if self._link.is_registered else elsewhere_at)
         return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
@@ -452,6 +468,11 @@ class AgentCore:
     # ---- the scheduler
 
     def _hear(self, message: FromScheduler) -> None:
+        objection = self._elsewhere.objection(message, self.job, self.term)
+        if objection:
+            self._look_elsewhere(objection)
+            return
+        self._elsewhere.heard(message, self._now)
         match message:
             case Admitted():
                 self._admitted(message)
@@ -524,6 +545,8 @@ class AgentCore:
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
             return  # a late word of another job's scheduler must not take this process away from its own
         first, resumed = not self.seated, self.seated and not self._link.is_registered
+        if self._link.is_registered and self._elsewhere.has_choice:
+            return  # it was only asked for a word, and knows the rest
         sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
         slot = message.slot
         self._seat = HeldSeat(sender, slot, None if slot is None else Place(slot, slot, message.world_size))

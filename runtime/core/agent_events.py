@@ -263,6 +263,13 @@ class ToldToWait:
 
 
 @dataclass(frozen=True, slots=True)
+class LookElsewhere:
+    """The scheduler at the present address is not the one, or says nothing: try the next one."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class BreakGroup:
     """Leave whatever collective the process is in, now."""
 
@@ -374,6 +381,7 @@ class Answered:
 Notice = (
     Seated
     | ToldToWait
+    | LookElsewhere
     | BreakGroup
     | EnterAgain
     | LeaveGently

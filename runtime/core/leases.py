@@ -22,12 +22,13 @@ class Leases:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._deadlines: list[tuple[float, str, int]] = []
+        self._searched_until = 0.0  # workers may look for their scheduler elsewhere: this one stood still for long
         self._closing: set[str] = set()  # live nodes whose connection is closed and has not come back
 
     def begin(self, seat: Seat, *, heard: bool) -> None:
         """A lease starts: the seat was just granted, or read from the journal (then nothing was heard yet)."""
         ledger = self._ledger
-        presence = Presence(ledger.now + ledger.policy.node_timeout_s, ledger.now if heard else None)
+        presence = Presence(ledger.now + self._lease_s(is_heard=heard), ledger.now if heard else None)
         ledger.presences[seat.node] = presence
         if seat.slot is not None:
             ledger.meet(seat.slot)
@@ -68,7 +69,7 @@ class Leases:
             return None
         if presence.closed_at is None or presence.grace_until is None:
             presence.closed_at = ledger.now
-            presence.grace_until = ledger.now + ledger.policy.reconnect_grace_s
+            presence.grace_until = ledger.now + self._grace_s()
         if witness is not None:
             return f"its process ended (seen by worker {witness.node} on the same host)"
         if gone:
@@ -146,11 +147,15 @@ class Leases:
         What was renewed since (the queue may have been drained before) gets no more than a fresh lease; a cool-down
         runs on, for it protects nobody from this scheduler.
         """
-        now, policy = self._ledger.now, self._ledger.policy
+        now = self._ledger.now
+        if gap_s >= self._ledger.policy.node_timeout_s / 2:
+            self._searched_until = now + self._ledger.policy.node_timeout_s
         for presence in self._ledger.presences.values():
-            presence.lease_until = min(presence.lease_until + gap_s, now + policy.node_timeout_s)
+            lease_s = self._lease_s(is_heard=presence.heard_at is not None)
+            presence.lease_until = min(presence.lease_until + gap_s, now + lease_s)
             if presence.grace_until is not None:
-                presence.grace_until = min(presence.grace_until + gap_s, now + policy.reconnect_grace_s)
+                grace_s = self._grace_s()
+                presence.grace_until = min(presence.grace_until + max(gap_s, grace_s), now + grace_s)
 
     def next_deadline(self) -> float | None:
         """When ``expired`` is worth asking again."""
@@ -168,9 +173,21 @@ class Leases:
             return 0.0
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 
+    def _lease_s(self, *, is_heard: bool) -> float:
+        """A node that was not heard in this term may still look for its scheduler at another address."""
+        policy = self._ledger.policy
+        return policy.node_timeout_s if is_heard else policy.node_timeout_s + policy.search_s
+
+    def _grace_s(self) -> float:
+        policy = self._ledger.policy
+        is_searched = self._ledger.now < self._searched_until
+        return policy.reconnect_grace_s + policy.search_s if is_searched else policy.reconnect_grace_s
+
     def _due(self, presence: Presence) -> tuple[float, str]:
         policy = self._ledger.policy
-        silent = f"silent for {policy.node_timeout_s:g} s (NODE_TIMEOUT)"
+        silent_s = self._lease_s(is_heard=presence.heard_at is not None)
+        longer = " and the time to look for the scheduler elsewhere" if silent_s > policy.node_timeout_s else ""
+        silent = f"silent for {silent_s:g} s (NODE_TIMEOUT{longer})"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
             return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
         hang = told_apart(presence.sight_now(), policy.node_timeout_s)

@@ -56,6 +56,7 @@ class Policy:
     cool_down_s: float = 30.0
     node_timeout_s: float = 5.0
     reconnect_grace_s: float = 0.5
+    search_s: float = 0.0  # how long a worker may look for its scheduler at other addresses before it comes here
     topo_timeout_s: float = 1800.0
     rebuild: bool = True  # from living workers, where the journal is empty
     min_world_size: int = 0

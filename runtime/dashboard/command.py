@@ -17,7 +17,7 @@ from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
 from runtime.ops import kept_start
 from runtime.ops.page import NEEDED
-from runtime.ops.scheduler_link import SchedulerLink
+from runtime.ops.scheduler_link import SchedulerLink, known_addresses
 
 PORT = 8265
 MOST_CONNECTIONS = 128
@@ -60,9 +60,13 @@ def main(arguments: Sequence[str]) -> int:
             ]
         )
     listener = _listen(options.host, options.port)
-    names = frozenset({options.host.lower(), socket.gethostname().lower(), settings.sched_host.lower()})
+    names = frozenset({options.host.lower(), socket.gethostname().lower(), *_hosts(settings)})
     guard = Guard(names, token, action_token_of(keys, is_on=settings.dashboard_actions))
     return _serve(settings, options.host, listener, guard, options.linger)
+
+
+def _hosts(settings: Settings) -> set[str]:
+    return {one.host.lower() for one in known_addresses(settings)}
 
 
 def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard, linger_s: float | None) -> int:

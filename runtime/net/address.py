@@ -10,32 +10,63 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.errors import ListenError
+from runtime.net.address_book import addresses_now
+from runtime.scheduler_hosts import NotHostsError
 
 _ATTEMPTS = 16
 _SHOWN_CHARACTERS = 80
 _SCHEDULER = "-m runtime scheduler"  # a part of its command line
 
 
-def local_addresses(host: str, bind: str | None = None) -> list[str]:
-    """Those addresses that ``bind``, else ``host``, resolves to and that belong to this machine.
+class Listening(NamedTuple):
+    """Where a scheduler of this machine listens."""
+
+    addresses: list[str]
+    port: int
+
+
+def listening(host: str, port: int, bind: str | None = None) -> Listening:
+    """The addresses of this machine that SCHED_HOST, or ``bind``, names, and the port there.
+
+    Of several hosts that SCHED_HOST names it is the first that is this machine; where several are, as on one machine
+    with a scheduler on each of two ports, the first whose port is free.
 
     Args:
         host: SCHED_HOST.
+        port: SCHED_PORT.
         bind: SCHED_BIND, where it is set.
 
     Raises:
-        ListenError: the name does not resolve, or to no address of this machine.
+        ListenError: the name does not resolve, or to no address of this machine; or the file is of no use.
     """
-    asked = f"SCHED_BIND={bind}" if bind else f"SCHED_HOST={host}"
     try:
-        found = socket.getaddrinfo(bind or host, None, type=socket.SOCK_STREAM)
+        named = addresses_now(host, port)
+    except NotHostsError as error:
+        raise ListenError(str(error)) from None
+    if bind is not None:
+        own = next((one.port for one in named if _local(one.host)), named[0].port)
+        return Listening(_local_or_raise(bind, f"SCHED_BIND={bind}"), own)
+    if len(named) == 1:
+        return Listening(_local_or_raise(named[0].host, f"SCHED_HOST={host}"), named[0].port)
+    places = [Listening(addresses, one.port) for one in named if (addresses := _local(one.host))]
+    if not places:
+        raise ListenError(
+            f"SCHED_HOST={host}: none of {', '.join(map(str, named))} is this machine. Fix: start the "
+            "scheduler on one of these hosts, or set SCHED_BIND to the local address to listen on"
+        )
+    return next((place for place in places if _is_free(place)), places[0])
+
+
+def _local_or_raise(host: str, asked: str) -> list[str]:
+    try:
+        addresses = _resolved(host)
     except socket.gaierror as error:
         raise ListenError(
             f"{asked} cannot be resolved ({error.strerror}). Fix: set it to an address of this machine"
         ) from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     local = [address for address in addresses if is_local(address)]
     if not local:
         raise ListenError(
@@ -43,6 +74,25 @@ def local_addresses(host: str, bind: str | None = None) -> list[str]:
             "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
         )
     return local
+
+
+def _local(host: str) -> list[str]:
+    try:
+        return [address for address in _resolved(host) if is_local(address)]
+    except socket.gaierror:
+        return []
+
+
+def _resolved(host: str) -> list[str]:
+    return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+
+
+def _is_free(place: Listening) -> bool:
+    try:
+        check_free(place.addresses, place.port)
+    except ListenError:
+        return False
+    return True
 
 
 def is_local(address: str) -> bool:

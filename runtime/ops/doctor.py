@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import resource
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from pathlib import Path
 
 from runtime.config import Settings, is_loopback
 from runtime.errors import ListenError, SecretError, SettingsError, StoreError
-from runtime.net.address import check_free, local_addresses
+from runtime.net.address import check_free, is_local, listening
+from runtime.net.address_book import addresses_now
 from runtime.ops import kept_start
-from runtime.ops.scheduler_link import ask_once
+from runtime.ops.scheduler_link import ask_once, at_address, known_addresses
+from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from runtime.store.checkpoint.remote.remote_points import slots_at
 
 OLDEST_PYTHON = (3, 11)
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         findings += [Finding("environment", problem, "as it says") for problem in error.problems]
     else:
-        findings += [*(folder(name, path) for name, path in folders(settings)), port(settings), reach(settings)]
+        findings += [*(folder(name, path) for name, path in folders(settings)), *scheduler(settings), reach(settings)]
         findings.append(descriptors(settings))
     for finding in findings:
         print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
@@ -122,6 +125,39 @@ def folder(name: str, path: Path | str) -> Finding:
     return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
 
 
+def scheduler(settings: Settings) -> list[Finding]:
+    """Where the scheduler may be: one place, or each of those that SCHED_HOST names."""
+    if names_one(settings.sched_host):
+        return [port(settings)]
+    name = f"SCHED_HOST={settings.sched_host}"
+    try:
+        named = addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError as error:
+        return [Finding(name, str(error), "as it says")]
+    found = [_at(settings, one) for one in named]
+    try:
+        addresses, own = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+    except ListenError:
+        return [*found, Finding(name, "none of these hosts is this one: its scheduler runs elsewhere")]
+    return [*found, Finding(name, f"a scheduler of this host listens on {', '.join(addresses)}, port {own}")]
+
+
+def _at(settings: Settings, address: SchedulerAddress) -> Finding:
+    name = f"SCHED_HOST {address}"
+    try:
+        resolved = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(address.host, address.port)})
+    except socket.gaierror as error:
+        return Finding(name, f"it has no address ({error.strerror})", "write a name that this host can look up")
+    try:
+        told = ask_once(at_address(settings, address), ANSWER_TIMEOUT_S)
+    except SecretError as error:
+        return Finding(name, str(error), "as it says")
+    if told is not None:
+        return Finding(name, f"the scheduler of job {told['job']} answers there, term {told['term']}")
+    whose = "this host" if any(is_local(one) for one in resolved) else "another host"
+    return Finding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
+
+
 def port(settings: Settings) -> Finding:
     """Whether a scheduler could listen, or a job's does."""
     name = f"SCHED_PORT={settings.sched_port}"
@@ -131,7 +167,7 @@ def port(settings: Settings) -> Finding:
     except SecretError as error:
         return Finding(name, str(error), "as it says")
     try:
-        check_free(local_addresses(settings.sched_host, settings.sched_bind), settings.sched_port)
+        check_free(*listening(settings.sched_host, settings.sched_port, settings.sched_bind))
     except ListenError as error:
         return Finding(name, str(error), "as it says")
     return Finding(name, "free")
@@ -141,10 +177,10 @@ def reach(settings: Settings) -> Finding:
     """Who can reach the job's ports, and which of them the secret protects."""
     name = "open to"
     try:
-        addresses = local_addresses(settings.sched_host, settings.sched_bind)
+        addresses = listening(settings.sched_host, settings.sched_port, settings.sched_bind).addresses
     except ListenError:
         # Another host's scheduler: this host's workers listen where the way to it begins, unless that is loopback.
-        addresses = [settings.sched_bind or settings.sched_host]
+        addresses = [settings.sched_bind] if settings.sched_bind else [one.host for one in known_addresses(settings)]
     everybody = not all(is_loopback(address) for address in addresses)
     who = "whoever reaches this host's network" if everybody else "this host's users"
     has_secret = settings.cluster_secret is not None or settings.cluster_secret_file is not None

@@ -23,6 +23,7 @@ from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import process_names, read_pid_files
 from runtime.ops.prepare import say
 from runtime.ops.run_options import Request
+from runtime.scheduler_hosts import addresses_in
 
 
 def running_job(request: Request) -> tuple[Path, KeptStart] | None:
@@ -66,13 +67,19 @@ def placed(request: Request) -> Request:
     hosts = _first_hosts(settings)
     nodes = [number for number, _ in hosts]
     elsewhere = sorted({host for _, host in hosts if not is_here(host)})
-    if elsewhere and config.is_loopback(settings.sched_host):
+    if elsewhere and _is_own(settings):
         say(
             f"SCHED_HOST={settings.sched_host} is this machine's own: workers on {', '.join(elsewhere[:6])} reach it "
             "only if that is this machine, too. Else: --sched-host <an address that they reach>"
         )
     environment = {**request.environment, "WORKER_NUM": str(len(nodes))}
     return replace(request, environment=environment, nodes=tuple(nodes), hosts=dict(hosts))
+
+
+def _is_own(settings: Settings) -> bool:
+    """Whether nobody else can reach any of the scheduler's addresses; of those in a file that is not known yet."""
+    named = addresses_in(settings.sched_host, settings.sched_port)
+    return bool(named) and all(config.is_loopback(one.host) for one in named)
 
 
 def _first_hosts(settings: Settings) -> list[tuple[str, str]]:

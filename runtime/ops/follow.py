@@ -114,6 +114,9 @@ class Follower:
         self._scheduler_death = Death()
         self._scheduler_judged = False
         self._is_ours: bool | None = None  # whether the last to answer is this job's scheduler; None: nobody has yet
+        self._address = self._told_address = (
+            ""  # where SCHED_HOST names several: the present, and the last that was told
+        )
         self._stop_by: str | None = None
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
@@ -202,8 +205,9 @@ class Follower:
     def _take_news(self) -> None:
         for told in self._link.take():
             match told:
-                case Linked():
+                case Linked(address):
                     self._is_ours, self._stop_asked = None, False
+                    self._address = address
                 case Unlinked():
                     self._following.unlinked()
                 case JobView():
@@ -215,9 +219,14 @@ class Follower:
             if self._is_ours:
                 self._following.linked()
                 self._scheduler_judged = False
+                if self._address != self._told_address:
+                    self._told_address = self._address
+                    self._screen.say(f"the scheduler is at {self._address}, term {view.term}")
             else:
-                self._screen.say(f"SCHED_PORT={self._settings.sched_port} is answered for {view}: that is another job")
+                where = self._address or f"SCHED_PORT={self._settings.sched_port}"
+                self._screen.say(f"{where} is answered for {view}: that is another job")
                 self._following.unlinked()
+                self._link.look_elsewhere()
         if self._is_ours:
             self._following.heard(view, time.monotonic())
 

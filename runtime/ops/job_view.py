@@ -117,6 +117,7 @@ class JobView:
     ailments: tuple[str, ...] = ()  # what is wrong with whose host, a sentence each
     stragglers: tuple[str, ...] = ()  # who is slower than the others, a sentence each
     stall: Stall | None = None  # the same, as values
+    address: str = ""  # of its scheduler, where SCHED_HOST names several
 
     def __str__(self) -> str:
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
@@ -156,6 +157,7 @@ class JobView:
             ailments=tuple(content.get("ailments", ())),
             stragglers=tuple(content.get("stragglers", ())),
             stall=_stall(content.get("stall")),
+            address=content.get("address", ""),
         )
 
     @property

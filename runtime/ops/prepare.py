@@ -17,7 +17,7 @@ from runtime import config
 from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.errors import ListenError, LockedError, SecretError, SettingsError, StoreError, UsageError
-from runtime.net.address import check_free, folder_of_holder, free_port, local_addresses
+from runtime.net.address import check_free, folder_of_holder, free_port, listening
 from runtime.net.curve import secret_words
 from runtime.ops import doctor, kept_start, starting
 from runtime.ops.changed_script import version_of
@@ -28,6 +28,7 @@ from runtime.ops.run_options import Request
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from runtime.ops.spawning import OF_ONE_PROCESS, Way
 from runtime.ops.starting import Former, Found, Plan
+from runtime.scheduler_hosts import names_one
 from runtime.service import cause_file
 from runtime.store import checkpoint as checkpoints
 from runtime.store import durable, launcher_token
@@ -195,8 +196,10 @@ def _port_instead(settings: Settings, named: Mapping[str, str]) -> int | None:
     """A free port, where the user's variables name none and the default one is taken."""
     if named.get("SCHED_PORT") or named.get(f"{config.PREFIX}SCHED_PORT"):
         return None
+    if not names_one(settings.sched_host):
+        return None  # other hosts know its port already
     try:
-        addresses = local_addresses(settings.sched_host, settings.sched_bind)
+        addresses, _ = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
     except ListenError:
         return None  # said when it is known that nothing else is in the way
     try:
@@ -208,11 +211,11 @@ def _port_instead(settings: Settings, named: Mapping[str, str]) -> int | None:
 
 def _port_problem(settings: Settings) -> str:
     try:
-        addresses = local_addresses(settings.sched_host, settings.sched_bind)
+        addresses, port = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
         config.require_secret(addresses, settings)
-        check_free(addresses, settings.sched_port)
+        check_free(addresses, port)
     except ListenError as error:
-        return _other_job(settings) or str(error)
+        return (names_one(settings.sched_host) and _other_job(settings)) or str(error)
     return ""
 
 

@@ -224,7 +224,11 @@ def look(settings: Settings) -> Remains:
     answer = ask_once(settings, ANSWER_TIMEOUT_S)
     told = JobView.of(answer) if answer is not None else None
     if told is not None and stored is not None and told.job != stored.job:
-        _say(f"on SCHED_PORT={settings.sched_port} the scheduler of {told} answers: that is not {stored}")
+        where = told.address or f"SCHED_PORT={settings.sched_port}"
+        _say(f"on {where} the scheduler of {told} answers: that is not {stored}")
+        told = None
+    if told is not None and stored is not None and told.term < stored.term:
+        _say(f"the scheduler that answers is of term {told.term}, and term {stored.term} has begun: it was replaced")
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):

@@ -26,6 +26,7 @@ from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.ops.stop_signals import Signals
 from runtime.ops.supervising import supervisor_for
+from runtime.scheduler_hosts import names_one, shown
 from runtime.store.process_identity import ProcessIdentity
 
 TERM_GRACE_S = 5.0
@@ -144,7 +145,9 @@ def _show(ready: Ready, request: Request) -> int:
 
 
 def _address(settings: Settings) -> str:
-    return f"{settings.sched_host}, SCHED_PORT={settings.sched_port}"
+    if names_one(settings.sched_host):
+        return f"{settings.sched_host}, SCHED_PORT={settings.sched_port}"
+    return shown(settings.sched_host, settings.sched_port)
 
 
 def _counted(ready: Ready) -> str:

@@ -14,13 +14,15 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.config import Settings
-from runtime.errors import SecretError
+from runtime.errors import SecretError, StoreError
+from runtime.net.address_book import addresses_now
 from runtime.net.client import Client, Down, Got, ShutOut, Up
 from runtime.net.curve import cluster_keys
-from runtime.ops.job_view import JobView
+from runtime.ops.job_view import JobView, stored_view
+from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from runtime.service import status
 
 CONNECT_TIMEOUT_S = 2.0
@@ -29,7 +31,9 @@ ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its ti
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The connection stands."""
+    """The connection stands; ``address``: to which of several addresses, else empty."""
+
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,9 @@ class SchedulerLink:
 
     def __init__(self, settings: Settings) -> None:
         self._client = _client(settings)
+        self._has_choice = not names_one(settings.sched_host)
+        self._elsewhere = False
+        self._terms: dict[str, int] = {}  # the highest that was told, of each job
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
@@ -94,6 +101,11 @@ class SchedulerLink:
         self._to_tell.append(message)
         self._client.wake()
 
+    def look_elsewhere(self) -> None:
+        """Try the next address: the scheduler at this one is another job's."""
+        self._elsewhere = True
+        self._client.wake()
+
     def close(self) -> None:
         """Close the connection."""
         self._closing = True
@@ -110,7 +122,7 @@ class SchedulerLink:
                     case Up():
                         self._was_linked = True
                         self._client.send(status.question(follow=True))
-                        self._tell(Linked())
+                        self._tell(Linked(str(self._client.address) if self._has_choice else ""))
                     case Down():
                         self._tell(Unlinked())
                     case ShutOut(why):
@@ -118,13 +130,25 @@ class SchedulerLink:
                     case Got(message):
                         content = status.snapshot_in(message)
                         if content is not None:
-                            self._tell(JobView.of(content))
+                            self._hear(JobView.of(content))
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
             while self._to_tell:
                 self._client.send(self._to_tell.popleft())
+            if self._elsewhere:
+                self._elsewhere = False
+                self._client.look_elsewhere()
             self._client.wait(None)
+
+    def _hear(self, view: JobView) -> None:
+        """A scheduler of an earlier term than one that has told before was replaced: it is not believed."""
+        newest = self._terms.setdefault(view.job, view.term)
+        if view.term < newest:
+            self._client.look_elsewhere()
+            return
+        self._terms[view.job] = view.term
+        self._tell(view)
 
     def _told_shut_out(self, text: str) -> None:
         """Whoever was linked before knew the secret: then it is the scheduler that is another one now."""
@@ -146,11 +170,15 @@ class SchedulerLink:
 def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
     """One snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
 
+    Where SCHED_HOST names several hosts each is asked, and the snapshot says at which ``address`` its scheduler is: of
+    this folder's job, and of the highest term.
+
     Raises:
         SecretError: a scheduler listens, and has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    return _asked(settings, timeout_s)
+    told = _told_by(settings, timeout_s)
+    return None if told is None else told[1]
 
 
 def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = 5.0) -> bool:
@@ -160,7 +188,7 @@ def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, tim
         SecretError: a scheduler listens, and has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    return _asked(settings, timeout_s, status.decision(text, drain)) is not None
+    return _tell_once(settings, status.decision(text, drain), timeout_s)
 
 
 def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
@@ -170,13 +198,30 @@ def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
         SecretError: a scheduler listens, and has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    return _asked(settings, timeout_s, status.stop_request(by)) is not None
+    return _tell_once(settings, status.stop_request(by), timeout_s)
 
 
 def is_listening(settings: Settings) -> bool:
     """Whether anybody accepts connections where the scheduler should."""
+    return any(_is_there(address) for address in known_addresses(settings))
+
+
+def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
+    """The addresses that SCHED_HOST names; none where its file is of no use."""
     try:
-        socket.create_connection((settings.sched_host.strip("[]"), settings.sched_port), CONNECT_TIMEOUT_S).close()
+        return addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError:
+        return ()
+
+
+def at_address(settings: Settings, address: SchedulerAddress) -> Settings:
+    """The same settings, of which SCHED_HOST names this address alone."""
+    return replace(settings, sched_host=address.host, sched_port=address.port)
+
+
+def _is_there(address: SchedulerAddress) -> bool:
+    try:
+        socket.create_connection(address, CONNECT_TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -186,6 +231,51 @@ def _client(settings: Settings) -> Client:
     keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
     name = f"follower-{uuid.uuid4().hex}"
     return Client(settings.sched_host, settings.sched_port, name, settings.node_timeout_s, keys=keys)
+
+
+def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
+    """Tell the scheduler that is to be believed, and no other; whether it has answered."""
+    there = settings
+    if not names_one(settings.sched_host):
+        told = _told_by(settings, timeout_s)
+        if told is None:
+            return False
+        there = told[0]
+    return _asked(there, timeout_s, message) is not None
+
+
+def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, status.Content] | None:
+    """Who is to be believed of those that answer, and what it says; a foreign scheduler is passed over.
+
+    Raises:
+        SecretError: nobody answers, and one has another secret.
+    """
+    answers: list[tuple[Settings, status.Content]] = []
+    shut_out: SecretError | None = None
+    for address in known_addresses(settings):
+        there = at_address(settings, address)
+        try:
+            content = _asked(there, timeout_s)
+        except SecretError as error:
+            shut_out = error
+            continue
+        if content is not None:
+            answers.append((there, content if names_one(settings.sched_host) else {**content, "address": str(address)}))
+    if shut_out is not None and not answers:
+        raise shut_out
+    if len({content["job"] for _, content in answers}) > 1:
+        own = _own_job(settings)
+        answers = [answer for answer in answers if answer[1]["job"] == own] or answers[:1]
+    return max(answers, key=lambda answer: int(answer[1]["term"]), default=None)
+
+
+def _own_job(settings: Settings) -> str:
+    """The id of the job that this folder's journal holds; empty where none is readable."""
+    try:
+        stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
+    except StoreError:
+        return ""
+    return "" if stored is None else stored.job
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Content | None:

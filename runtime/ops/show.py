@@ -18,6 +18,7 @@ from runtime.ops.clean import memory_line
 from runtime.ops.job_view import JobView, Presence, WorkerView, stored_view
 from runtime.ops.progress import world_text
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from runtime.scheduler_hosts import shown
 from runtime.service import status
 
 
@@ -52,14 +53,19 @@ def find(settings: Settings) -> status.Content:
     """
     told = ask_once(settings, ANSWER_TIMEOUT_S)
     stored = status.stored_snapshot(settings.recovery_path) if told is None or settings.enable_recovery else None
-    content = stored if told is None or (stored is not None and stored["job"] != told["job"]) else told
+    content = told if told is not None and not _is_passed(told, stored) else stored
     if content is None:
         raise UsageError(
-            f"no scheduler answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}, and there is no journal "
+            f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}, and there is no journal "
             f"in RECOVERY_PATH={settings.recovery_path}. Fix: change to the folder the job was started in, or "
             f"start one with `{spelled('run')}`"
         )
     return content
+
+
+def _is_passed(told: status.Content, stored: status.Content | None) -> bool:
+    """Whether the folder's journal speaks against who answers: of another job, or replaced."""
+    return stored is not None and (stored["job"] != told["job"] or stored["term"] > told["term"])
 
 
 def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
@@ -70,11 +76,13 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     """
     head = [str(view), f"{view.phase} · step {view.step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
+    if view.address:
+        head[1] += f" · scheduler at {view.address}"
     if view.restore_step is not None:
         head.append(f"this generation began at step {view.restore_step}")
     if view.from_journal:
         head.append(
-            f"no scheduler of it answers on {settings.sched_host}, SCHED_PORT={settings.sched_port}: this is what the "
+            f"no scheduler of it answers at {shown(settings.sched_host, settings.sched_port)}: this is what the "
             f"journal in {settings.recovery_path} says"
         )
     if view.standstill:

@@ -22,6 +22,7 @@ from runtime.ops.local_processes import process_names, read_pid_files
 from runtime.ops.resizing import view_of
 from runtime.ops.scheduler_link import is_listening, stop_once
 from runtime.ops.stop_signals import Signals
+from runtime.scheduler_hosts import shown
 
 BY = "samebits stop"
 DRAIN_S = 60.0
@@ -54,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
     if not runs_here and not listens:
         raise UsageError(
-            f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler on "
-            f"{settings.sched_host}, SCHED_PORT={settings.sched_port}. Fix: change to the folder the job was started in"
+            f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler at "
+            f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
         )
     if listens and options.drain is not None:
         _drain(settings, options.drain)

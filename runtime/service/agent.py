@@ -47,6 +47,7 @@ from runtime.core.agent_events import (
     KeyAsk,
     LeaveGently,
     Leaving,
+    LookElsewhere,
     Mapped,
     MustEnd,
     Notice,
@@ -88,8 +89,9 @@ from runtime.errors import (
     UnequalError,
     UntrainedError,
 )
-from runtime.net.client import Client, Down, Got, ShutOut, TurnedAway, Up
+from runtime.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from runtime.net.curve import cluster_keys
+from runtime.scheduler_hosts import names_one, shown
 from runtime.service import clock, log
 from runtime.service.health import HealthLook
 from runtime.service.host import this_process
@@ -174,6 +176,7 @@ class Agent:
             heartbeat_interval_s=settings.heartbeat_interval_s,
             first_beat_s=settings.heartbeat_interval_s * share_of(self.session),
             topo_timeout_s=settings.topo_timeout_s,
+            elsewhere_s=None if names_one(settings.sched_host) else settings.node_timeout_s,
         )
         self._core = AgentCore(policy, clock.now_s())
         self._events: collections.deque[AgentEvent] = collections.deque()
@@ -194,7 +197,7 @@ class Agent:
         self._closed = threading.Event()
         self._seat_at: float | None = None  # when this process may ask for its seat again
         self._say_at = 0.0
-        self._said = ""
+        self._said = self._said_elsewhere = ""
         self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
@@ -210,6 +213,11 @@ class Agent:
     def offered_place(self) -> Place | None:
         """What this process would be in the generation that the last round it was offered makes."""
         return self._core.offered_place
+
+    @property
+    def scheduler_peer(self) -> tuple[str, int] | None:
+        """The other end of the connection to the scheduler, as the kernel has it."""
+        return self._client.peer
 
     # ---- what the main thread calls
 
@@ -482,6 +490,8 @@ class Agent:
                     self._shut_out(text)
                 case TurnedAway(text):
                     log.warn(f"{text}; this worker waits and tries again")
+                case PassedOver(text):
+                    log.warn(text)
                 case Got(message):
                     events.append(Heard(message))
         while self._events:
@@ -505,6 +515,8 @@ class Agent:
                     self._changed.notify_all()
             case ToldToWait():
                 self._told_to_wait(notice)
+            case LookElsewhere(text):
+                self._look_elsewhere(text)
             case BreakGroup(text):
                 log.warn(text)
                 self._interrupt(text)
@@ -553,7 +565,8 @@ class Agent:
             case SchedulerAway():
                 log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
             case SchedulerBack(term, away_s):
-                log.say(f"the scheduler is back after {away_s:.1f} s, term {term}")
+                where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
+                log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")
 
     def _interrupt(self, reason: str) -> None:
         """Release the main thread: from what it waits for here first, then from its collectives."""
@@ -576,6 +589,13 @@ class Agent:
         else:
             log.warn(f"{text}; this worker keeps its seat and tries again")
 
+    def _look_elsewhere(self, why: str) -> None:
+        text = f"{self._client.address}: {why}; the next address of SCHED_HOST is tried"
+        if text != self._said_elsewhere:
+            self._said_elsewhere = text
+            log.warn(text)
+        self._client.look_elsewhere()
+
     def _told_to_wait(self, told: ToldToWait) -> None:
         now = clock.now_s()
         if told.retry_after_s == 0:
@@ -592,8 +612,8 @@ class Agent:
             self._lonely_at = None
             settings = self._settings
             log.say(
-                f"waiting for the scheduler at {settings.sched_host}, port {settings.sched_port} (SCHED_HOST, "
-                f"SCHED_PORT); this worker leaves after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+                f"waiting for the scheduler at {shown(settings.sched_host, settings.sched_port)}; this worker leaves "
+                f"after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             )
         if self._seat_at is not None and self._say_at <= now:
             left_s = self._seat_at - now

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -38,9 +39,10 @@ from runtime.errors import (
     UnequalError,
     UntrainedError,
 )
-from runtime.net.address import local_addresses
+from runtime.net.address import Listening, listening
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
+from runtime.scheduler_hosts import names_one
 from runtime.service import cause_file, clock, log, sights
 from runtime.service.events import EventWriter
 from runtime.service.followers import MAX_FOLLOWERS, Followers
@@ -48,6 +50,7 @@ from runtime.service.history import history_of, written_term
 from runtime.service.inbound import Inbound
 from runtime.service.key_file import KeyFile
 from runtime.service.probe_beat import ProbeBeat
+from runtime.service.scheduler_address import search_s
 from runtime.service.unknown_peers import UnknownPeers
 from runtime.store import launcher_token
 from runtime.store.journal import Journal
@@ -114,6 +117,9 @@ class SchedulerService:
         self._on_ready = on_ready
         self._is_guest = is_guest
         role = f"scheduler on port {settings.sched_port}"
+        # Where another host may have one, a scheduler that has nothing to write must find out that it was replaced.
+        self._doubt_s = math.inf if names_one(settings.sched_host) else settings.node_timeout_s / 2
+        self._doubts_at = clock.now_s() + self._doubt_s
         self._lock = DirectoryLock(settings.recovery_path.resolve(), role, is_needed=not settings.enable_recovery)
         self._stop_by: list[str] = []
         self._abandoned = False
@@ -145,12 +151,12 @@ class SchedulerService:
         """Serve until the job is over; returns how it ended."""
         settings = self._settings
         path = settings.recovery_path.resolve()
-        addresses = listen_addresses(settings)
+        addresses, port = listening_place(settings)
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
             server = self._server = Server(
                 addresses,
-                settings.sched_port,
+                port,
                 settings.node_timeout_s,
                 keys=keys,
                 most_connections=most_connections(settings),
@@ -165,7 +171,7 @@ class SchedulerService:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
                 protected = "; encrypted, only for who has the secret" if keys is not None else ""
-                log.say(f"listening on {shown}, port {settings.sched_port}{protected}; recovery path {path}")
+                log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
                 self._on_ready()
                 ProbeBeat(settings.probe_file).ready()
                 return self._loop(server, journal, core)
@@ -302,8 +308,9 @@ class SchedulerService:
             journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
             if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
                 journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
-        elif journal is not None and this_pass.ended is not None:
+        elif journal is not None and (this_pass.ended is not None or self._doubts_at <= clock.now_s()):
             journal.require_claim()
+            self._doubts_at = clock.now_s() + self._doubt_s
         if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
             self._keys.load(core)
             if self._on_job is not None:
@@ -427,6 +434,7 @@ def policy_of(settings: Settings) -> Policy:
         cool_down_s=settings.register_cooldown_s,
         node_timeout_s=settings.node_timeout_s,
         reconnect_grace_s=settings.reconnect_grace_s,
+        search_s=search_s(settings.sched_host, settings.sched_port),
         topo_timeout_s=settings.topo_timeout_s,
         rebuild=settings.rebuild,
         min_world_size=settings.min_worker_num,
@@ -445,11 +453,11 @@ def policy_of(settings: Settings) -> Policy:
     )
 
 
-def listen_addresses(settings: Settings) -> list[str]:
+def listening_place(settings: Settings) -> Listening:
     """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
-    addresses = local_addresses(settings.sched_host, settings.sched_bind)
-    require_secret(addresses, settings)
-    return addresses
+    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+    require_secret(place.addresses, settings)
+    return place
 
 
 def _shown(settings: Iterable[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ later ones remember what it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import time
@@ -14,6 +15,9 @@ from typing import Any
 
 from runtime.config import Settings
 from runtime.errors import SchedulerUnreachableError
+from runtime.net.address_book import addresses_now
+from runtime.net.client import SEARCH_S
+from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from runtime.service import log
 
 _RETRY_S = 0.5
@@ -26,17 +30,17 @@ Found = tuple[socket.AddressFamily, Any]
 def wait_for_name(settings: Settings) -> None:
     """Return when SCHED_HOST is an address, or a name that has one; at most after TOPO_TIMEOUT.
 
+    Of several hosts one is enough, and a file is waited for that names one.
+
     Raises:
         SchedulerUnreachableError: it has none still.
     """
     deadline = time.monotonic() + settings.topo_timeout_s
     said = ""
     while True:
-        try:
-            _addresses(settings.sched_host, settings.sched_port)
+        why = _why_unknown(settings)
+        if not why:
             return
-        except socket.gaierror as error:
-            why = f"SCHED_HOST={settings.sched_host} has no address ({error.strerror})"
         if time.monotonic() > deadline:
             raise SchedulerUnreachableError(
                 f"{why} after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT). Fix: export SCHED_HOST=<the address of the "
@@ -48,25 +52,105 @@ def wait_for_name(settings: Settings) -> None:
         time.sleep(_RETRY_S)
 
 
-def addresses_of(host: str, port: int) -> frozenset[str]:
-    """All addresses of the scheduler's host: those it has now, or, where the name has none, those it had last.
+def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
+    """All addresses of the scheduler's hosts, with the port there: those they have now, or, where a name has none,
+    those it had last.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
 
     Raises:
-        socket.gaierror: it never had one in this process.
+        socket.gaierror: none ever had one in this process.
     """
-    return frozenset(str(address[0]) for _, address in _addresses(host, port))
+    return frozenset((str(address[0]), int(address[1])) for _, address in _of_every(host, port))
 
 
 def address_towards(host: str, port: int) -> str:
     """The local address from which this machine reaches ``host``: where its peers reach this one.
 
+    Of several hosts it is the first to which there is a way, wherever the scheduler runs: the group stays in one
+    network when the scheduler moves.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+
     Raises:
         socket.gaierror: the name never had an address in this process.
+        OSError: there is no way to it.
     """
-    family, address = _addresses(host, port)[0]
+    *others, last = _of_every(host, port)
+    for found in others:
+        with contextlib.suppress(OSError):
+            return _own_address(found)
+    return _own_address(last)
+
+
+def search_s(host: str, port: int) -> float:
+    """How long a worker may look for its scheduler at other addresses; 0 where there are none.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+    """
+    return 0.0 if names_one(host) else SEARCH_S * len(_named(host, port))
+
+
+def _own_address(towards: Found) -> str:
+    family, address = towards
     with socket.socket(family, _DATAGRAM) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
+
+
+def _why_unknown(settings: Settings) -> str:
+    """Why there is no address to connect to; empty where there is."""
+    try:
+        named = addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError as error:
+        return str(error).partition(". Fix: ")[0]
+    why = ""
+    for one in named:
+        try:
+            _addresses(*one)
+        except socket.gaierror as error:
+            why = why or f"SCHED_HOST={one.host} has no address ({error.strerror})"
+        else:
+            return ""
+    return why
+
+
+def _of_every(host: str, port: int) -> list[Found]:
+    every: list[Found] = []
+    missing: socket.gaierror | None = None
+    for one in _named(host, port):
+        try:
+            every += _addresses(*one)
+        except socket.gaierror as error:
+            missing = error
+    if missing is not None and not every:
+        raise missing
+    return every
+
+
+def _named(host: str, port: int) -> tuple[SchedulerAddress, ...]:
+    """What SCHED_HOST names, or, where its file is of no use now, what it named last."""
+    try:
+        named = addresses_now(host, port)
+    except NotHostsError as error:
+        named = tuple(_last_named(host, port))
+        if not named:
+            raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
+    else:
+        _last_named(host, port)[:] = named
+    return named
+
+
+@functools.cache
+def _last_named(host: str, port: int) -> list[SchedulerAddress]:
+    """What SCHED_HOST named last; empty before it named anybody."""
+    return []
 
 
 def _addresses(host: str, port: int) -> list[Found]:

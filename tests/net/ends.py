@@ -48,6 +48,7 @@ class Ends:
         self.port = free_port()
         self.silence_s = silence_s
         self.server = Server([address], self.port, silence_s, keys=keys, most_connections=most_connections)
+        self.has_server = True
         self.clients: list[Client] = []
         self.aside: list[Incoming] = []  # what the server heard while a client was listened to
         self._pool = ThreadPoolExecutor(max_workers=1)
@@ -79,8 +80,14 @@ class Ends:
         until(self.got(client), lambda item: isinstance(item, Up))
         return client
 
+    def end_server(self) -> None:
+        """The server is gone; its clients are not."""
+        self.server.close()
+        self.has_server = False
+
     def close(self) -> None:
         for client in self.clients:
             client.close()
         self._pool.shutdown()
-        self.server.close()
+        if self.has_server:
+            self.server.close()

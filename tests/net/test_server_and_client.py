@@ -15,10 +15,12 @@ import zmq
 from runtime.core.messages import Pending, StatusQuery, StopJob
 from runtime.errors import ListenError
 from runtime.net import address
-from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, local_addresses, port_holder
+from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
 from runtime.net.client import Down, Got, Up
 from runtime.net.server import Arrived, Garbled, Lost, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
+
+PORT = 8118
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_ipv6_works_like_ipv4() -> None:
         try:
             probe.bind(("::1", 0))
         except OSError:
-            assert local_addresses("localhost")  # this machine has no IPv6: then only IPv4 may be resolved to
+            assert listening("localhost", PORT).addresses  # this machine has no IPv6: then only IPv4 may be resolved to
             return
     ends = Ends(address="::1")
     try:
@@ -131,17 +133,17 @@ def test_ipv6_works_like_ipv4() -> None:
 
 def test_a_name_of_another_machine_is_refused_with_the_mend() -> None:
     with pytest.raises(ListenError, match=r"^SCHED_HOST=192\.0\.2\.1 is .* SCHED_BIND"):
-        local_addresses("192.0.2.1")  # TEST-NET-1 (RFC 5737): nobody's
+        listening("192.0.2.1", PORT)  # TEST-NET-1 (RFC 5737): nobody's
     with pytest.raises(ListenError, match=r"^SCHED_HOST=no-such-host\.invalid cannot be resolved"):
-        local_addresses("no-such-host.invalid")
+        listening("no-such-host.invalid", PORT)
 
 
 def test_where_sched_bind_is_set_it_is_asked_and_named() -> None:
-    assert local_addresses("192.0.2.1", "127.0.0.1") == ["127.0.0.1"]
+    assert listening("192.0.2.1", PORT, "127.0.0.1") == (["127.0.0.1"], PORT)
     with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 is 192\.0\.2\.1, and none of these"):
-        local_addresses("127.0.0.1", "192.0.2.1")
+        listening("127.0.0.1", PORT, "192.0.2.1")
     with pytest.raises(ListenError, match=r"^SCHED_BIND=no-such-host\.invalid cannot be resolved"):
-        local_addresses("127.0.0.1", "no-such-host.invalid")
+        listening("127.0.0.1", PORT, "no-such-host.invalid")
 
 
 def test_where_the_holder_of_a_port_works_is_known_of_ones_own() -> None:

@@ -66,9 +66,9 @@ def test_a_name_that_lost_its_address_means_the_last_one(monkeypatch: pytest.Mon
     """As a Service's whose pod is away: a worker that makes a new generation meanwhile does not die of that."""
     names = Names("127.0.0.1", "127.0.0.2", None)
     monkeypatch.setattr(socket, "getaddrinfo", names)
-    assert addresses_of("sched", PORT) == {"127.0.0.1"}
-    assert addresses_of("sched", PORT) == {"127.0.0.2"}
-    assert addresses_of("sched", PORT) == {"127.0.0.2"}
+    assert addresses_of("sched", PORT) == {("127.0.0.1", PORT)}
+    assert addresses_of("sched", PORT) == {("127.0.0.2", PORT)}
+    assert addresses_of("sched", PORT) == {("127.0.0.2", PORT)}
     assert address_towards("sched", PORT) == "127.0.0.1"  # from where loopback is reached
 
 

@@ -117,6 +117,8 @@ class Worker:
         self.departure.let_go_in_child()
         endpoints = gloo.Endpoints()
         endpoints.peers |= self.scheduler_addresses
+        if self.agent.scheduler_peer is not None:
+            endpoints.peers.add(self.agent.scheduler_peer)
         if self.group is not None:
             endpoints.own |= self.group.endpoints.own
             endpoints.peers |= self.group.endpoints.peers
@@ -230,8 +232,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     _say_seated(agent, admitted)
     probe.ready()
     keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
-    port = settings.sched_port
-    addresses = frozenset((address, port) for address in addresses_of(settings.sched_host, port))
+    addresses = addresses_of(settings.sched_host, settings.sched_port)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.next_group, process.copy_listener = next_group, listener
     ending.recovers = settings.enable_recovery

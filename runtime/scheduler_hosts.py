@@ -1,0 +1,144 @@
+"""What SCHED_HOST names: one host, several of them each with a port where it has one of its own, or a file of them.
+
+Only texts are read here; no name is looked up and no file is opened. The one idea: the setting stays the text it is,
+in one spelling, and whoever needs the addresses in it asks for them here, with the port that holds for the rest.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = "file:"
+MOST_HOSTS = 64
+_LONGEST_NAME = 253  # RFC 1035, section 2.3.4
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_WITH_PORT = re.compile(r"(\[[^\]]*\]|[^:]*):([0-9]{1,5})")
+
+
+class NotHostsError(ValueError):
+    """A text that names no hosts; it says why, where there is more to say than that."""
+
+
+class SchedulerAddress(NamedTuple):
+    """Where a scheduler may listen: a name or a literal address, without brackets, and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def one_host(text: str) -> str:
+    """A host name or a literal address, as it is written here: without brackets, an address in its shortest form.
+
+    Raises:
+        NotHostsError: it is neither, or has a port.
+    """
+    value = text.strip()
+    if "://" in value or _WITH_PORT.fullmatch(value):
+        raise NotHostsError("only the host belongs here, the port goes into SCHED_PORT")
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    try:
+        return str(ipaddress.IPv6Address(bare) if bare != value else ipaddress.ip_address(bare))
+    except ValueError:
+        # RFC 1123 labels, and the underscore that compose files put in service names. A name whose last label is a
+        # number is a mistyped IPv4 address (RFC 3696, section 2), so nobody is asked to resolve it.
+        labels = value.removesuffix(".").split(".")
+        if len(value) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)) or labels[-1].isdigit():
+            raise NotHostsError() from None
+        return value
+
+
+def canonical(text: str) -> str:
+    """SCHED_HOST in one spelling: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
+
+    Raises:
+        NotHostsError: it is none of these.
+    """
+    value = text.strip()
+    if value.startswith(FILE):
+        path = value.removeprefix(FILE)
+        if not path.startswith("/"):
+            raise NotHostsError(f"after {FILE} comes a path from / on")
+        return value
+    if "," not in value:
+        return one_host(value)
+    return ",".join(_written(host, port) for host, port in _listed(value))
+
+
+def addresses_in(text: str, port: int) -> tuple[SchedulerAddress, ...]:
+    """The addresses that the canonical text of SCHED_HOST names, in order; none where it names a file.
+
+    Args:
+        text: as :func:`canonical` gives it.
+        port: SCHED_PORT, of each host that names none.
+    """
+    if file_in(text) is not None:
+        return ()
+    if "," not in text:
+        return (SchedulerAddress(text.strip("[]"), port),)
+    return tuple(SchedulerAddress(host, own or port) for host, own in _listed(text))
+
+
+def file_in(text: str) -> Path | None:
+    """The file that the canonical text of SCHED_HOST names; None where it names hosts."""
+    return Path(text.removeprefix(FILE)) if text.startswith(FILE) else None
+
+
+def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
+    """The addresses in the file of SCHED_HOST: one or more a line, with commas between them; ``#`` begins a remark.
+
+    Raises:
+        NotHostsError: it is empty, or not written to its end: a last line without an end may be half of one.
+    """
+    if not content.endswith("\n"):
+        raise NotHostsError("it is empty" if not content else "its last line has no end, so it may be half written")
+    lines = (line.partition("#")[0].strip() for line in content.splitlines())
+    text = ",".join(line.strip(",") for line in lines if line)
+    if not text:
+        raise NotHostsError("it names no host")
+    try:
+        return tuple(SchedulerAddress(host, own or port) for host, own in _listed(text))
+    except NotHostsError as error:
+        raise NotHostsError(str(error) or "it names what is no host") from None
+
+
+def names_one(text: str) -> bool:
+    """Whether there is nothing to choose from: one host, and no file that may name others later."""
+    return "," not in text and file_in(text) is None
+
+
+def shown(text: str, port: int) -> str:
+    """Where SCHED_HOST and SCHED_PORT say that the scheduler is, for people."""
+    file = file_in(text)
+    if file is not None:
+        return f"one of the addresses in {file} (SCHED_HOST)"
+    if names_one(text):
+        return f"{text}, port {port} (SCHED_HOST, SCHED_PORT)"
+    return f"{' or '.join(map(str, addresses_in(text, port)))} (SCHED_HOST)"
+
+
+def _listed(text: str) -> list[tuple[str, int | None]]:
+    """Each host and its own port, without repetitions."""
+    found: dict[tuple[str, int | None], None] = {}
+    for word in text.split(","):
+        item = word.strip()
+        with_port = _WITH_PORT.fullmatch(item)
+        port = None if with_port is None else int(with_port[2])
+        if port is not None and not 0 < port < 1 << 16:
+            raise NotHostsError(f"{item!r} has no port from 1 to 65535")
+        try:
+            found[one_host(item if with_port is None else with_port[1]), port] = None
+        except NotHostsError:
+            raise NotHostsError(f"{item[:80]!r} is no host, nor a host:port") from None
+    if len(found) > MOST_HOSTS:
+        raise NotHostsError(f"{len(found)} hosts are more than {MOST_HOSTS}")
+    return list(found)
+
+
+def _written(host: str, port: int | None) -> str:
+    return host if port is None else str(SchedulerAddress(host, port))

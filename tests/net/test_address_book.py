@@ -1,0 +1,103 @@
+"""The order in which addresses are tried, and a file that names them: missing, half there, too large, changed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.net.address_book import MAX_FILE_BYTES, AddressBook, addresses_now, read_file
+from runtime.scheduler_hosts import NotHostsError
+
+PORT = 8118
+A, B, C = (("10.0.0.1", PORT), ("10.0.0.2", PORT), ("10.0.0.3", PORT))
+
+
+class Read:
+    """A book over a file, and what it says after each look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_read = threading.Event()
+        self.book = AddressBook(f"file:{path}", PORT, self._is_read.set)
+
+    def again(self, content: str | None = None) -> tuple[bool, str]:
+        if content is not None:
+            self.path.write_text(content)
+        self._is_read.clear()
+        self.book.look()
+        assert self._is_read.wait(60)
+        return self.book.take()
+
+
+def test_each_is_tried_in_turn_and_turns_in_vain_are_slower() -> None:
+    book = AddressBook("10.0.0.1,10.0.0.2", PORT)
+    assert (book.has_choice, book.every) == (True, (A, B))
+    seen = []
+    for _ in range(9):
+        seen.append((book.present, book.slowness(4)))
+        book.turn()
+    assert [one for one, _ in seen] == [A, B] * 4 + [A]
+    assert [slowness for _, slowness in seen] == [1, 1, 2, 2, 4, 4, 4, 4, 4]
+    book.stays()
+    assert book.slowness(4) == 1
+
+
+def test_one_host_leaves_no_choice() -> None:
+    book = AddressBook("10.0.0.1", PORT)
+    book.turn()
+    assert (book.has_choice, book.present) == (False, A)
+
+
+def test_a_file_may_come_later(tmp_path: Path) -> None:
+    read = Read(tmp_path / "hosts")
+    assert (read.book.has_choice, read.book.present) == (True, None)
+    has_others, text = read.again()
+    assert not has_others and "No such file" in text and "Fix: write one host a line" in text
+    assert read.again() == (False, ""), "it is said once"
+    read.book.turn()
+    assert read.again("10.0.0.1\n") == (True, "")
+    assert read.book.present == A
+
+
+def test_what_is_of_no_use_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
+    read = Read(tmp_path / "hosts")
+    assert read.again() == (False, "")
+    for content, why in [("", "it is empty"), ("10.0.0.3\n10.0", "half written"), ("no host\n", "'no host' is no")]:
+        has_others, text = read.again(content)
+        assert not has_others and why in text and "before are kept" in text
+        assert read.again() == (False, "")
+        assert read.book.every == (A, B)
+    assert read.again("10.0.0.1\n10.0.0.2\n") == (False, "")
+    assert "it is empty" in read.again("")[1], "and again when it has been right meanwhile"
+
+
+def test_the_present_address_stays_if_the_file_still_has_it(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
+    read = Read(tmp_path / "hosts")
+    read.book.turn()
+    assert read.again("10.0.0.3\n10.0.0.2\n") == (True, f"{read.path} names 10.0.0.3:8118, 10.0.0.2:8118 now")
+    assert read.book.present == B
+    assert read.again("10.0.0.3\n")[0]
+    assert read.book.present == C
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.write_bytes(b"a\n" * MAX_FILE_BYTES), "more than 65536 bytes"),
+        (lambda path: path.mkdir(), "no plain file"),
+        (os.mkfifo, "no plain file"),  # and nobody waits for its other end
+        (lambda path: path.symlink_to(path), "cannot be read"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(make: object, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(NotHostsError, match=why):
+        read_file(path, PORT)
+    with pytest.raises(NotHostsError, match=rf"{path}, which SCHED_HOST names, is of no use: .*{why}"):
+        addresses_now(f"file:{path}", PORT)

@@ -1,0 +1,95 @@
+"""What SCHED_HOST may name: one host, several, or a file of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.scheduler_hosts import (
+    MOST_HOSTS,
+    NotHostsError,
+    SchedulerAddress,
+    addresses_in,
+    addresses_of_file,
+    canonical,
+    file_in,
+    names_one,
+    shown,
+)
+
+PORT = 8118
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "named"),
+    [
+        ("node-0", "node-0", [("node-0", PORT)]),
+        ("[::1]", "::1", [("::1", PORT)]),
+        (" a , b ", "a,b", [("a", PORT), ("b", PORT)]),
+        ("10.0.0.1,10.0.0.2:9000", "10.0.0.1,10.0.0.2:9000", [("10.0.0.1", PORT), ("10.0.0.2", 9000)]),
+        ("[fd00::1]:9000,fd00:0::2", "[fd00::1]:9000,fd00::2", [("fd00::1", 9000), ("fd00::2", PORT)]),
+        ("a,a,a:9000", "a,a:9000", [("a", PORT), ("a", 9000)]),
+    ],
+)
+def test_hosts_are_written_in_one_way(text: str, written: str, named: list[tuple[str, int]]) -> None:
+    assert canonical(text) == written == canonical(written)
+    assert list(addresses_in(written, PORT)) == named
+    assert names_one(written) == (len(named) == 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,", "'' is no host"),
+        (",", "'' is no host"),
+        ("a,b c", "'b c' is no host"),
+        ("a,b:0", "no port from 1 to 65535"),
+        ("a,b:99999", "no port from 1 to 65535"),
+        ("a,b:port", "'b:port' is no host"),
+        ("a,10.0.0.256", "'10.0.0.256' is no host"),
+        ("a,tcp://b:1", "is no host"),
+        ("a,file:/b", "is no host"),
+        ("a," + "b" * 5000, "is no host"),
+        (",".join(f"h{number}" for number in range(MOST_HOSTS + 1)), f"{MOST_HOSTS + 1} hosts are more than"),
+        ("file:hosts", "comes a path from / on"),
+        ("file:", "comes a path from / on"),
+        ("a:9000", "the port goes into SCHED_PORT"),
+    ],
+)
+def test_what_names_no_hosts_is_refused_with_the_cause(text: str, why: str) -> None:
+    with pytest.raises(NotHostsError, match=why):
+        canonical(text)
+
+
+def test_a_file_is_named_by_its_path() -> None:
+    text = canonical("file:/shared/hosts")
+    assert (file_in(text), addresses_in(text, PORT), names_one(text)) == (Path("/shared/hosts"), (), False)
+    assert file_in("a,b") is None
+
+
+def test_a_file_holds_hosts_and_remarks() -> None:
+    content = "# where it may run\nnode-0\n\nnode-1:9000, [::1]:7000  # and here\n"
+    assert addresses_of_file(content, PORT) == (("node-0", PORT), ("node-1", 9000), ("::1", 7000))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "it is empty"),
+        ("\n# nobody\n", "names no host"),
+        ("10.0.0.1\n10.0.0.1", "half written"),
+        ("a,,b\n", "'' is no host"),
+        ("\0\0\0\n", "is no host"),
+    ],
+)
+def test_a_file_that_is_half_there_names_nobody(content: str, why: str) -> None:
+    with pytest.raises(NotHostsError, match=why):
+        addresses_of_file(content, PORT)
+
+
+def test_people_are_shown_what_is_set() -> None:
+    assert shown("a", PORT) == "a, port 8118 (SCHED_HOST, SCHED_PORT)"
+    assert shown("a,b:9000", PORT) == "a:8118 or b:9000 (SCHED_HOST)"
+    assert shown("file:/hosts", PORT) == "one of the addresses in /hosts (SCHED_HOST)"
+    assert str(SchedulerAddress("::1", PORT)) == "[::1]:8118"
