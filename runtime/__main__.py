@@ -292,6 +292,12 @@ def _probe(arguments: Arguments) -> int:
     return probe.main(arguments)
 
 
+def _keep(arguments: Arguments) -> int:
+    from runtime.ops import keeping
+
+    return keeping.main(arguments)
+
+
 def _drill(arguments: Arguments) -> int:
     from runtime.ops.drill import command
 
@@ -322,6 +328,7 @@ SUBCOMMANDS = (
     Subcommand("stack", "show in which line of the script each worker of this machine is, and its threads", _stack),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
     Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
+    Subcommand("keep", "run a process as a container's own, and start it again as long as that can help", _keep),
     Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _slurm),
     Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
     Subcommand("add", "start workers of this machine that join the job", _add),

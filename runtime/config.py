@@ -136,6 +136,10 @@ class Settings:
     host_rest_s: HostRest
     preemption_command: str | None
     max_restarts: int
+    recover_strategy: str
+    recover_attempts: int
+    process_recover: bool | None
+    pod_rescheduling: bool | None
     monitor_interval_s: float
     shutdown_timeout_s: float
     plain: bool

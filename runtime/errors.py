@@ -33,6 +33,7 @@
     ├── UntrainedError               88   the script ended and never trained with the others
     ├── UnequalError                 89   the ranks did not hold the same state; nothing of it counts as finished
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
+    ├── LevelsSpentError             92   a process was tried again as often as may be; the whole job has to be
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -268,6 +269,12 @@ class UntrainedError(SameBitsError):
     """The script came to its end and never trained in the job: ``runtime.elastic.run`` was not called, or not left."""
 
     exit_code = 88
+
+
+class LevelsSpentError(SameBitsError):
+    """A process was tried again as often as RECOVER_ATTEMPTS says, at every level below: the whole job has to be."""
+
+    exit_code = 92
 
 
 class CommunicationError(SameBitsError):

@@ -21,6 +21,8 @@ from runtime.urls import has_password
 
 MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
+STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
+"""Ours, then those of Ascend's ``recover-strategy``; ``runtime.core.escalation`` says what each means."""
 LONGEST_S = 1e9
 """Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
 
@@ -209,6 +211,20 @@ def _parse_factor(text: str) -> float:
     return value
 
 
+def _parse_strategy(text: str) -> str:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if wrong := [word for word in words if word not in STRATEGY_WORDS]:
+        raise WrongValueError(f"{wrong[0][:40]!r} is none of them")
+    return ",".join(words)
+
+
+def _parse_turn(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("on", "off", "pause"):
+        raise WrongValueError()
+    return value == "on"
+
+
 def _parse_share(text: str) -> float:
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
         percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", text)
@@ -271,6 +287,12 @@ _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
 _FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
+_STRATEGY = Kind(
+    f"words of {', '.join(STRATEGY_WORDS)}, with commas",
+    f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔",
+    _parse_strategy,
+)
+_TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
@@ -573,6 +595,28 @@ VARIABLES: tuple[Variable, ...] = (
         "How often in one window a process that died is started again without a person; `0`: never.",
         "一个时间窗口内，死亡的进程无需人工即可自动重启的次数上限；`0` 表示从不。",
         shown_default=("0 (`samebits run` exports 32767 unless set)", "0（未设置时 `samebits run` 导出 32767）"),
+    ),
+    Variable(
+        "RECOVER_STRATEGY", "recover_strategy", _STRATEGY, "process,pod", _SUPERVISION,
+        "Under `samebits keep`: at which levels a process that died is tried again, lowest first (docs/clusters.md).",
+        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始（docs/clusters.zh-CN.md）。",
+    ),
+    Variable(
+        "RECOVER_ATTEMPTS", "recover_attempts", _whole(1, MOST_RESETS), "3", _SUPERVISION,
+        "How often each level is tried in vain before the next one.",
+        "每个级别连续失败多少次后升到下一级。",
+    ),
+    Variable(
+        "PROCESS_RECOVER", "process_recover", _TURN, None, _SUPERVISION,
+        "Ascend's switch of the process level; wins over RECOVER_STRATEGY.",
+        "昇腾的进程级开关；优先于 RECOVER_STRATEGY。",
+        shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
+    ),
+    Variable(
+        "POD_RESCHEDULING", "pod_rescheduling", _TURN, None, _SUPERVISION,
+        "Ascend's switch of the pod level; wins over RECOVER_STRATEGY.",
+        "昇腾的 pod 级开关；优先于 RECOVER_STRATEGY。",
+        shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
     ),
     Variable(
         "MONITOR_INTERVAL", "monitor_interval_s", _seconds(0.001), "5", _SUPERVISION,

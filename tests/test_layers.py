@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "core.point",
         "core.autoscale",
         "core.cause_table",
+        "core.escalation",
         "core.events",
         "core.goodput",
         "core.hangs",

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -16,8 +15,11 @@ import yaml
 from kubeflow_trainer_api import models
 
 from runtime import config
+from runtime.core.escalation import Level, levels_of
+from runtime.errors import LevelsSpentError
 from runtime.exit_codes import codes_to_give_up_at
 from runtime.settings_table import VARIABLES
+from tests.clusters.documented import lines_in
 from tests.system.processes import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "kubernetes"
@@ -175,8 +177,9 @@ def test_the_rules_of_restarting_are_the_exit_codes(folder: str) -> None:
     policies = list(values_of(rendered(folder), "podFailurePolicy"))
     assert len(policies) == 2
     for policy in policies:
-        fails = next(rule for rule in policy["rules"] if rule["action"] == "FailJob")
-        assert fails["onExitCodes"]["values"] == [code for code in FINAL if code not in (0, 143)]
+        fails = [rule["onExitCodes"]["values"] for rule in policy["rules"] if rule["action"] == "FailJob"]
+        next_level = LevelsSpentError.exit_code
+        assert fails == [[next_level], [code for code in FINAL if code not in (0, next_level, 143)]]
 
 
 def values_of(value: Any, key: str) -> Any:
@@ -184,28 +187,60 @@ def values_of(value: Any, key: str) -> Any:
         for name, one in value.items():
             if name == key:
                 yield one
-            else:
-                yield from values_of(one, key)
+            yield from values_of(one, key)
     elif isinstance(value, list):
         for one in value:
             yield from values_of(one, key)
 
 
-def test_the_script_around_a_process_gives_up_where_starting_again_cannot_help() -> None:
-    (listed,) = re.findall(r"^    ([\d|]+)\)$", (FOLDER / "base" / "keep.sh").read_text(), re.MULTILINE)
-    assert [int(code) for code in listed.split("|")] == FINAL
+@needs_kustomize
+@pytest.mark.parametrize("folder", VARIANTS)
+def test_the_job_level_is_a_new_job_and_what_cannot_be_helped_is_none(folder: str) -> None:
+    (policy,) = values_of(rendered(folder), "failurePolicy")
+    job_level, hopeless = policy["rules"]
+    message = f"Container worker for pod default/x failed with exit code {LevelsSpentError.exit_code} matching FailJob"
+    assert job_level["action"] == "RestartJobSet"
+    assert [bool(re.fullmatch(one, message)) for one in job_level["onJobFailureMessagePatterns"]] == [True]
+    assert not re.fullmatch(job_level["onJobFailureMessagePatterns"][0], message.replace("92", "87"))
+    assert hopeless["action"] == "FailJobSet"
+    assert policy["maxRestarts"] > 0
 
 
-def test_the_script_around_a_process_hands_on_its_status_and_its_signal(tmp_path: Path) -> None:
-    keep = ["sh", str(FOLDER / "base" / "keep.sh")]
-    assert subprocess.run([*keep, "sh", "-c", "exit 77"], timeout=60, check=False).returncode == 77
-    waits = "trap 'sleep 0.2; exit 143' TERM; echo ready; while :; do sleep 0.05; done"
-    with subprocess.Popen([*keep, "sh", "-c", waits], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        child.terminate()
-        assert child.wait(60) == 143
-    with subprocess.Popen([*keep, "sh", "-c", "exit 87"], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and b"ended with status 87" in child.stdout.readline()
-        assert child.poll() is None
-        child.terminate()
-        assert child.wait(60) == 0
+@needs_kustomize
+@pytest.mark.parametrize("folder", [*OVERLAYS, *VARIANTS])
+def test_the_levels_are_said_as_ascend_spells_them(folder: str) -> None:
+    """By the pod's labels and its annotation, told to ``samebits keep``; a StatefulSet has no job to make anew."""
+    templates = [one for one in values_of(rendered(folder), "template") if "containers" in one["spec"]]
+    assert len(templates) == 2
+    for template in templates:
+        metadata, (container,) = template["metadata"], template["spec"]["containers"]
+        told = {"ROLE": "worker", "NODE_ID": "0", "WORKER_NUM": "1"}
+        for one in container["env"]:
+            path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            found = re.fullmatch(r"metadata\.(labels|annotations)\['(pod-res|process-rec|recover-str)(.*)'\]", path)
+            if found is not None:
+                told[one["name"]] = metadata[found[1]][found[2] + found[3]]
+        settings = config.read(told)[0]
+        levels = levels_of(
+            settings.recover_strategy.split(","), process=settings.process_recover, pod=settings.pod_rescheduling
+        )
+        assert levels == tuple(Level) if folder in VARIANTS else (Level.PROCESS, Level.POD)
+        stays = ["--stay"] if folder in OVERLAYS else []
+        assert container["command"][: 2 + len(stays)] == ["samebits", "keep", *stays]
+
+
+@needs_kustomize
+def test_the_commands_of_the_page_name_what_is_there() -> None:
+    lines = lines_in("Kubernetes")
+    (folder,) = [found[1] for one in lines if (found := re.fullmatch(r"kubectl apply -k deploy/kubernetes/(\w+)", one))]
+    assert folder in OVERLAYS
+    pods = {f"{one['metadata']['name']}-0" for one in rendered(folder) if one["kind"] == "StatefulSet"}
+    assert {word for one in lines for word in re.findall(r"samebits-\w+-0", one)} <= pods
+    (name, key) = next(found.groups() for one in lines if (found := re.search(r"secret generic (\S+) .*=(\S+?)=", one)))
+    mounted = {one["secretName"] for one in values_of(rendered(folder), "secret")}
+    assert mounted == {name}
+    assert settings_in(folder)["CLUSTER_SECRET_FILE"].endswith(f"/{key}")
+    (image,) = {one["image"].partition(":")[0] for pod in pods_in(rendered(folder)) for one in pod["containers"]}
+    (build,) = [one for one in lines if one.startswith("podman build")]
+    assert f" -t {image} " in build
+    assert (REPOSITORY / "deploy" / "container" / "Containerfile").is_file()

@@ -1,0 +1,123 @@
+"""At which level a process that died is tried again, in its place, by its pod or by the whole job, and when the next.
+
+Only the choice lives here; who starts a process, a container or a job is the keeper's and its engine's. The one idea: a
+level is left for the next one when it was tried in vain so and so often, and a process that has held its seat for a
+while has shown that the level was enough, so everything is counted anew from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+STEADY_S = 60.0
+"""An attempt was a success where its process has held its seat for so long."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
+"""Between a death and the second attempt in the process's place, doubled from then on; the first is made at once."""
+
+
+class Level(Enum):
+    """What is started again."""
+
+    PROCESS = "process"
+    POD = "pod"
+    JOB = "job"
+
+
+_LEVELS_OF_A_WORD = {
+    "process": Level.PROCESS,
+    "retry": Level.PROCESS,
+    "recover": Level.PROCESS,
+    "recover-in-place": Level.PROCESS,
+    "pod": Level.POD,
+    "job": Level.JOB,
+    "exit": Level.JOB,
+    "dump": None,  # a worker saves its last commit whatever becomes of it
+    "elastic-training": None,  # what the others do meanwhile is MIN_WORKER_NUM's to say
+}
+STRATEGY_WORDS = tuple(_LEVELS_OF_A_WORD)
+
+
+def levels_of(words: Sequence[str], *, process: bool | None = None, pod: bool | None = None) -> tuple[Level, ...]:
+    """The levels of RECOVER_STRATEGY, in the order in which they are tried.
+
+    Args:
+        words: of STRATEGY_WORDS: our own, and those of Ascend's ``recover-strategy``.
+        process: PROCESS_RECOVER, or None where it says nothing.
+        pod: POD_RESCHEDULING, likewise.
+    """
+    wanted = {level for word in words if (level := _LEVELS_OF_A_WORD[word]) is not None}
+    for level, switch in ((Level.PROCESS, process), (Level.POD, pod)):
+        if switch is not None:
+            wanted = wanted | {level} if switch else wanted - {level}
+    return tuple(level for level in Level if level in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How far a place has come: the level that was tried last, and how often. Kept while the pod lives."""
+
+    level: Level
+    attempts: int
+
+    def __str__(self) -> str:
+        return f"{self.level.value} {self.attempts}"
+
+    @classmethod
+    def read(cls, text: str) -> Tried | None:
+        """The reverse of ``str``; None for anything else."""
+        found = re.fullmatch(r"(process|pod|job) ([1-9][0-9]{0,5})", text.strip(), re.ASCII)
+        return None if found is None else cls(Level(found[1]), int(found[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows from a death. ``level`` is None where no level is left."""
+
+    level: Level | None
+    attempt: int
+    wait_s: float
+    said: str
+
+
+class Escalation:
+    """The levels of one place in the job.
+
+    Args:
+        levels: that may be tried, lowest first.
+        attempts: RECOVER_ATTEMPTS: how often each.
+        tried: what is known from before.
+    """
+
+    def __init__(self, levels: Sequence[Level], attempts: int, tried: Tried | None = None) -> None:
+        self._levels = tuple(levels)
+        self._most = attempts
+        self.tried = tried if tried is not None and tried.level in self._levels else None
+
+    def died(self, held_s: float) -> Step:
+        """The process has ended, and starting it again may help; it had held its seat for ``held_s`` seconds."""
+        in_vain = self.tried if held_s < STEADY_S else None
+        level, attempt, spent = self._next(in_vain)
+        if level is None:
+            self.tried = in_vain
+            return Step(None, 0, 0.0, f"no level is left: {self._spent(spent)}" if spent else "no level is to be tried")
+        self.tried = Tried(level, attempt)
+        said = f"{level.value} level, attempt {attempt} of {self._most}"
+        wait_s = 0.0
+        if level is Level.PROCESS and attempt > 1:
+            wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * float(2.0 ** min(attempt - 2, 10)))
+        return Step(level, attempt, wait_s, f"{said}, as {self._spent(spent)}" if spent and attempt == 1 else said)
+
+    def _next(self, in_vain: Tried | None) -> tuple[Level | None, int, Level | None]:
+        """The level to try, the attempt's number, and the level that was spent for it."""
+        if in_vain is None:
+            return (self._levels[0] if self._levels else None), 1, None
+        if in_vain.attempts < self._most:
+            return in_vain.level, in_vain.attempts + 1, None
+        above = self._levels[self._levels.index(in_vain.level) + 1 :]
+        return (above[0] if above else None), 1, in_vain.level
+
+    def _spent(self, level: Level) -> str:
+        return f"{self._most} attempt{'s'[: self._most != 1]} at the {level.value} level failed"

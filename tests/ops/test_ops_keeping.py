@@ -1,0 +1,107 @@
+"""``samebits keep`` around a process: its status is the engine's word, and each step is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.__main__ import main
+from runtime.ops.keeping import LevelsSpentError
+from tests.system.processes import environment_of_tests
+
+COUNTS = 'echo started >> "$COUNT"; '
+
+
+def kept(tmp_path: Path, script: str, *options: str, **settings: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "runtime", "keep", *options, "sh", "-c", script]
+    ours = {"PROBE_FILE": str(tmp_path / "probe"), "ROLE": "scheduler", "WORKER_NUM": "1", "COUNT": str(tmp_path / "n")}
+    return subprocess.Popen(
+        command,
+        env=environment_of_tests() | ours | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def starts(tmp_path: Path) -> int:
+    return (tmp_path / "n").read_text().count("started")
+
+
+@pytest.mark.parametrize("status", [0, 1, 64, 87, 143])
+def test_where_starting_again_cannot_help_the_status_is_handed_on(tmp_path: Path, status: int) -> None:
+    with kept(tmp_path, f"{COUNTS} exit {status}") as keeper:
+        said, _ = keeper.communicate(timeout=60)
+    assert (keeper.returncode, starts(tmp_path), said) == (status, 1, "")
+
+
+def test_from_level_to_level(tmp_path: Path) -> None:
+    """The pod level ends the container with a status that has it started again; what was tried lies in its pod."""
+    strategy = {"RECOVER_STRATEGY": "recover,exit", "POD_RESCHEDULING": "on", "RECOVER_ATTEMPTS": "1"}
+    said = []
+    for count, status in ((2, 137), (3, LevelsSpentError.exit_code), (4, LevelsSpentError.exit_code)):
+        with kept(tmp_path, f"{COUNTS} kill -9 $$", **strategy) as keeper:
+            text, _ = keeper.communicate(timeout=60)
+        said.append(text)
+        assert (keeper.returncode, starts(tmp_path)) == (status, count), text
+    assert said[0] == (
+        "samebits keep: scheduler: process level, attempt 1 of 1: started again in its place after SIGKILL\n"
+        "samebits keep: scheduler: pod level, attempt 1 of 1, as 1 attempt at the process level failed: its container "
+        "has to start again after SIGKILL\n"
+    )
+    assert "job level, attempt 1 of 1, as 1 attempt at the pod level failed: the whole job" in said[1]
+    assert "no level is left: 1 attempt at the job level failed: given up (status 92)" in said[2]
+
+
+def test_a_signal_is_handed_on_and_nothing_is_started_again(tmp_path: Path) -> None:
+    waits = COUNTS + "trap 'sleep 0.2; exit 77' TERM; echo ready; while :; do sleep 0.05; done"
+    with kept(tmp_path, waits) as keeper:
+        assert keeper.stdout is not None and keeper.stdout.readline() == "ready\n"
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(60) == 77
+    assert starts(tmp_path) == 1
+
+
+def test_who_is_to_stay_stays_until_it_is_ended(tmp_path: Path) -> None:
+    with kept(tmp_path, f"{COUNTS} exit 87", "--stay") as keeper:
+        assert keeper.stdout is not None and "ended with status 87; it is not started" in keeper.stdout.readline()
+        assert keeper.poll() is None
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(60) == 0
+    assert starts(tmp_path) == 1
+
+
+def test_wrong_settings_stay_too(tmp_path: Path) -> None:
+    with kept(tmp_path, COUNTS, "--stay", RECOVER_STRATEGY="reboot") as keeper:
+        assert keeper.stdout is not None
+        assert "'reboot' is none of them" in keeper.stdout.readline()
+        assert "ended with status 64" in keeper.stdout.readline()
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(60) == 0
+
+
+def test_a_command_that_is_not_there_is_tried_at_no_end_of_attempts(tmp_path: Path) -> None:
+    with kept(tmp_path, "", RECOVER_ATTEMPTS="1", RECOVER_STRATEGY="dump", PATH="/nowhere") as keeper:
+        said, _ = keeper.communicate(timeout=60)
+    assert keeper.returncode == LevelsSpentError.exit_code
+    assert "sh: No such file or directory" in said and "no level is to be tried" in said
+
+
+def test_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "probe.tried").symlink_to("/etc/passwd")
+    with kept(tmp_path, COUNTS) as keeper:
+        said, _ = keeper.communicate(timeout=60)
+    assert keeper.returncode == 71, said
+    assert not (tmp_path / "n").exists()
+
+
+def test_without_a_command_there_is_nothing_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keep"]) == 80
+    assert "which command?" in capsys.readouterr().err
+    assert os.environ.get("ROLE") is None
