@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtime import config
 from runtime.errors import UsageError
+from runtime.ops import scaling
 from runtime.ops.statefulset import MAX_ANSWER_BYTES, StatefulSet
 from tests.clusters.api_server import PATH, ApiServer
 from tests.clusters.test_kubernetes import FOLDER, NEWEST, needs_kustomize, rendered, require_valid, settings_in, the
+from tests.ops.shell_job import UNTIL_TOLD, ShellJob
+from tests.system.processes import REPOSITORY
 
 NAME = "samebits-worker"
 
@@ -91,6 +97,61 @@ def test_who_is_in_no_cluster_is_told_so(tmp_path: Path) -> None:
     there = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(UsageError, match=r"no pod with a service account"):
         StatefulSet.of_this_pod(NAME, there, tmp_path)
+
+
+def test_a_size_that_it_has_already_is_neither_asked_for_nor_kept(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(scaling, "decide_once", lambda settings, text: kept.append(text))
+    bring_to = scaling.of_statefulset(workers(server), config.read({"WORKER_NUM": "2"}, role_required=False)[0])
+    for _ in range(3):
+        bring_to(4, "the queue is 200% of its target")
+    assert [method for method, _ in server.asked] == ["GET", "PATCH", "GET", "GET"]
+    assert kept == ["statefulset samebits-worker: 2 → 4 pods: the queue is 200% of its target"]
+
+
+@pytest.mark.system
+@pytest.mark.thorough
+def test_a_pod_that_knows_only_its_environment_sizes_the_job(server: ApiServer, tmp_path: Path) -> None:
+    """The test is the cluster: what the StatefulSet is to have it starts, or has leave."""
+    folder, pod = tmp_path / "a job", tmp_path / "pod"
+    folder.mkdir(), pod.mkdir()
+    job = ShellJob(folder, WORKER_NUM="1", MIN_WORKER_NUM="1", MAX_WORKER_NUM="3")
+    try:
+        server.replicas = 1
+        (folder / "queue").write_text("30")
+        shell = job.run("--reports", "queue", *UNTIL_TOLD)
+        job.wait_view(lambda view: view.alive == 1 and "queue" in view.workers[0].figures)
+        account = "mount -t tmpfs t /run && mkdir -p /run/secrets/kubernetes.io && ln -s "
+        account += f"'{server.folder}' /run/secrets/kubernetes.io/serviceaccount"  # in a /run of its own
+        words = [sys.executable, "-P", "-m", "runtime", "autoscale", "--statefulset", NAME, "--every", "0.2"]
+        words += ["--queue-per-worker", "15", "--settle", "0", "--shrink-after", "0.5", "--least-gain", "0"]
+        scaler = job.shell(
+            *("unshare", "--mount", "sh", "-c", f'{account} && exec "$@"', "pod", *words),
+            folder=pod,
+            **job.settings,
+            **server.environment,
+            PYTHONPATH=str(REPOSITORY),
+        )
+        scaler.wait_for(r"1 → 2 workers: the queue is 200% of its target\n")
+        scaler.wait_until(lambda: server.replicas == 2)
+        assert job.tool("add", "1").end() == 0
+        (folder / "queue.new").write_text("0")
+        (folder / "queue.new").rename(folder / "queue")
+        job.wait_view(lambda view: view.alive == view.world_size == 2)
+        scaler.wait_until(lambda: server.replicas == 1)
+        assert job.tool("remove", "1").end() == 0
+        job.wait_view(lambda view: view.alive == view.world_size == 1)
+        scaler.send(signal.SIGTERM)
+        scaler.end()
+        job.let_finish()
+        assert shell.end() == 0, shell.text
+        history = job.tool("history")
+        assert history.end() == 0 and "statefulset samebits-worker: 1 → 2 pods: the queue is 200%" in history.text
+    finally:
+        left = job.close()
+    assert not left, f"left behind: {left}\n{job.tails()}"
 
 
 # ---- deploy/kubernetes/autoscale
