@@ -53,6 +53,7 @@ class WorkQueue:
             )
         self._key = f"work/{name}"
         self._items: dict[bytes, list[Any]] = {}  # of the puts that were used last
+        self._version = 0  # of the state, when it was seen last: it only rises
         process = context.current(f"runtime.WorkQueue({name!r})")
         process.begins[self._key] = self._begin
         if process.generation is not None:
@@ -167,6 +168,12 @@ class WorkQueue:
 
     def _read(self) -> tuple[WorkState, int]:
         found = key_value.read(self._key)
+        if found.version < self._version:
+            raise KeyValueError(
+                f"runtime.WorkQueue: key {self._key!r}, which holds the queue, is gone: somebody has deleted it, or "
+                "the scheduler's RECOVERY_PATH was lost. Fix: keep RECOVERY_PATH on a disk that outlives its host"
+            )
+        self._version = found.version
         if not found.version:
             return WorkState(), 0
         try:

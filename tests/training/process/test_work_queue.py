@@ -1,0 +1,177 @@
+"""A script's calls on a queue, against a real store of keys: what is done once, refused, and found to be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+import runtime
+from runtime.core.key_value import KeyStore
+from runtime.core.messages import MAX_VALUE_BYTES, Credential, KeyAnswer, KeyCall
+from runtime.core.point import Point
+from runtime.core.work_queue import MAX_PUTS
+from runtime.errors import GenerationEndedError, KeyValueError, UsageError
+from runtime.training.process import context
+
+
+@dataclass
+class Process:
+    """A worker's process, as far as a queue sees it; its calls reach the store at once."""
+
+    store: KeyStore
+    name: str = "0"
+    before_change: Callable[[], None] | None = None  # somebody is faster, once
+    calls: int = 0
+    agent: Any = None
+    begins: dict[str, Callable[[Any], object]] = field(default_factory=dict)
+    generation: Any = None
+    is_over: bool = False
+    ending: Any = field(default_factory=lambda: SimpleNamespace(is_through=False))
+
+    def __post_init__(self) -> None:
+        self.agent = SimpleNamespace(
+            step=0, interrupted=False, committed_point=None, figures=(), call_keys=self.call_keys
+        )
+
+    def call_keys(self, ask: Any, timeout_s: float | None, *, is_wait: bool = False) -> KeyAnswer:
+        if ask.changes and self.before_change is not None:
+            faster, self.before_change = self.before_change, None
+            faster()
+        self.calls += 1
+        sender = Credential("job", self.name, f"s{self.name}", 1)
+        call = KeyCall(sender, self.calls, self.calls, ask.op, ask.key, ask.value, ask.version, ask.amount)
+        (answer,) = self.store.take(call).answers
+        return answer
+
+    def begin(self, generation: int, restore: int) -> None:
+        self.generation = SimpleNamespace(generation=generation, restore=Point(restore, generation - 1))
+        self.agent.step = restore
+        for told in self.begins.values():
+            told(self.generation)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    made = Process(KeyStore(1))
+    monkeypatch.setattr(context, "_process", made)
+    yield made
+
+
+def commit(process: Process) -> None:
+    process.agent.step += 1
+
+
+def test_what_is_put_is_taken_once_and_in_order(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    queue.put(["a", 2, {"three": [3]}])
+    process.begin(1, 0)
+    assert queue.waiting() == 3
+    assert [queue.take(2), queue.take(2), queue.take()] == [["a", 2], [{"three": [3]}], []]
+
+
+def test_a_put_said_again_is_one_also_when_all_is_done_with(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    for _ in range(2):
+        queue.put(range(3))
+    process.begin(1, 0)
+    assert queue.take(9) == [0, 1, 2]
+    commit(process)
+    process.agent.committed_point = Point(1, 1)
+    assert queue.take() == []
+    queue.put(range(3))
+    assert queue.waiting() == 0
+    queue.put(range(3), key="the second epoch")
+    assert queue.take(9) == [0, 1, 2]
+    emptied = [key for key, held in process.store.keys.items() if held.value == msgspec.msgpack.encode(b"")]
+    assert len(emptied) == 1, "what is done with takes no room"
+
+
+def test_a_lost_step_gives_its_items_back_and_a_new_process_sees_it(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    queue.put(range(4))
+    process.begin(1, 0)
+    queue.take()
+    commit(process)
+    assert queue.take() == [1]
+    process.begin(2, 1)
+    assert queue.take(9) == [1, 2, 3]
+
+
+def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, taken = runtime.WorkQueue(), []
+    queue.put(range(4))
+    process.begin(1, 0)
+    rival = Process(process.store, "1", generation=process.generation)
+
+    def faster() -> None:
+        monkeypatch.setattr(context, "_process", rival)
+        taken.extend(runtime.WorkQueue().take())
+        monkeypatch.setattr(context, "_process", process)
+
+    process.before_change = faster
+    taken.extend(queue.take())
+    assert taken == [0, 1]
+
+
+def test_more_than_a_key_holds_are_several_and_each_is_found(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    items = [bytes([number]) * 20_000 for number in range(9)]
+    queue.put(items)
+    process.begin(1, 0)
+    assert [queue.take()[0] for _ in items] == items
+
+
+def test_who_is_left_behind_by_a_generation_takes_nothing(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    queue.put(range(4))
+    process.begin(2, 0)
+    process.generation = SimpleNamespace(generation=1, restore=None)
+    with pytest.raises(GenerationEndedError):
+        queue.take()
+    assert queue.waiting() == 4
+
+
+def test_a_queue_that_is_gone_is_no_empty_one(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    queue.put(range(4))
+    process.begin(1, 0)
+    process.store = KeyStore(2)
+    with pytest.raises(KeyValueError, match=r"is gone.*RECOVERY_PATH was lost\. Fix: "):
+        queue.take()
+
+
+def test_what_makes_no_sense_is_refused(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    with pytest.raises(UsageError, match=r"outside of the training function.*Fix: "):
+        queue.take()
+    process.begin(1, 0)
+    for count in (0, -1, 1.5, None):
+        with pytest.raises(UsageError, match=r"expected 1 or more.*Fix: "):
+            queue.take(count)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="msgpack has no place for"):
+        queue.put([object()])
+    with pytest.raises(UsageError, match=rf"an item of {MAX_VALUE_BYTES + 5} bytes.*Fix: "):
+        queue.put([b"x" * MAX_VALUE_BYTES])
+    for name in ("", "x" * 193, 7):
+        with pytest.raises(UsageError, match=r"1 to 192 bytes.*Fix: "):
+            runtime.WorkQueue(name)  # type: ignore[arg-type]
+    assert queue.waiting() == 0
+
+
+def test_puts_that_are_not_done_with_are_bounded(process: Process) -> None:
+    queue = runtime.WorkQueue()
+    for number in range(MAX_PUTS):
+        queue.put([number])
+    with pytest.raises(KeyValueError, match=r"512 puts are not done with.*Fix: "):
+        queue.put(["one more"])
+
+
+def test_a_key_that_holds_something_else_is_named(process: Process) -> None:
+    runtime.kv.put("work/mine", 7)
+    with pytest.raises(KeyValueError, match=r"'work/mine' holds no queue.*Fix: "):
+        runtime.WorkQueue("mine").put([1])
