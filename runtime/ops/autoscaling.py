@@ -63,29 +63,30 @@ def main(arguments: Sequence[str]) -> int:
         shrink_after_s=options.shrink_after,
         least_gain=options.least_gain,
     )
-    scaler, meter, said, away = Autoscaler(limits), Meter(options.queue_file), Decision(0, ""), ""
+    scaler, meter, said, trouble = Autoscaler(limits), Meter(options.queue_file), Decision(0, ""), ""
     _say(f"{limits.least} to {limits.most} workers, looked at every {options.every:g} s; Ctrl-C ends this, not the job")
     with Signals() as signals:
         poll = select.poll()
         poll.register(signals, select.POLLIN)
         while not poll.poll(options.every * 1000):
-            view = look(job.settings).view
-            if view is None or view.from_journal:
-                away = _said_once(away, "no scheduler of this job answers: its size stays until one does")
-                continue
-            away = ""
-            if view.training_finished or view.job_finished:
+            found = look(job.settings)
+            view = found.view
+            if view is not None and (view.training_finished or view.job_finished):
                 _say("the job has finished")
                 break
+            if view is None or not found.scheduler_serves:
+                trouble = _said_once(trouble, "no scheduler of this job answers: its size stays until one does")
+                continue
             decision = scaler.decide(meter.read(view, time.monotonic(), job.room()))
             if decision.size != view.world_size and decision != said:
                 _say(f"{view.world_size} → {decision.size} workers: {decision.reason}")
             said = decision
-            if decision.size != view.world_size and not options.dry_run:
-                try:
+            try:
+                if decision.size != view.world_size and not options.dry_run:
                     job.bring_to(decision.size, decision.reason)
-                except SameBitsError as error:  # said, and seen again at the next look
-                    _say(str(error))
+                trouble = ""
+            except SameBitsError as error:  # said once, and tried again at the next look
+                trouble = _said_once(trouble, str(error))
     return 0
 
 

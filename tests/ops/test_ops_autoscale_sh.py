@@ -42,10 +42,10 @@ def test_a_job_of_one_becomes_two_and_one_again_by_what_it_reports(job: ShellJob
     waits(job, 0)
     scaler.wait_for(r"2 → 1 workers: 1 workers would have been enough for 1 s: the queue is 0% of its target\n")
     job.wait_view(lambda view: view.alive == view.world_size == 1)
-    scaler.process.terminate()
-    scaler.end()
     job.let_finish()
     assert shell.end() == 0, shell.text
+    scaler.wait_for("the job has finished")
+    assert scaler.end() == 0
     assert [text[:15] for text in decisions(job)] == ["1 → 2 workers: ", "2 → 1 workers: "], "each once"
 
 
@@ -61,10 +61,8 @@ def test_a_job_grows_from_one_to_four_and_back_with_its_queue(job: ShellJob) -> 
     last = job.wait_view(lambda view: view.alive == view.world_size == 1)
     job.let_finish()
     assert shell.end() == 0, shell.text
-    scaler.wait_for("the job has finished|no scheduler of this job answers")
-    if scaler.process.poll() is None:
-        scaler.process.terminate()
-    scaler.end()
+    scaler.wait_for("the job has finished")
+    assert scaler.end() == 0
 
     (left,) = [one.node for one in last.workers if one.presence.value == "alive"]
     assert re.findall(r"counts from (\d+) to (\d+)", job.log(f"worker_{left}")) == [("1", "1")], "each item once"
