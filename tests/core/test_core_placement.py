@@ -46,6 +46,19 @@ def test_a_host_that_goes_is_drained_with_its_reason() -> None:
     assert orders.reasons[0] == Reason("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
 
 
+def test_of_two_answers_between_two_turns_no_change_is_lost_and_a_flap_is_none() -> None:
+    placement = begun(a=1, b=1)
+    running = {"0": "a", "1": "b"}
+    placement.seen(hosts(a=1, b=1, c=1))
+    placement.seen(hosts(a=1, c=1, d=1))
+    orders = placement.next(running, {}, 0)
+    assert (orders.drain, orders.start) == (["1"], [("2", "c"), ("3", "d")])
+    flapped = begun(a=1, b=1)
+    flapped.seen(hosts(a=1))
+    flapped.seen(hosts(a=1, b=1))
+    assert flapped.next(running, {}, 0) == Orders()
+
+
 def test_fewer_slots_and_a_smaller_wish_drain_who_came_last() -> None:
     placement = begun(a=3)
     running = {"0": "a", "1": "a", "2": "a"}
