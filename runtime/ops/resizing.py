@@ -20,7 +20,9 @@ from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops import kept_start
+from runtime.ops.host_launch import is_here
 from runtime.ops.job_view import JobView, Presence
+from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
 from runtime.ops.programs import program_of
 from runtime.ops.recover import look
@@ -39,7 +41,8 @@ def add(arguments: Sequence[str]) -> int:
     parser.add_argument("count", type=int, nargs="?", default=1, help="how many (default 1)")
     options = parser.parse_args(arguments)
     hear_signals()
-    log_dir, _ = kept_start.read_here()
+    log_dir, kept = kept_start.read_here()
+    require_no_driver(kept, "add")
     with StartLock(log_dir), Signals():
         _add(log_dir, options.count)
     return 0
@@ -73,10 +76,24 @@ def remove(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("nodes", nargs="+", metavar="NODE", help="its NODE_ID")
     leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
-    log_dir, _ = kept_start.read_here()
+    log_dir, kept = kept_start.read_here()
+    require_no_driver(kept, "remove")
     with StartLock(log_dir):
         release(log_dir, leaving)
     return 0
+
+
+def require_no_driver(kept: KeptStart, command: str) -> None:
+    """Whether somebody decides already who runs where.
+
+    Raises:
+        UsageError: the job's hosts are discovered.
+    """
+    if kept.hosts:
+        raise UsageError(
+            f"samebits {command}: this job's hosts are discovered, and whoever follows it decides who runs where. Fix: "
+            "`samebits scale N` for another size, `samebits drain NODE|HOST` before a machine goes"
+        )
 
 
 def release(log_dir: Path, leaving: Sequence[str]) -> None:
@@ -91,6 +108,9 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
     check_removal(nodes, view_of(settings), leaving)
     kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
     for node in leaving:
+        if not is_here(kept.hosts.get(node, "localhost")):  # what runs here only holds it; the driver asks the worker
+            _say(f"worker {node} on {kept.hosts[node]} leaves at its next commit")
+            continue
         identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
         is_told = identity is not None and send_signal(identity, signal.SIGTERM)
         _say(f"worker {node} ({identity}) leaves after its present step" if is_told else f"worker {node} is gone")

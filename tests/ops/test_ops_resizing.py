@@ -11,7 +11,7 @@ from runtime.config import Settings
 from runtime.errors import UsageError
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
-from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add, standing
+from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from tests.ops.views import view, worker
 
 HERE = ("0", "1", "2")
@@ -99,3 +99,11 @@ def test_who_is_on_the_way_in_counts_and_who_is_on_the_way_out_does_not(
 def test_a_worker_that_is_started_again_is_on_its_way_in() -> None:
     seen = replace(ELASTIC, workers=(worker(0), worker(1), worker(2, Presence.LOST)))
     assert standing(("0", "1", "2.1"), seen, ("0", "1", "2.1")) == ["0", "1", "2.1"]
+
+
+@pytest.mark.parametrize("command", ["add", "remove"])
+def test_where_hosts_are_discovered_nobody_else_decides_who_runs_where(command: str) -> None:
+    kept = KeptStart(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3"})
+    require_no_driver(kept, command)
+    with pytest.raises(UsageError, match=rf"^samebits {command}: .* Fix: `samebits scale N`"):
+        require_no_driver(replace(kept, hosts={"0": "b"}), command)
