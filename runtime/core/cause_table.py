@@ -84,7 +84,7 @@ _LOADER_KILLED = Row(
     "a DataLoader's worker process was killed",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit or the size of /dev/shm, or use fewer loader processes",
-    texts=("is killed by signal",),
+    texts=("is killed by signal", "DataLoader worker (pid(s)"),
 )
 _CRASHED = Row(
     "it crashed in compiled code",
@@ -100,6 +100,11 @@ _PREEMPTED = Row(
     "it was asked to leave: a preemption, a scale-down, a person",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; it has finished its step and left"),
     signals=frozenset({Signal.TERM, Signal.INT, Signal.HUP}),
+)
+_INTERRUPTED = Row(
+    "it was interrupted (SIGINT), by a person or a launcher",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, ask who sends the signal"),
+    texts=("KeyboardInterrupt",),
 )
 _KILLED = Row(
     "it was killed by a signal",
@@ -279,7 +284,7 @@ TABLE: tuple[Row, ...] = (
     *(_ENDED, _WRONG, _TORN_OUT, _TAKEN_OVER),
     *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
     *(_CRASHED, _PREEMPTED, _KILLED),
-    *(_NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
+    *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
     *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),

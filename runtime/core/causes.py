@@ -2,8 +2,8 @@
 
 Here lives what is believed about causes, and their sentence. Never here: what is done about a loss. The one idea: the
 first loss is the cause and what comes later follows from it, so the first is written to the journal before anybody is
-told, and every later message names it; processes that die without a word within ``AT_ONCE_S`` of it are causes, too,
-for nobody can tell which of them was first.
+told, and every later message names it; processes that die within ``AT_ONCE_S`` of it without a word, or of another
+error, are causes, too, for nobody can tell which of them was first.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ class Causes:
             return found if isinstance(found, str) else sentence(found, self._followers.get(generation, ()))
         return ""
 
-    def take(self, cause: CauseFound, *, spoke: bool) -> bool:
+    def take(self, cause: CauseFound, *, spoke: bool, is_echo: bool = False) -> bool:
         """A member of a generation is lost, or dies; whether that is to be remembered as a cause.
 
         Args:
             cause: its loss; once more where it had said that it dies.
-            spoke: it has said what error it dies of: behind an earlier loss that is most likely the consequence.
+            spoke: it has said what error it dies of: where another one has said the same, they met it together.
+            is_echo: that error is a broken connection, which behind an earlier loss is its consequence.
         """
         found = self._of.setdefault(cause.generation, [])
         followers = self._followers.setdefault(cause.generation, set())
         if isinstance(found, str) or cause.rank in followers or any(one.node == cause.node for one in found):
             return False
-        is_at_once = not spoke and bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES
+        is_known = is_echo or (spoke and any(_reason(one) == _reason(cause) for one in found))
+        is_at_once = bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES and not is_known
         if not found or is_at_once:
             found.append(cause)
             return True
@@ -106,6 +108,11 @@ def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> s
     if followers:
         text += f"; {_ranks(sorted(followers))} followed"
     return text
+
+
+def _reason(cause: CauseFound) -> str:
+    """Without what is done about it, which stands behind it in parentheses."""
+    return cause.text.rpartition(" (")[0] or cause.text
 
 
 def _who(cause: CauseFound) -> str:

@@ -55,9 +55,9 @@ class Ending:
         """What keeps the job from going on, where it is no member's loss."""
         self._causes.blame(self._ledger.state.generation_number, cause)
 
-    def lost(self, cause: CauseFound, *, spoke: bool) -> bool:
-        """Whether a member's loss, or that it dies, is a cause, and a new one; ``spoke``: it has said of what error."""
-        is_cause = self._causes.take(cause, spoke=spoke)
+    def lost(self, cause: CauseFound, *, spoke: bool, is_echo: bool) -> bool:
+        """Whether a member's loss, or that it dies, is a cause, and a new one; else as ``Causes.take`` has it."""
+        is_cause = self._causes.take(cause, spoke=spoke, is_echo=is_echo)
         if is_cause:
             self._ledger.write(cause)
         return is_cause

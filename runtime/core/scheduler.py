@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.core.admission import Admission
-from runtime.core.cause_table import Notice
+from runtime.core.cause_table import CauseClass, Notice, Row
 from runtime.core.causes import observed
 from runtime.core.consistency import Consistency
 from runtime.core.departures import ask_to_leave
@@ -613,7 +613,7 @@ class SchedulerCore:
             presence.ended = end
         elif presence.noticed_by in (Notice.GONE, Notice.CLOSED):
             presence.ended = end
-            text = f"{end.text} ({self._judgement_of(seat, '')})"
+            text = f"{end.text} ({self._judged(seat, '')[1]})"
             if self._ending.explain(seat, text):
                 self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
 
@@ -735,13 +735,13 @@ class SchedulerCore:
         if committed is None or rank is None:
             return False
         presence = self._ledger.presences[seat.node]
-        text = f"{reason} ({self._judgement_of(seat, reason if spoke else '')})"
+        row, judgement = self._judged(seat, reason if spoke else "")
         number, now = committed.generation, self._ledger.now
-        cause = CauseFound(number, rank, seat.node, seat.process, presence.step, now, text)
-        return self._ending.lost(cause, spoke=spoke)
+        cause = CauseFound(number, rank, seat.node, seat.process, presence.step, now, f"{reason} ({judgement})")
+        return self._ending.lost(cause, spoke=spoke, is_echo=spoke and row.cause is CauseClass.NETWORK)
 
-    def _judgement_of(self, seat: Seat, words: str) -> str:
-        """The class of a member's loss, and what is done about it; ``words`` are its own."""
+    def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
+        """The kind of a member's loss, with its class and what is done about it; ``words`` are its own."""
         ledger, policy = self._ledger, self._ledger.policy
         presence = ledger.presences[seat.node]
         seen = observed(presence, words, policy.node_timeout_s)
@@ -753,7 +753,7 @@ class SchedulerCore:
             has_launcher=bool(policy.token),
             shrinks_after_s=policy.shrink_grace_s if left >= policy.min_world_size else None,
         )
-        return judged(row, means)
+        return row, judged(row, means)
 
     def _gone(self, seat: Seat, why: str) -> None:
         """The seat has no live holder any more, for whatever reason."""

@@ -95,6 +95,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "被要求离开：抢占、缩容或人为",
         "无需处理；它完成当前一步后离开",
     ),
+    "it was interrupted (SIGINT), by a person or a launcher": (
+        "被人或启动器中断（SIGINT）",
+        "无需处理；若持续出现，查明是谁发出的信号",
+    ),
     "it was killed by a signal": ("被信号杀死", "无需处理；若持续出现，查明是谁发出的信号"),
     "a loss or a gradient is not finite": ("loss 或梯度不是有限值", "检查所指那一步的样本与学习率"),
     "a sample cannot be read": ("某个样本无法读取", "修复或剔除该样本：traceback 指明所在行"),

@@ -453,6 +453,8 @@ class Agent:
                 self._carry_out(ready)
                 wake_at = ready.wake_at
                 self._keep_time()
+        if self.life_sign is not None:
+            self.life_sign.beat_no_more()
         self._health.stop()
         if self._preemption is not None:
             self._preemption.stop()

@@ -78,6 +78,10 @@ class LifeSign:
         """The control thread runs Python now; whoever is on the host can see when it last did (``quiet_s``)."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
+    def beat_no_more(self) -> None:
+        """The control thread leaves: that it does not run from now on says nothing of the process, which ends."""
+        _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
+
     def give_up(self) -> None:
         """Called by the thread that holds it, once: what comes now is no death."""
         _libc.pthread_mutex_unlock(self._mutex)

@@ -48,6 +48,16 @@ def test_one_that_dies_later_or_of_an_error_has_followed(at: float, spoke: bool)
     assert causes.first.startswith("rank 1 ") and causes.first.endswith("; rank 0 followed")
 
 
+def test_two_errors_at_once_are_two_and_a_broken_connection_behind_a_loss_is_its_echo() -> None:
+    causes = Causes()
+    words = ("failed at a.py:1: KeyError: 'x' (software; y)", "failed at a.py:2: ValueError: z (data; y)")
+    assert causes.take(cause(1, 10.0, text=words[0]), spoke=True)
+    assert causes.take(cause(2, 10.1, text=words[1]), spoke=True)
+    assert not causes.take(cause(0, 10.1, text=words[1].replace("; y", "; n")), spoke=True), "met together"
+    assert not causes.take(cause(3, 10.1, text="failed: Connection closed by peer"), spoke=True, is_echo=True)
+    assert causes.first.startswith("2 failed at once: rank 1 ") and causes.first.endswith("; ranks 0, 3 followed")
+
+
 def test_many_at_once_are_bounded() -> None:
     causes = Causes()
     assert [causes.take(cause(rank), spoke=False) for rank in range(6)] == [True] * 4 + [False] * 2
@@ -79,8 +89,8 @@ def test_who_says_of_what_it_dies_is_the_cause_before_its_seat_is_lost() -> None
     house.receive("s0", LastWords(house.credential("0"), "failed at train.py:88: RuntimeError: no", 41))
     assert house.ready.notes == [], "one sentence, however many ranks meet the same error"
     house.crash(0.2)
-    house.leave("1", on_purpose=False, text="RuntimeError: no")
-    house.leave("0", on_purpose=False, text="RuntimeError: no")
+    house.leave("1", on_purpose=False, text="failed at train.py:88: RuntimeError: no")
+    house.leave("0", on_purpose=False, text="failed at train.py:88: RuntimeError: no")
     assert house.core.first_cause.startswith("rank 1 (node 1, ") and "train.py:88" in house.core.first_cause
     assert house.core.first_cause.endswith("; rank 0 followed"), "each once, and the scheduler's end lost nothing"
     assert house.seat("1").is_lost and house.seat("0").is_lost

@@ -164,7 +164,7 @@ def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
     assert browser.complaints == []
 
 
-def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
+def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_its_end(
     tmp_path: Path, browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
@@ -175,7 +175,13 @@ def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
     try:
         job.wait_training()
         served = ServedLive(job)
-        page = browse(served.url, locale="en-US").page
+        browser = browse(served.url, locale="en-US")
+        page = browser.page
+        expect(page.locator("#link")).to_have_text("live", timeout=WAIT_MS)
+        expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
+        job.kill("scheduler")
+        expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
+        first_back = job.recover()
         expect(page.locator("#link")).to_have_text("live", timeout=WAIT_MS)
         expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
         job.kill("worker_1")
@@ -185,9 +191,10 @@ def test_a_live_job_is_followed_through_a_kill_and_beyond_its_end(
         expect(page.locator("#recoveries td.num").first).to_have_text(re.compile(r"\d+"), timeout=WAIT_MS)
         expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
         job.let_finish()
-        assert (shell.end(), back.end()) == (0, 0), shell.text
+        assert (shell.end(), first_back.end(), back.end()) == (0, 0, 0), shell.text
         expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
         expect(page.locator("#phase")).to_have_text("finished", timeout=WAIT_MS)
+        assert browser.complaints == []
     finally:
         if served is not None:
             served.close()

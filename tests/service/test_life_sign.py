@@ -163,5 +163,7 @@ def test_for_how_long_its_python_has_not_run_is_to_be_seen(monkeypatch: pytest.M
         assert quiet_s(os.getpid()) == 3.5
         now = 99.0
         assert quiet_s(os.getpid()) is None, "another boot's clock"
+        sign.beat_no_more()
+        assert quiet_s(os.getpid()) is None, "it leaves: who runs no Python from now on holds no lock"
     finally:
         sign.give_up()

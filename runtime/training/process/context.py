@@ -373,6 +373,7 @@ class _Ending:
         self.recovers = True
         self.is_through = False
         self._error: BaseException | None = None
+        self._words = ""  # said of it
         self._status = 0
 
     def install(self) -> None:
@@ -393,7 +394,8 @@ class _Ending:
         self._error = error
         is_told_to = isinstance(error, SameBitsError) and not isinstance(error, UsageError)
         if self.agent is not None and not is_told_to:
-            self.agent.speak_last(last_words(kind, error, traceback))  # before all that is slow, as a traceback is
+            self._words = last_words(kind, error, traceback)
+            self.agent.speak_last(self._words)  # before all that is slow, as a traceback is
         if isinstance(error, SameBitsError):
             for line in str(error).splitlines():
                 print(f"samebits: {line}", file=sys.stderr, flush=True)
@@ -409,7 +411,7 @@ class _Ending:
             self.agent.report_oddity(self.agent.step, text)
 
     def _at_end(self) -> None:
-        text = self._judge() if self._error is None else named(self._error)
+        text = self._judge() if self._error is None else self._words or named(self._error)
         if self.agent is not None:
             told_to = self._error is not None and self._error is self.agent.must_end
             if self.departure.has_left:

@@ -1,0 +1,236 @@
+"""One job after the other is failed on purpose, again and again, and what is on record of each fault is judged.
+
+Processes and waiting live here; the faults and the judgement are ``faults``'. The one idea: a fault is over when every
+member trains again, and by then whatever will ever be known of it is in the journal, so nothing is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.core.events import Event, Kind
+from runtime.core.lines import root_of
+from runtime.core.records import CauseFound, JobInterrupted, Record
+from runtime.ops import kept_start
+from runtime.ops.drill.rehearsal import free_environment, is_over, trains_since
+from runtime.ops.job_view import stored_view
+from runtime.ops.local_processes import end, name_of, process_names, read_pid_files, send_signal
+from runtime.service.events import read_events
+from runtime.service.history import history_of
+from runtime.store.journal import read_journal
+from runtime.store.process_identity import ProcessIdentity
+from tests.causes.faults import BY_NAME, FAULTS, PAIRS, WORKER, Fault, Said, wrong
+from tests.system.processes import PATIENCE, free_port
+
+WORKERS = 3
+PATIENCE_S = 90.0 * PATIENCE
+LOOK_S = 0.05
+STEPS_FIRST = 6  # the first steps of a generation have an allowance of their own
+EVERYWHERE = "everywhere"
+"""All workers meet the same error at one step: the job ends, and one of them is its cause."""
+SETTINGS = {
+    "REGISTER_COOLDOWN": "0",
+    "HEARTBEAT_INTERVAL": "0.25",
+    "NODE_TIMEOUT": "2.5",
+    "STEP_TIMEOUT": "2",
+    "OMP_NUM_THREADS": "1",
+}
+
+Plan = tuple[str, ...]
+"""The faults of one trial, each for another worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault or two at once; ``wrong`` is empty where all that is on record of it is right."""
+
+    faults: Plan
+    wrong: str
+    took_s: float
+
+
+def plan_of(count: int, seed: int, only: Sequence[str] = ()) -> list[Plan]:
+    """So many trials, every kind as often as any other, in an order that the seed gives."""
+    kinds: list[Plan] = [(fault.name,) for fault in FAULTS] + list(PAIRS) + [(EVERYWHERE,)]
+    kinds = [kind for kind in kinds if not only or "+".join(kind) in only]
+    rng = random.Random(seed)
+    found: list[Plan] = []
+    while len(found) < count:
+        rng.shuffle(kinds)
+        found += kinds
+    return found[:count]
+
+
+class FailingJob:
+    """A job of three workers in a folder of its own, whose follower starts again whoever dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "device" / "scheduler.log"
+        self._screen = folder / "follower.log"
+        words = ["run", "-n", str(WORKERS), "--max-restarts", "100000", "--sched-port", str(free_port())]
+        script = folder / WORKER.name  # its lines are then named from there
+        shutil.copy(WORKER, script)
+        with self._screen.open("ab") as screen:
+            self._follower = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime", *words, script.name],
+                cwd=folder,
+                env={**free_environment(os.environ), **SETTINGS},
+                stdin=subprocess.DEVNULL,
+                stdout=screen,
+                stderr=screen,
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """End what is left of it."""
+        self._follower.kill()
+        self._follower.wait()
+        for identity in self._running().values():
+            end(identity, 0.1)
+
+    # ---- what is on record
+
+    def _events(self) -> list[Event]:
+        return read_events(self._folder / "recovery")
+
+    def _records(self) -> list[Record]:
+        found = read_journal(self._folder / "recovery")
+        return [] if found is None else history_of(self._folder / "recovery", found.payloads)
+
+    def _running(self) -> dict[str, ProcessIdentity]:
+        log_dir = self._folder / "device"
+        kept = kept_start.read(log_dir)
+        if kept is None:
+            return {}
+        found = read_pid_files(log_dir, process_names(kept_start.nodes_of(log_dir, kept.settings())))
+        return {name: identity for name, identity in found.items() if identity.is_alive()}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return is_over(self._events())
+
+    def wait_until(self, is_so: Callable[[list[Event]], bool], what: str) -> None:
+        """Until the job's events show it.
+
+        Raises:
+            TimeoutError: they do not.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so(self._events()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not come: {self._screen.read_text(errors='replace')[-2000:]}")
+            time.sleep(LOOK_S)
+
+    def _wait_for_training(self) -> dict[str, ProcessIdentity]:
+        """Until all have made some steps; the members' processes by node, in the order of their slots."""
+
+        def trains(events: list[Event]) -> bool:
+            if trains_since(events) is None or len(self._running()) <= WORKERS:
+                return False
+            began = next(event.step for event in reversed(events) if event.kind is Kind.TRAINING)
+            return max(event.step for event in events) >= began + STEPS_FIRST
+
+        self.wait_until(trains, "training")
+        view = stored_view(self._folder / "recovery")
+        assert view is not None
+        running = self._running()
+        nodes = sorted((one.slot, one.node) for one in view.workers if one.slot is not None)
+        return {node: running[name_of(node)] for _, node in nodes}
+
+    # ---- faults
+
+    def fail(self, plan: Plan, rng: random.Random) -> str:
+        """Give these faults at once; what is wrong with what is on record of them."""
+        members = self._wait_for_training()
+        if plan == (EVERYWHERE,):
+            return self._fail_everywhere(members)
+        nodes = rng.sample(sorted(members), len(plan))
+        given = {node: BY_NAME[name] for node, name in zip(nodes, plan, strict=True)}
+        before, records = self._events(), len(self._records())
+        log_at, screen_at = self._log.stat().st_size, self._screen.stat().st_size
+        self._give(given, members)
+        generation = max(event.generation for event in before)
+
+        def is_over_again(events: list[Event]) -> bool:
+            if all(fault.goes_on for fault in given.values()):
+                return any(event.kind is Kind.NOTE for event in events[len(before) :])
+            trains = trains_since(events) is not None and max(event.generation for event in events) > generation
+            return trains or is_over(events)
+
+        self.wait_until(is_over_again, f"the end of {plan}")
+        if is_over(self._events()):
+            return f"the job ended: {self._screen.read_text(errors='replace')[screen_at:][-1000:]}"
+        causes = {one.node: one.text for one in self._records()[records:] if isinstance(one, CauseFound)}
+        said = wrong(given, Said(tuple(causes.items()), _since(self._log, log_at).splitlines()))
+        if said:
+            return said
+        for node in (node for node, fault in given.items() if fault.ends):
+            self.wait_until(
+                lambda _, node=node: (
+                    re.search(rf"worker.* {re.escape(node)}\b", _since(self._screen, screen_at)) is not None
+                ),
+                f"worker {node} on the screen",
+            )
+        return ""
+
+    def _give(self, given: Mapping[str, Fault], members: Mapping[str, ProcessIdentity]) -> None:
+        for node, fault in given.items():
+            if not fault.sent:
+                order = self._folder / f"order-{root_of(node)}.unfinished"
+                order.write_text(fault.name)
+                order.rename(self._folder / f"order-{root_of(node)}")
+        for node, fault in given.items():
+            if fault.sent:
+                assert send_signal(members[node], fault.sent), f"worker {node} had ended before"
+
+    def _fail_everywhere(self, members: Mapping[str, ProcessIdentity]) -> str:
+        self._give(dict.fromkeys(members, BY_NAME["exception"]), members)
+        self.wait_until(is_over, "the end of the job")
+        (cause,) = [one.text for one in self._records() if isinstance(one, JobInterrupted)][-1:]
+        one = wrong({"x": BY_NAME["exception"]}, Said([("x", cause.partition(": failed at")[2])], ()))
+        says = "failed first" in cause and "followed" in cause and "failed at worker.py:" in cause
+        return "" if says else f"{one} {cause}"
+
+
+def _since(log: Path, at: int) -> str:
+    """What was written there from this byte on."""
+    with log.open("rb") as file:
+        file.seek(at)
+        return file.read().decode(errors="replace")
+
+
+@contextmanager
+def failing_job(folder: Path) -> Iterator[FailingJob]:
+    """A job that is ended with all its processes."""
+    folder.mkdir(parents=True)
+    job = FailingJob(folder)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def run(folder: Path, plans: Sequence[Plan], seed: int) -> Iterator[Trial]:
+    """All these trials, in as few jobs as they leave standing."""
+    left, rng, number = list(plans), random.Random(seed), 0
+    while left:
+        number += 1
+        with failing_job(folder / f"job-{number}") as job:
+            while left:
+                plan, began_s = left.pop(0), time.monotonic()
+                said = job.fail(plan, rng)
+                yield Trial(plan, said, time.monotonic() - began_s)
+                if job.is_over:
+                    break

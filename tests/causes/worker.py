@@ -1,0 +1,149 @@
+"""A worker that trains until it is told to fail: then it does so in one of the ways that users know, in a known line.
+
+The order is a file in the job's folder, named for the worker's place, that holds the way; it is taken once. What comes
+from outside (a signal) needs no order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+import runtime
+
+FOR_EVER_S = 3600.0
+PAUSE_S = 0.02
+
+
+class Samples(Dataset[torch.Tensor]):
+    """float32 (2,); one of them may never come."""
+
+    def __len__(self) -> int:
+        return 1 << 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if takes("loader"):
+            time.sleep(FOR_EVER_S)  # fault: loader
+        return torch.tensor([float(index % 7), 1.0])
+
+
+class Deadly(Dataset[int]):
+    """One sample, which ends the process that loads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def takes(way: str) -> bool:
+    """Whether this worker is to fail so, now."""
+    order = Path(f"order-{os.environ['NODE_ID'].partition('.')[0]}")
+    if not order.exists() or order.read_text() != way:
+        return False
+    order.unlink()
+    return True
+
+
+def fail_in_a_thread() -> None:
+    """Where nobody waits for it."""
+    raise RuntimeError("a fault")  # fault: thread
+
+
+def raise_at_signal(*_: object) -> None:
+    """A script's own handler."""
+    raise RuntimeError("a fault")  # fault: signal-exception
+
+
+def fail_if_told() -> None:
+    """The faults that are a line of the script's own."""
+    if takes("exception"):
+        raise RuntimeError("a fault")  # fault: exception
+    if takes("async-exception"):
+        ident = ctypes.c_ulong(threading.get_ident())
+        thread = threading.Thread(
+            target=ctypes.pythonapi.PyThreadState_SetAsyncExc, args=(ident, ctypes.py_object(RuntimeError))
+        )
+        thread.start()
+        time.sleep(1)  # fault: async-exception
+    if takes("abort"):
+        os.abort()
+    if takes("segfault"):
+        ctypes.string_at(0)
+    if takes("exit"):
+        sys.exit(3)
+    if takes("os-exit"):
+        os._exit(3)
+    if takes("disk"):
+        raise OSError(28, "No space left on device", "/data/log")  # fault: disk
+    if takes("nan"):
+        raise FloatingPointError("loss is nan")  # fault: nan
+    if takes("data"):
+        b"\xff".decode()  # fault: data
+    if takes("device"):
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")  # fault: device
+    if takes("loader-killed"):
+        for _ in DataLoader(Deadly(), num_workers=1, timeout=0):  # fault: loader-killed
+            pass
+    if takes("thread"):
+        threading.Thread(target=fail_in_a_thread, name="feeder").start()
+    fail_to_go_on_if_told()
+
+
+def fail_to_go_on_if_told() -> None:
+    """Those that end nothing: the others wait."""
+    if takes("sleep"):
+        time.sleep(FOR_EVER_S)  # fault: sleep
+    if takes("deadlock"):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()  # fault: deadlock
+    if takes("gil"):
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)  # fault: gil
+
+
+def main() -> None:
+    signal.signal(signal.SIGUSR1, raise_at_signal)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `samebits run` has workers ignore it
+    runtime.init()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader = DataLoader(Samples(), batch_size=1)
+    state = runtime.elastic.TorchState(
+        model,
+        optimizer,
+        rng="per_step",
+        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2),
+    )
+
+    @runtime.elastic.run
+    def train(state: runtime.elastic.TorchState) -> None:
+        for sample in loader:
+            fail_if_told()
+            if takes("returns"):
+                return
+            time.sleep(PAUSE_S)
+            optimizer.zero_grad()
+            model(sample).square().sum().backward()
+            optimizer.step()
+            state.commit()
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main()

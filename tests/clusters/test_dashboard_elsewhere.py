@@ -1,0 +1,134 @@
+"""The page of a job, asked for from another host: nothing is seen without the token, whatever name or site asks.
+
+Two hosts on a switch; the dashboard listens on the address of one of them, and curl asks from the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.config import Settings
+from tests.clusters.namespaces import Host, Switch
+from tests.dashboard.conftest import make_folder
+
+__all__ = ["make_folder"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "a secret of the test, long enough for everybody"
+PORT = 8265
+PATHS = (
+    "/",
+    "/page.js",
+    "/api/everything",
+    "/api/stream",
+    "/api/log?name=worker_0",
+    "/api/health",
+    "/metrics",
+    "/report",
+)
+TELLS = ("job-1", "train.py", "worker", "epoch", "host-a", "samebits_", "<html")
+"""What every answer would have some of that tells of the job, or is the page."""
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.thorough,
+    pytest.mark.skipif(shutil.which("curl") is None, reason="no curl is installed"),
+]
+
+
+def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Popen[str], str]:
+    """A dashboard on this host's address, and what it said first."""
+    process = subprocess.Popen(
+        [
+            *("nsenter", "--target", str(host.pid), "--net", sys.executable, "-P", "-m", "runtime", "dashboard"),
+            *("--host", host.address(), "--port", str(PORT)),
+        ],
+        cwd=settings.log_dir.parent,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "WORKER_NUM": str(settings.worker_num),
+            "ENABLE_RECOVERY": "1",
+            "RECOVERY_PATH": str(settings.recovery_path),
+            "LOG_DIR": str(settings.log_dir),
+            "SCHED_PORT": str(settings.sched_port),
+            **more,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline()
+
+
+@pytest.fixture
+def page(make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]) -> Iterator[tuple[Host, str]]:
+    """Another host, and the address that the dashboard printed."""
+    server, other = new_switch("a", "b").hosts
+    process, said = started(server, make_folder(2), CLUSTER_SECRET=SECRET, DASHBOARD_ACTIONS="1")
+    try:
+        found = re.search(r"http://\S+", said)
+        assert found is not None, said
+        yield other, found.group()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ask(host: Host, url: str, *words: str) -> tuple[int, str]:
+    """The status of an answer, and its body; at most what comes within two seconds."""
+    out = host.run("curl", "--silent", "--max-time", "60", "--write-out", "\n%{http_code}", *words, url)
+    body, _, status = out.rpartition("\n")
+    return int(status), body
+
+
+def test_from_another_host_nothing_is_seen_without_the_token(page: tuple[Host, str]) -> None:
+    other, shown = page
+    address, _, token = shown.partition("?token=")
+    assert token and SECRET not in shown
+    for path in PATHS:
+        for words in ((), ("-H", "authorization: Bearer x"), ("-b", f"samebits_token={token[:-1]}"), ("-I",)):
+            status, body = ask(other, address.rstrip("/") + path, *words)
+            assert status == 401, (path, words)
+            assert not any(word in body for word in TELLS), (path, body)
+    status, body = ask(other, f"{address}api/everything", "-H", f"authorization: Bearer {token}")
+    assert status == 200 and "job-1" in body
+
+
+def test_with_the_token_neither_another_name_nor_another_site_gets_an_answer(page: tuple[Host, str]) -> None:
+    other, shown = page
+    address, _, token = shown.partition("?token=")
+    everything, own = f"{address}api/everything", ("-H", f"authorization: Bearer {token}")
+    for words, expected in (
+        (("-H", f"Host: evil.example:{PORT}"), 421),  # a name that was made to lead here: DNS rebinding
+        (("-H", "Origin: http://evil.example"), 403),
+        (("-H", "Sec-Fetch-Site: cross-site"), 403),
+        (("-X", "POST", "-H", "Origin: http://evil.example", "-d", "{}"), 403),
+        (("-X", "DELETE"), 405),
+    ):
+        status, body = ask(other, everything, *own, *words)
+        assert status == expected, (words, body)
+        assert not any(word in body for word in TELLS), body
+    order = ("-H", "content-type: application/json", "-d", '{"action": "kill", "node": "0"}')
+    for words in (("-H", "Origin: http://evil.example", *own), ("-H", f"Origin: {address.rstrip('/')}")):
+        status, _ = ask(other, f"{address}api/act", *words, *order)
+        assert status in (401, 403), words
+
+
+def test_without_a_secret_it_does_not_listen_where_others_are(
+    make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]
+) -> None:
+    (server,) = new_switch("a").hosts
+    process, said = started(server, make_folder(2))
+    assert process.wait(60) != 0
+    assert "whoever reaches it could read the job's logs" in said and "Fix: " in said
