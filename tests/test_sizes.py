@@ -18,6 +18,7 @@ LONG_FILES = {
     "settings_table.py": "one table, both languages beside each other",
     "core/messages.py": "one table: every message with its bounds",
     "core/admission.py": "the rules of admission in their order, which decides",
+    "core/agent_events.py": "one table: all that an agent hears, and all that it asks for",
     "core/agent.py": "one state machine; its values and its reports are files of their own",
     "core/rendezvous.py": "one round, from its opening to the generation",
     "core/scheduler.py": "one state machine: which part of it hears what, in which order",
