@@ -147,6 +147,7 @@ class Settings:
     spare_num: int
     checkpoint_path: Path | str
     compile_cache_path: Path | None
+    op_compile: str | None
     log_dir: Path
     probe_file: Path | None
     dashboard_port: int | None
@@ -476,6 +477,15 @@ def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.enviro
     """Let torch.compile, inductor and triton keep what they make in ``folder``, unless the user has set where."""
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+_MOST_OPERATORS_MIB = 2048
+
+
+def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let CANN keep the operators that it compiles in ``folder``, so many MiB at most, unless the user has set it."""
+    environ.setdefault("ASCEND_CACHE_PATH", str(folder))
+    environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", str(_MOST_OPERATORS_MIB))
 
 
 def publish_place(

@@ -280,6 +280,7 @@ _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL"
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
+_OPERATORS = _one_of("binary", "cache")
 _HANG = _one_of("end", "tell")
 _POLICY = _one_of("tell", "drain", "off")
 _ANOMALY = _one_of("tell", "stop", "off")
@@ -654,6 +655,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Folder of what torch.compile has made, kept for restarted processes, spares and later jobs.",
         "torch.compile 产物的目录，供重启的进程、热备和以后的作业使用。",
         example="./compile_cache", shown_default=("torch's own, in /tmp", "torch 自己的，在 /tmp"),
+    ),
+    Variable(
+        "OP_COMPILE", "op_compile", _OPERATORS, None, _COMPILING,
+        "Ascend: `binary` takes operators as CANN has them, `cache` compiles each once and keeps it.",
+        "昇腾：`binary` 使用 CANN 自带的算子，`cache` 逐个编译一次并保留。",
+        example="binary", shown_default=("torch_npu's own", "torch_npu 自己的"),
     ),
     Variable(
         "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,

@@ -150,7 +150,8 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=pet("RDZV_ID"),
         help="the name by which workers know their job (JOB_NAME)",
     )
-    for name in ("rdzv-backend", "rdzv-conf", "start-method", "role"):  # of torchrun's; nothing here depends on it
+    # Of torchrun's and, the last one, of torch_npu_run's; nothing here depends on them.
+    for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         where.add_argument(*names, metavar="X", help=argparse.SUPPRESS)
     ends = parser.add_argument_group("deaths and ends")

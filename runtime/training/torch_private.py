@@ -119,6 +119,18 @@ def _nothing() -> None:
     """A backend that needs no bracket around its aborts."""
 
 
+def flight_record() -> bytes:
+    """JSON of the collectives that torch's flight recorder still has as open; empty where it records none.
+
+    Relies on ``_dump_nccl_trace_json``, or where torch is built without NCCL on ``_dump_fr_trace_json``, with the
+    arguments ``includeCollectives`` and ``onlyActive``; the recorder is on unless TORCH_FR_BUFFER_SIZE=0.
+    """
+    module: Any = torch._C._distributed_c10d
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    dump = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    return b"" if dump is None else bytes(dump(includeCollectives=True, onlyActive=True))
+
+
 def registered_backend(device_type: str) -> str | None:
     """The backend that a package has registered for its own kind of device; None where it is torch's, or has none.
 

@@ -20,9 +20,11 @@ from runtime.store import compile_cache
 
 __all__ = ["keep_compiled_code"]
 
+_CACHE = "cache"
+
 
 def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool) -> None:
-    """Use COMPILE_CACHE_PATH, if that is set, from now on.
+    """Use COMPILE_CACHE_PATH, if that is set, from now on, and OP_COMPILE where operators are compiled (Ascend).
 
     Args:
         settings: the process's.
@@ -30,6 +32,8 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
         prunes: whether this process, as one of all, removes what was not used for long where there is too much.
     """
     root = settings.compile_cache_path
+    if settings.op_compile is not None:
+        _choose_operators(settings.op_compile, device)
     if root is None:
         return
     try:
@@ -38,8 +42,18 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
         log.warn(f"compiled code is not kept: {error}")
         return
     config.keep_compiled_in(folder)
+    if settings.op_compile == _CACHE:
+        config.keep_operators_in(folder / "ascend")
     if prunes and (removed := compile_cache.prune(root, time.time())):
         log.say(f"{root}: removed {removed / 2**20:.0f} MiB of compiled code that was not used for longest")
+
+
+def _choose_operators(op_compile: str, device: torch.device) -> None:
+    """As torch_npu's ``set_compile_mode`` has it; CANN reads where it may keep them when the device is first used."""
+    if device.type != "npu":
+        log.warn(f"OP_COMPILE={op_compile} is Ascend's alone; this process trains on {device.type}. Fix: unset it")
+        return
+    torch.get_device_module(device).set_compile_mode(jit_compile=op_compile == _CACHE)
 
 
 def _version(device: torch.device) -> list[str]:

@@ -32,7 +32,7 @@ from runtime.store.step_record import LogHeader
 from runtime.training import torch_private
 from runtime.training.checkpoint.replay import Replay, require_steps
 from runtime.training.checkpoint.state_points import StatePoints
-from runtime.training.group import ddp, group
+from runtime.training.group import ddp, flight_record, group
 from runtime.training.group import device as devices
 from runtime.training.main_thread_time import main_thread
 from runtime.training.process import numerics
@@ -345,8 +345,12 @@ class ElasticRun:
 
     def _watch(self, formed: group.Group) -> None:
         """From now on the control thread can break the group, whatever this thread is blocked in."""
-        self._agent.on_break = watchdog.guarded(formed.break_)
+        record = self._record_flight if self._process.device.type != "cpu" else None
+        self._agent.on_break = watchdog.guarded(formed.break_, record)
         self._agent.check()
+
+    def _record_flight(self, reason: str) -> None:
+        flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
 
     def _leave(self, reason: str, gently: bool) -> None:
         """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""

@@ -9,6 +9,7 @@ code, is left alone: it fails at its next collective.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import FrameType
 
 from runtime.errors import StuckError
 from runtime.service import log
+from runtime.training.group.breaker import run_aside
 from runtime.training.run.whereabouts import main_thread_cpu_ticks
 
 STDERR = 2  # whatever sys.stderr is at the moment
@@ -27,12 +29,19 @@ _has_left = threading.Event()
 _COMMUNICATION = ("torch/distributed/", "torch/autograd/", "runtime/training/")
 
 
-def guarded(break_group: Callable[[str], object]) -> Callable[[str], None]:
-    """``break_group``, and from then on an eye on the main thread until ``left`` is called."""
+def guarded(break_group: Callable[[str], object], record: Callable[[str], None] | None = None) -> Callable[[str], None]:
+    """``break_group``, and from then on an eye on the main thread until ``left`` is called.
+
+    Args:
+        break_group: given the reason.
+        record: given the reason as well, aside, once the group is broken.
+    """
     _has_left.clear()
 
     def break_and_watch(reason: str) -> None:
         break_group(reason)
+        if record is not None:
+            run_aside(functools.partial(record, reason), "samebits-record")
         threading.Thread(target=_watch, args=(reason,), name="samebits-watchdog", daemon=True).start()
 
     return break_and_watch

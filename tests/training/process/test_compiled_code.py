@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from runtime import config
+from runtime.errors import SettingsError
 from runtime.service.log import LOGGER
 from runtime.training.process.compiled_code import keep_compiled_code
 
-NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_MAX_OP_CACHE_SIZE")
 CPU = torch.device("cpu")
 
 
@@ -23,9 +26,9 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def keep(**environment: str) -> None:
+def keep(device: Any = CPU, **environment: str) -> None:
     settings, _ = config.read({"ROLE": "worker", "WORKER_NUM": "1", **environment})
-    keep_compiled_code(settings, CPU, prunes=True)
+    keep_compiled_code(settings, device, prunes=True)
 
 
 def test_without_the_variable_torch_decides() -> None:
@@ -55,3 +58,27 @@ def test_a_folder_that_cannot_be_used_is_told_of(
     keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     assert "compiled code is not kept" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "compiles"), [("binary", False), ("cache", True)])
+def test_ascends_operators_are_taken_or_compiled_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, compiles: bool
+) -> None:
+    chosen: list[bool] = []
+    npu = SimpleNamespace(set_compile_mode=lambda jit_compile: chosen.append(jit_compile))
+    monkeypatch.setattr(torch, "get_device_module", lambda _: npu)
+    keep(SimpleNamespace(type="npu"), OP_COMPILE=mode, COMPILE_CACHE_PATH=str(tmp_path / "cache"))
+    assert chosen == [compiles]
+    kept = (os.environ.get("ASCEND_CACHE_PATH"), os.environ.get("ASCEND_MAX_OP_CACHE_SIZE"))
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "ascend"
+    assert kept == ((str(folder), "2048") if compiles else (None, None))
+
+
+def test_operators_are_not_chosen_both_ways_nor_for_a_device_that_compiles_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match="OP_COMPILE=binary,cache: expected binary or cache"):
+        keep(OP_COMPILE="binary,cache")
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    keep(OP_COMPILE="cache")
+    assert "OP_COMPILE=cache is Ascend's alone; this process trains on cpu. Fix:" in caplog.text

@@ -1,0 +1,43 @@
+"""What torch's own recorder has of a group's collectives is written for who looks for a hang, and for nobody else."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.training import torch_private
+from runtime.training.group import flight_record
+from runtime.training.group.group import form_alone
+
+
+def test_the_collectives_of_a_group_are_in_the_file(tmp_path: Path) -> None:
+    group = form_alone(torch.device("cpu"))
+    dist.all_reduce(torch.ones(3))
+    path = flight_record.write(tmp_path, "2.1", "worker 1 is lost")
+    group.drop()
+    assert path == tmp_path / "flight_2.1.json" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    written = json.loads(path.read_text())
+    assert (written["node"], written["broken"]) == ("2.1", "worker 1 is lost")
+    assert "gloo:all_reduce" in {entry["profiling_name"] for entry in written["record"]["entries"]}
+
+
+@pytest.mark.parametrize("record", [b"", b'{"entries": []}', b'{"version": "2.10"}', b" " * (16 << 20) + b"{}"])
+def test_nothing_is_written_where_nothing_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes
+) -> None:
+    monkeypatch.setattr(torch_private, "flight_record", lambda: record)
+    assert flight_record.write(tmp_path, "0", "x") is None and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_or_refuses_is_no_ones_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_private, "flight_record", lambda: b'{"entries": [1]}')
+    assert flight_record.write(tmp_path / "missing", "0", "x") is None
+    (tmp_path / "flight_0.json").mkdir()
+    assert flight_record.write(tmp_path, "0", "x") is None
