@@ -71,7 +71,7 @@ def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob
         assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(first.identity, "environ"))
         assert job.identity("worker_1") != first.identity, "the pid file names the ssh that holds it"
         signal_process(first.identity, signal.SIGKILL)
-        again = job.wait_view(lambda view: trains(view, "0", "1.1") or (trains(view, "0", "1") and _moved(view, first)))
+        again = job.wait_view(_moved)
         assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(again.workers[1].identity, "environ"))
         assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
         hosts(job, "localhost:1")
@@ -83,9 +83,29 @@ def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob
         server.close()
 
 
-def _moved(view: JobView, before: object) -> bool:
-    now = view.node("1")
-    return now is not None and now.identity != before.identity  # type: ignore[attr-defined]
+def _moved(view: JobView) -> bool:
+    """Whether another process than the first has the second slot, as the first one's replacement or anew."""
+    return len(view.workers) == 2 and trains(view, "0", view.workers[1].node) and view.workers[1].node != "1"
+
+
+def test_where_ssh_dies_alone_its_worker_leaves_and_another_takes_its_place(job: ShellJob) -> None:
+    """As where the network between driver and host breaks: the worker goes on, and nobody holds it any more."""
+    if why_not := ssh_server.missing():
+        pytest.skip(f"no ssh on this machine: {why_not}")
+    server = SshServer(job.folder.parent / "ssh", "b")
+    try:
+        hosts(job, "localhost:1", "b:1")
+        shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+        first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
+        assert first is not None
+        job.kill("worker_1")  # the ssh
+        seen = job.wait_view(_moved)
+        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(seen.workers[-1].identity, "environ"))
+        assert first.identity.wait_for_exit(60.0), "nobody asked it to leave"
+        job.let_finish()
+        assert shell.end() == 0, shell.text
+    finally:
+        server.close()
 
 
 def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob) -> None:
@@ -94,7 +114,7 @@ def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob) -> 
     server = SshServer(job.folder.parent / "ssh", "b")
     server.close()
     hosts(job, "localhost:1", "b:1")
-    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", START_GRACE="0.5")
     job.wait_view(lambda view: trains(view, "0"))
     shell.wait_for(r"host b rests for 10 s: worker 1: what starts it there ended with status 255\n")
     job.let_finish()
