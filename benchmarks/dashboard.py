@@ -33,8 +33,8 @@ WITHIN_S = 60.0
 _CROWDS = 2
 _KILLS = 3
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-_ALL_SHOWN = """count => new Promise(done => {
-  const look = () => document.querySelectorAll(".rank").length >= count ? done(performance.now())
+_SHOWN = """([selector, count]) => new Promise(done => {
+  const look = () => document.querySelectorAll(selector).length >= count ? done(performance.now())
     : requestAnimationFrame(look);
   look();
 })"""
@@ -104,11 +104,11 @@ def _kill(browser: Any, url: str, measured: Measured, crowds: Crowds, ranks: int
     """kill -9 of a process with its ranks, again and again, until the open page shows them as lost."""
     page = browser.new_page(locale="en-US")
     page.goto(url)
-    page.evaluate(_ALL_SHOWN, ranks)
+    page.evaluate(_SHOWN, [".rank", ranks])
     for number in range(1, _KILLS + 1):
         lost = page.locator(".rank.lost").count()
         killed_s = crowds.kill_one()
-        page.wait_for_function("lost => document.querySelectorAll('.rank.lost').length > lost", arg=lost)
+        page.evaluate(_SHOWN, [".rank.lost", lost + 1])
         measured.kill_ms.append(1000 * (time.monotonic() - killed_s))
         progress.say(f"kill {number} of {_KILLS}: in the page after {measured.kill_ms[-1]:.0f} ms")
         time.sleep(SETTLE_S)
@@ -122,9 +122,10 @@ def _open(browser: Any, url: str, complaints: list[str], path: str, ranks: int =
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda one: None if one.url.startswith(url) else complaints.append(one.url))
         page.goto(url + path)
-        ranks_ms = float(page.evaluate(_ALL_SHOWN, ranks)) if ranks else 0.0
-        page.wait_for_function(f"({_PAINTED}) !== null")
-        return path, float(page.evaluate(_PAINTED)), ranks_ms
+        ranks_ms = float(page.evaluate(_SHOWN, [".rank", ranks])) if ranks else 0.0
+        while (painted_ms := page.evaluate(_PAINTED)) is None:
+            time.sleep(0.01)
+        return path, float(painted_ms), ranks_ms
     finally:
         context.close()
 

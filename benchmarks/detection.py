@@ -7,8 +7,9 @@ directions (in namespaces of its own). The moment of the notice is that of the f
 it; all settings are the defaults but REGISTER_COOLDOWN=0.
 
 The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
-silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun:
-kill -9 and SIGSTOP of a rank, by the first line of its log about it.
+silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun
+and, where an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
+their logs. ``--only`` measures some of the faults: twenty of each in parts of less than twelve minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from typing import Any
 from benchmarks.detection_faults import FAULTS, VICTIM, Fault, first_notice, is_right
 from benchmarks.detection_nets import HERE, THERE, Nets, nets_need
 from benchmarks.processes import Job, Stage, worker_module, worker_name
-from benchmarks.recovery_peers import TORCHRUN, torchrun_command, torchrun_needs
+from benchmarks.recovery_peers import (
+    LIGHTHOUSE,
+    TORCHFT,
+    TORCHRUN,
+    start_torchft,
+    torchft_needs,
+    torchrun_command,
+    torchrun_needs,
+)
 from benchmarks.recovery_trials import WORLD_SIZE, detection_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
 from runtime.core.progress import LEAST_S
@@ -42,7 +51,7 @@ from runtime.tracebacks import place_in_dump
 RANKS = 2
 STEPS_BEFORE = 8  # a generation's first steps have an allowance of their own
 NOTICED_WITHIN_S = 60.0
-TORCHRUN_LOOKS_S = 20.0
+PEERS_LOOK_S = 20.0
 LOOK_EVERY_S = 0.005
 FLOORS = 3
 
@@ -62,8 +71,7 @@ class Trials:
 
     ours: dict[str, list[Trial]] = field(default_factory=dict)
     floor_s: list[float] = field(default_factory=list)
-    torchrun: dict[str, list[float | None]] = field(default_factory=dict)
-    torchrun_needs: str = ""
+    peers: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # by peer and fault
     nets_need: str = ""
 
 
@@ -194,34 +202,50 @@ def _measure_job(trials: Trials, fault: Fault, numbers: Sequence[int], count: in
             progress.say(f"{fault.name} {number} of {count}: {when}, named {verdict}: {trial.said}")
 
 
-def measure_torchrun(trials: Trials, count: int, rng: random.Random, progress: Progress) -> None:
-    """kill -9 and SIGSTOP of a rank, and the first line of its log about either."""
-    about = re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out")
-    for name, sent, trials_ in (("kill", signal.SIGKILL, min(count, FLOORS)), ("stop", signal.SIGSTOP, 1)):
+def measure_peer(trials: Trials, peer: str, count: int, python: str, rng: random.Random, progress: Progress) -> None:
+    """kill -9 and SIGSTOP of a rank, and the first line about either in any log of the peer's."""
+    trial = {TORCHRUN: _torchrun, TORCHFT: _torchft}[peer]
+    for name, sent, trials_ in (("kill", signal.SIGKILL, count), ("stop", signal.SIGSTOP, min(count, FLOORS))):
         for number in range(1, trials_ + 1):
             with Stage() as stage:
-                stage.start(TORCHRUN, torchrun_command(), {}, is_parent=True)
-                wait_until_training(stage, WORLD_SIZE, rng)
-                victim = next(one.pid for one in stage.channel.moments if one.who == f"torchrun_{VICTIM}")
-                log = stage.folder / f"{TORCHRUN}.log"
-                noticed_s = _noticed_s(log, about, lambda pid=victim, sent=sent: os.kill(pid, sent))  # type: ignore[misc]
-                if sent == signal.SIGSTOP:
-                    os.kill(victim, signal.SIGKILL)  # it would not hear its parent's request to end
-            trials.torchrun.setdefault(name, []).append(noticed_s)
-            when = f"nothing within {TORCHRUN_LOOKS_S:g} s" if noticed_s is None else f"after {noticed_s:.3f} s"
-            progress.say(f"torchrun, {name} {number} of {trials_}: {when}")
+                noticed_s = trial(stage, sent, python, rng)
+            trials.peers.setdefault(peer, {}).setdefault(name, []).append(noticed_s)
+            when = f"nothing within {PEERS_LOOK_S:g} s" if noticed_s is None else f"after {noticed_s:.3f} s"
+            progress.say(f"{peer}, {name} {number} of {trials_}: {when}")
 
 
-def _noticed_s(log: Path, about: re.Pattern[bytes], inject: Callable[[], object]) -> float | None:
-    begins, since_s = log.stat().st_size, time.monotonic()
-    inject()
-    while time.monotonic() < since_s + TORCHRUN_LOOKS_S:
-        with log.open("rb") as file:
-            file.seek(begins)
-            if about.search(file.read()):
-                return time.monotonic() - since_s
-        time.sleep(LOOK_EVERY_S)
-    return None
+def _torchrun(stage: Stage, sent: signal.Signals, _: str, rng: random.Random) -> float | None:
+    about = re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out")
+    stage.start(TORCHRUN, torchrun_command(), {}, is_parent=True)
+    wait_until_training(stage, WORLD_SIZE, rng)
+    victim = next(one.pid for one in stage.channel.moments if one.who == f"torchrun_{VICTIM}")
+    return _noticed_s([stage.folder / f"{TORCHRUN}.log"], about, victim, sent)
+
+
+def _torchft(stage: Stage, sent: signal.Signals, python: str, rng: random.Random) -> float | None:
+    about = re.compile(rb"got exception|Detected quorum change|[Tt]imed? ?out")
+    start = start_torchft(stage, python)
+    pids = [start(rank) for rank in range(WORLD_SIZE)]
+    wait_until_training(stage, WORLD_SIZE, rng)
+    survivors = [worker_name(rank) for rank in range(WORLD_SIZE) if rank != VICTIM]
+    return _noticed_s([stage.folder / f"{name}.log" for name in (LIGHTHOUSE, *survivors)], about, pids[VICTIM], sent)
+
+
+def _noticed_s(logs: Sequence[Path], about: re.Pattern[bytes], victim: int, sent: signal.Signals) -> float | None:
+    begins, since_s = {log: log.stat().st_size for log in logs}, time.monotonic()
+    os.kill(victim, sent)
+    try:
+        while time.monotonic() < since_s + PEERS_LOOK_S:
+            for log, at in begins.items():
+                with log.open("rb") as file:
+                    file.seek(at)
+                    if about.search(file.read()):
+                        return time.monotonic() - since_s
+            time.sleep(LOOK_EVERY_S)
+        return None
+    finally:
+        if sent == signal.SIGSTOP:
+            os.kill(victim, signal.SIGKILL)  # it would not hear its parent's request to end
 
 
 def report(trials: Trials) -> None:
@@ -243,19 +267,24 @@ def report(trials: Trials) -> None:
         rows.append((name, len(of_fault), shown, "-" if not seen else f"{max(seen):.3f}", f"{right}/{len(of_fault)}"))
     kill_s = median(trials.floor_s) if trials.floor_s else None
     floor = {"kill_s": kill_s, "lease_s": lease_s, "step_timeout_s": LEAST_S}
-    peers: dict[str, Any] = {TORCHRUN: MISSING}
-    if trials.torchrun:
-        peers[TORCHRUN] = {"looked_s": TORCHRUN_LOOKS_S}
-        for name, seen_ in trials.torchrun.items():
+    peers: dict[str, Any] = {TORCHRUN: MISSING, TORCHFT: MISSING}
+    for peer, of_peer in trials.peers.items():
+        peers[peer] = {"looked_s": PEERS_LOOK_S}
+        for name, seen_ in of_peer.items():
             known = [one for one in seen_ if one is not None]
-            peers[TORCHRUN][f"{name}_s"] = median(known) if known else None
-            shown = f"{statistics.median(known):.3f}" if known else f"> {TORCHRUN_LOOKS_S:g}"
-            rows.append((f"torchrun: {name}", len(seen_), shown, "", "the rank only" if known else "nothing said"))
+            peers[peer][f"{name}_s"] = median(known) if known else None
+            peers[peer][f"{name}_count"] = len(seen_)
+            shown = f"{statistics.median(known):.3f}" if known else f"> {PEERS_LOOK_S:g}"
+            rows.append((f"{peer}: {name}", len(seen_), shown, "", "" if known else "nothing said"))
     ratios = {
         "kill_to_floor": _ratio(ours, "kill", kill_s),
         "stop_to_lease": _ratio(ours, "stop", lease_s),
         "sleep_to_timeout": _ratio(ours, "sleep", LEAST_S),
-        "kill_to_torchrun": _ratio(ours, "kill", peers[TORCHRUN].get("kill_s") if trials.torchrun else None),
+        **{
+            f"{name}_to_{peer}": _ratio(ours, name, peers[peer].get(f"{name}_s"))
+            for peer in trials.peers
+            for name in ("kill", "stop")
+        },
     }
     people = table(("fault", "trials", "noticed (s)", "slowest (s)", "named right"), rows)
     floors = f"floors: kill {kill_s} s, lease {lease_s:g} s, learned step timeout {LEAST_S:g} s"
@@ -273,21 +302,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=5, help="of each fault (default 5)")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FAULT", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
-    parser.add_argument("--no-torchrun", action="store_true", help="without the peer")
+    parser.add_argument("--no-peers", action="store_true", help="without torchrun and torchft")
+    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     count = 1 if options.quick else options.count
     if count < 1:
         parser.error("--count: expected 1 or more")
-    trials = Trials(torchrun_needs=torchrun_needs(), nets_need=nets_need())
-    missing = {TORCHRUN: trials.torchrun_needs} if trials.torchrun_needs else {}
+    trials = Trials(nets_need=nets_need())
+    needs = {} if options.no_peers else {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
+    missing = {peer: what for peer, what in needs.items() if what}
     progress = Progress(f"{count} of each of {len(options.only)} faults, in jobs of {RANKS} ranks", missing)
     if "kill" in options.only:
         trials.floor_s = [detection_s() for _ in range(min(count, FLOORS))]
         progress.say(f"floor of a kill: {median(trials.floor_s)} s from kill -9 to the end of the process's connection")
     measure_ours(trials, [fault for fault in FAULTS if fault.name in options.only], count, progress)
-    if not (trials.torchrun_needs or options.no_torchrun):
-        measure_torchrun(trials, count, random.Random(options.seed), progress)
+    for peer in needs.keys() - missing.keys():
+        if {"kill", "stop"} & set(options.only):
+            measure_peer(trials, peer, count, options.torchft, random.Random(options.seed), progress)
     report(trials)
     return 0 if all(one.right for of_fault in trials.ours.values() for one in of_fault) else 1
 

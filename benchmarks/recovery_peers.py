@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from benchmarks.report import SAFETENSORS_NEEDS
 
 TORCHRUN = "torchrun"
 TORCHFT = "torchft"
+LIGHTHOUSE = "lighthouse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +116,29 @@ def _lighthouse(python: str) -> str | None:
     return shutil.which("torchft_lighthouse", path=str(Path(python).parent))
 
 
-def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
-    """Kill that rank once and start it again at once, as its documentation has it; None if it was not in in time."""
+def start_torchft(stage: Stage, python: str) -> Callable[[int], int]:
+    """Start its lighthouse; what is given back starts the worker of a rank, and tells its pid."""
     lighthouse = _lighthouse(python)
     assert lighthouse is not None, "torchft_needs() was not asked"
+    port = free_port()
+    # Its README has 10000 ms: then its survivors stand still for 10 s.
+    flags = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=1000"]
+    stage.start(LIGHTHOUSE, [lighthouse, f"--bind=127.0.0.1:{port}", *flags], {})
+    wait_until_listening(port, stage)
+    command = [python, *worker_module(TORCHFT)[1:]]
+
+    def start(rank: int) -> int:
+        variables = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "BENCHMARK_RANK": str(rank)}
+        return stage.start(worker_name(rank), command, variables).pid
+
+    return start
+
+
+def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
+    """Kill that rank once and start it again at once, as its documentation has it; None if it was not in in time."""
     with Stage() as stage:
-        port, channel = free_port(), stage.channel
-        # Its README has 10000 ms: then its survivors stand still for 10 s.
-        flags = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=1000"]
-        stage.start("lighthouse", [lighthouse, f"--bind=127.0.0.1:{port}", *flags], {})
-        wait_until_listening(port, stage)
-        command = [python, *worker_module(TORCHFT)[1:]]
-
-        def start(rank: int) -> int:
-            variables = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "BENCHMARK_RANK": str(rank)}
-            return stage.start(worker_name(rank), command, variables).pid
-
+        channel = stage.channel
+        start = start_torchft(stage, python)
         pids = [start(rank) for rank in range(WORLD_SIZE)]
         wait_until_training(stage, WORLD_SIZE, rng)
         highest = max(channel.reached.values())

@@ -51,12 +51,21 @@ def test_the_first_line_about_it_is_the_notice() -> None:
 
 
 def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
-    trials = Trials(floor_s=[0.05], torchrun={"kill": [0.1, 0.3], "stop": [None]})
+    trials = Trials(floor_s=[0.05], peers={"torchrun": {"kill": [0.1, 0.3], "stop": [None]}})
     trials.ours = {"kill": [Trial(0.1, "x", True)], "stop": [Trial(5.01, "x", True), Trial(None, "", False)]}
     report(trials)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["ours"]["stop"] == {"noticed_s": 5.01, "slowest_s": 5.01, "right_count": 1, "wrong_count": 1}
-    assert document["peers"]["torchrun"] == {"looked_s": 20.0, "kill_s": 0.2, "stop_s": None}
+    assert document["peers"]["torchrun"] == {
+        "looked_s": 20.0,
+        "kill_s": 0.2,
+        "kill_count": 2,
+        "stop_s": None,
+        "stop_count": 1,
+    }
     assert document["ratios"]["kill_to_floor"] == 2.0 and document["ratios"]["kill_to_torchrun"] == 0.5
-    report(Trials(torchrun_needs="x"))
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["peers"] == {"torchrun": "missing"}
+    report(Trials())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["peers"] == {
+        "torchrun": "missing",
+        "torchft": "missing",
+    }

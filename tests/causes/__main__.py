@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="names, two at once joined by +")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # its job ends with it
     given: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
     began_s = time.monotonic()

@@ -113,6 +113,20 @@ def test_a_damaged_checkpoint_is_a_difference(tmp_path: Path) -> None:
 FINISHED = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 9.0, step=50)]
 
 
+@pytest.mark.parametrize(("seen_s", "is_right"), [(8.0, True), (7.2, True), (9.2, False), (None, True)])
+def test_buckets_that_do_not_sum_to_what_the_drill_has_measured_fail_it_and_say_so(
+    seen_s: float | None, is_right: bool, tmp_path: Path
+) -> None:
+    told = report(Outcome(FINISHED), Outcome(FINISHED, seen_s=seen_s), Compared((50,), 2, 3), 7, [])
+    assert told["passed"] is is_right
+    said = "account: disturbed took 9.20 s, and its buckets sum to 8.00 s"
+    assert (said in lines_of(told, tmp_path)) is not is_right
+    long = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 1001.0, step=50)]
+    off = report(Outcome(long), Outcome(long, seen_s=1006.0), Compared((50,), 2, 3), 7, [])
+    near = report(Outcome(long), Outcome(long, seen_s=1004.0), Compared((50,), 2, 3), 7, [])
+    assert (off["passed"], near["passed"]) == (False, True), "half a percent of a long one"
+
+
 def test_a_job_that_has_just_lost_a_member_does_not_train() -> None:
     training = FINISHED[:2]
     assert trains_since(training) == trains_since([*training, Event(Kind.LOST, 3.0, more={"spare": 1})]) == 2.0

@@ -29,6 +29,10 @@ from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from runtime.ops.history_show import account, duration
 
 NAMES = ("undisturbed", "disturbed")
+MOST_OFF, LEAST_OFF_S = 0.005, 1.0
+"""How far an account may be from the time that was measured: a share of it, and never less than the drill may be late
+to see an event on a busy machine.
+"""
 _INCOMPLETE = "drill INCOMPLETE: what was given was survived with equal bits, and not all that was planned was given"
 
 
@@ -114,7 +118,9 @@ def report(
     """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
     survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
-    is_sound = survived and compared.is_equal and not lacks_commits
+    runs = {name: _told_of(one) for name, one in zip(NAMES, (undisturbed, disturbed), strict=True)}
+    is_accounted = all(one["is_accounted"] for one in runs.values())
+    is_sound = survived and compared.is_equal and not lacks_commits and is_accounted
     verdict = "failed" if not is_sound else "incomplete" if disturbed.not_injected else "passed"
     return {
         "passed": verdict == "passed",
@@ -131,10 +137,17 @@ def report(
         "faults": [one.plain() for one in disturbed.injected],
         "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
         "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
-        "undisturbed": {"wall_s": round(undisturbed.wall_s, 3), **account(undisturbed.events)},
-        "disturbed": {"wall_s": round(disturbed.wall_s, 3), **account(disturbed.events)},
+        **runs,
         "advice": list(advice),
     }
+
+
+def _told_of(outcome: Outcome) -> dict[str, Any]:
+    """One run: its account, and whether the buckets sum to the time that the drill itself has measured."""
+    found = account(outcome.events)
+    told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
+    off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
+    return {**told, "is_accounted": off_s <= max(LEAST_OFF_S, MOST_OFF * (outcome.seen_s or 0.0))}
 
 
 def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
@@ -154,6 +167,10 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         )
     else:
         lines.append(f"bits: {told['difference']}")
+    for name in NAMES:
+        if not (one := told[name])["is_accounted"]:
+            summed_s = sum(one["buckets_s"].values())
+            lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
     if not told["commits"]:
         lines.append("commits: none before the end, so every loss takes the job back to its beginning")
     for name in NAMES:

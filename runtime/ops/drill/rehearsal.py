@@ -64,7 +64,8 @@ class NotInjected:
 class Outcome:
     """How a job of the drill went; ``problem`` is empty where it finished.
 
-    ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of.
+    ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of;
+    ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none).
     """
 
     events: list[Event] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Outcome:
     damaged: set[Path] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     wall_s: float = 0.0
+    seen_s: float | None = None
     problem: str = ""
 
 
@@ -94,6 +96,7 @@ class Rehearsal:
         self._start, self._port = ["--sched-port", str(port), *start], port
         self._followers: list[subprocess.Popen[bytes]] = []
         self._whole_at = 0.0
+        self._seen: tuple[int, float, float] | None = None  # events, and when the first and the last of them came
         self._answered = 0  # ends of the job after which the drill brings it back
         self._tools = Tools()
 
@@ -117,6 +120,7 @@ class Rehearsal:
             self._end()
             self._tools.close()
         outcome.events = self._events()
+        outcome.seen_s = None if self._seen is None else self._seen[2] - self._seen[1]
         outcome.said = warnings_in(self._folder / "device")
         outcome.problem = self._problem(outcome)
         return outcome
@@ -137,9 +141,13 @@ class Rehearsal:
 
     def _events(self) -> list[Event]:
         try:
-            return read_events(self._folder / "recovery")
+            found = read_events(self._folder / "recovery")
         except StoreError:
             return []
+        now = time.monotonic()
+        if found and (self._seen is None or self._seen[0] != len(found)):
+            self._seen = len(found), now if self._seen is None else self._seen[1], now
+        return found
 
     def _is_over(self, events: Sequence[Event]) -> bool:
         """Whether the job is finished, or was ended by something that the drill has not meant to end it."""
