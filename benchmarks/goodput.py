@@ -3,17 +3,22 @@
 Goodput is (steps kept × the undisturbed run's time per step, same number of processes) ÷ wall time. Contestants train
 the same model one after the other, each for the same time, and lose a rank every ``--every`` seconds: SameBits with a
 warm spare (the victim is started again as the next one), SameBits without (the victim is started again and waits for
-nothing), torchrun. The one idea: only steps that were kept count, so whatever a recovery costs, a restart, a redone
-step, a spare's imports on the same cores, is in the figure; where it went, the job's own events say.
+nothing), torchrun, and torchft where an interpreter with it is named. The one idea: only steps that were kept count,
+so whatever a recovery costs, a restart, a redone step, a spare's imports on the same cores, is in the figure; where it
+went, the job's own events say.
 
 A machine that others use too is faster at one time than at another. So each contestant stands between two windows of
 the undisturbed run, and is held against those two alone; where they differ by more than 5 %, its figure is given, said
 to be not comparable, and left out of the ratios.
+
+With ``--keep FILE`` every measurement that is through is kept, so that the same command goes on where it was ended;
+``--part`` ends it after the next one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -21,11 +26,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from benchmarks.moments import Channel
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
-from benchmarks.recovery_peers import TORCHRUN, torchrun_needs
+from benchmarks.recovery_peers import TORCHFT, TORCHRUN, start_torchft, torchft_needs, torchrun_needs
 from benchmarks.report import MISSING, Progress, Report, rounded, table
 from benchmarks.workers.paced import INTERVAL
 from runtime.ops.history_show import account
@@ -167,6 +173,19 @@ def ours(workers: int, spares: int, for_s: float, every_s: float, rng: random.Ra
         return run
 
 
+def torchft(workers: int, for_s: float, every_s: float, rng: random.Random, python: str) -> Run:
+    with Stage() as stage:
+        start = start_torchft(stage, python)
+        for rank in range(workers):
+            start(rank)
+
+        def lose(_: int, who: str) -> None:
+            stage.end(who)
+            start(int(who.removeprefix(worker_name(0)[:-1])))
+
+        return measure(stage, workers, for_s, every_s, rng, lose)
+
+
 def _torchrun(workers: int, module: list[str]) -> list[str]:
     options = [
         f"--nproc-per-node={workers}",
@@ -178,7 +197,10 @@ def _torchrun(workers: int, module: list[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, *module]
 
 
-def report(trials: dict[str, Paired], has_peer: bool) -> Report:
+PEERS = (TORCHRUN, TORCHFT)
+
+
+def report(trials: dict[str, Paired]) -> Report:
     """As the last line has it; a figure whose windows differ too much is in no ratio."""
 
     def figures(one: Paired) -> dict[str, float]:
@@ -201,8 +223,8 @@ def report(trials: dict[str, Paired], has_peer: bool) -> Report:
             "undisturbed_fastest_step_ms": rounded(min(every)),
             "undisturbed_slowest_step_ms": rounded(max(every)),
         },
-        peers={TORCHRUN: figures(trials[TORCHRUN]) if has_peer else MISSING},
-        ours={name: figures(one) for name, one in trials.items() if name != TORCHRUN},
+        peers={name: figures(trials[name]) if name in trials else MISSING for name in PEERS},
+        ours={name: figures(one) for name, one in trials.items() if name not in PEERS},
         ratios={f"goodput_{name}": rounded(one.goodput) for name, one in trials.items() if one.is_comparable},
     )
 
@@ -231,6 +253,39 @@ def people(trials: dict[str, Paired]) -> str:
     return "\n".join([table(head, rows), *odd])
 
 
+class Kept:
+    """The measurements that are through, in a file where one is named.
+
+    Args:
+        path: of the file; None: they are kept in memory alone.
+        asked: what was asked for: what another run has kept is no part of this one.
+    """
+
+    def __init__(self, path: Path | None, asked: str) -> None:
+        self._path, self._asked = path, asked
+        self._runs: dict[str, Run] = {}
+        if path is not None and path.exists():
+            found = json.loads(path.read_text())
+            if found["asked"] != asked:
+                raise SystemExit(
+                    f"{path} keeps {found['asked']}, this is {asked}. Fix: name another file, or remove it"
+                )
+            self._runs = {name: Run(**run) for name, run in found["runs"].items()}
+
+    def has(self, name: str) -> bool:
+        """Whether it is through."""
+        return name in self._runs
+
+    def run(self, name: str, measured: Callable[[], Run]) -> Run:
+        """What it gave, now or before."""
+        if name not in self._runs:
+            self._runs[name] = measured()
+            if self._path is not None:
+                runs = {one: asdict(run) for one, run in self._runs.items()}
+                self._path.write_text(json.dumps({"asked": self._asked, "runs": runs}))
+        return self._runs[name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.goodput", description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
@@ -238,32 +293,49 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="of each contestant")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="two ranks, 40 seconds each")
+    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what is measured there, and go on from it")
+    parser.add_argument("--part", action="store_true", help="with --keep: end after one more measurement")
     options = parser.parse_args()
-    workers, for_s = (2, 40.0) if options.quick else (options.workers, options.seconds)
-    missing = {TORCHRUN: needs} if (needs := torchrun_needs()) else {}
-    progress = Progress(f"{workers} ranks, a kill every {options.every:g} s, {for_s:g} s each", missing)
-    rng = random.Random(options.seed)
+    if options.part and options.keep is None:
+        parser.error("--part: expected --keep FILE beside it, or the next part does not know of this one")
+    workers, for_s, every_s = options.workers, options.seconds, options.every
+    if options.quick:
+        workers, for_s = 2, 40.0
+    needs = {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
+    missing = {name: what for name, what in needs.items() if what}
+    asked = f"{workers} ranks, a kill every {every_s:g} s, {for_s:g} s each"
+    progress = Progress(asked, missing)
+    kept = Kept(options.keep, f"{asked}, seed {options.seed}")
+
+    def rng(name: str) -> random.Random:
+        return random.Random(f"{options.seed} {name}")
+
     contestants: dict[str, Callable[[], Run]] = {
-        "spare": lambda: ours(workers, 1, for_s, options.every, rng),
-        "restart": lambda: ours(workers, 0, for_s, options.every, rng),
+        "spare": lambda: ours(workers, 1, for_s, every_s, rng("spare")),
+        "restart": lambda: ours(workers, 0, for_s, every_s, rng("restart")),
+        TORCHRUN: lambda: torchrun(workers, for_s, every_s, rng(TORCHRUN)),
+        TORCHFT: lambda: torchft(workers, for_s, every_s, rng(TORCHFT), options.torchft),
     }
-    if not missing:
-        contestants[TORCHRUN] = lambda: torchrun(workers, for_s, options.every, rng)
-
-    def window() -> Run:
-        found = undisturbed(workers, for_s / 4, rng)
-        progress.say(f"undisturbed: {found.steps / found.wall_s:.1f} steps/s")
-        return found
-
-    trials: dict[str, Paired] = {}
-    before = window()
-    for name, contestant in contestants.items():
-        run = contestant()
+    taking_part = [name for name in contestants if name not in missing]
+    order = ["undisturbed 0"]
+    for number, name in enumerate(taking_part, 1):
+        order += [name, f"undisturbed {number}"]
+    for name in order:
+        if kept.has(name):
+            continue
+        measured = contestants.get(name, lambda name=name: undisturbed(workers, for_s / 4, rng(name)))  # type: ignore[misc]
+        run = kept.run(name, measured)
         progress.say(f"{name}: {run.steps / run.wall_s:.1f} steps/s, {run.kills} kills")
-        after = window()
-        trials[name] = Paired(run, before, after)
-        before = after
-    report(trials, not missing).print(people(trials))
+        if options.part and name != order[-1]:
+            progress.say(f"kept in {options.keep}; the same command goes on with the next of {len(order)}")
+            return
+    runs = {name: kept.run(name, lambda: Run()) for name in order}
+    trials = {
+        name: Paired(runs[name], runs[f"undisturbed {number}"], runs[f"undisturbed {number + 1}"])
+        for number, name in enumerate(taking_part)
+    }
+    report(trials).print(people(trials))
 
 
 if __name__ == "__main__":

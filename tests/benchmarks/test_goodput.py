@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goodput import Members, Paired, Run, people, report
+from benchmarks.goodput import Kept, Members, Paired, Run, people, report
 from benchmarks.moments import Channel, Notebook
 from benchmarks.report import MISSING, problems
 
@@ -20,7 +20,7 @@ SPARE = Run(wall_s=100, steps=9700, kills=6, buckets_s={"productive": 97.0, "for
 def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made() -> None:
     peer = Run(wall_s=100, steps=5000, kills=6)
     trials = {"spare": Paired(SPARE, PLAIN, PLAIN), "torchrun": Paired(peer, PLAIN, PLAIN)}
-    document = report(trials, has_peer=True).document()
+    document = report(trials).document()
     assert problems(document) == []
     assert document["ratios"] == {"goodput_spare": 0.97, "goodput_torchrun": 0.5}
     assert document["ours"]["spare"]["productive_s"] == 97
@@ -33,7 +33,7 @@ def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
         "spare": Paired(Run(wall_s=10, steps=1900), fast, fast),
         "restart": Paired(Run(wall_s=10, steps=900), slow, slow),
     }
-    document = report(trials, has_peer=False).document()
+    document = report(trials).document()
     assert document["ratios"] == {"goodput_spare": 0.95, "goodput_restart": 0.9}
     floor = document["floor"]
     assert (floor["undisturbed_fastest_step_ms"], floor["undisturbed_slowest_step_ms"]) == (5, 10)
@@ -42,7 +42,7 @@ def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
 def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
     odd = Paired(SPARE, PLAIN, SLOWER)
     assert not odd.is_comparable and Paired(SPARE, PLAIN, Run(wall_s=10, steps=960)).is_comparable
-    document = report({"spare": odd}, has_peer=False).document()
+    document = report({"spare": odd}).document()
     assert problems(document) == [] and document["ratios"] == {}
     assert document["ours"]["spare"]["undisturbed_before_ms"] == 10
     said = people({"spare": odd})
@@ -51,7 +51,7 @@ def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
 
 def test_a_peer_that_is_missing_is_said_to_be() -> None:
     trials = {"spare": Paired(SPARE, PLAIN, PLAIN)}
-    assert report(trials, has_peer=False).document()["peers"] == {"torchrun": MISSING}
+    assert report(trials).document()["peers"] == {"torchrun": MISSING, "torchft": MISSING}
     assert "torchrun" not in people(trials)
 
 
@@ -71,3 +71,15 @@ def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [0, 1])
 def test_no_step_at_all_is_a_goodput_of_nothing(steps: int) -> None:
     assert Run(wall_s=10, steps=steps).goodput(0.01) == steps / 1000
+
+
+def test_what_was_measured_is_kept_for_the_same_question_alone(tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    first = Kept(file, "4 ranks")
+    assert first.run("spare", lambda: SPARE) == SPARE and not first.has("restart")
+    again = Kept(file, "4 ranks")
+    assert again.has("spare")
+    assert again.run("spare", lambda: pytest.fail("it is measured twice")) == SPARE
+    with pytest.raises(SystemExit, match=r"keeps 4 ranks, this is 8 ranks\. Fix: "):
+        Kept(file, "8 ranks")
+    assert not Kept(None, "4 ranks").has("spare")
