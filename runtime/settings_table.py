@@ -283,7 +283,7 @@ _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
 _HANG = _one_of("end", "tell")
 _POLICY = _one_of("tell", "drain", "off")
-_ANOMALY = _one_of("tell", "stop", "off")
+_ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
@@ -460,9 +460,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
         "What follows where `state.report(loss=…, grad_norm=…)` is given a number that is none, or one far out of the "
-        "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `off` does not look.",
+        "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `recompute` has "
+        "everybody go back to the last commit and compute it again, `off` does not look.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
-        "`stop` 以错误结束脚本，`off` 不查看。",
+        "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
     ),
     Variable(
         "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,

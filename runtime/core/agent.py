@@ -252,9 +252,9 @@ class AgentCore:
             case Felt(ailments):
                 self._reports.ailments = ailments
                 self._report_health()
-            case Reported(step, text):
+            case Reported(step, text, is_verdict):
                 if sender := self._sender:  # else nobody hears of it, besides who reads its log
-                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS]))
+                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS], is_verdict))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()

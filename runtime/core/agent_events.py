@@ -158,10 +158,11 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The script has reported a number that is none that training can have."""
+    """The script has reported a number that is none that training can have; or what was at fault, once it is known."""
 
     step: int
     text: str
+    is_verdict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

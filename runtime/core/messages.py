@@ -33,7 +33,7 @@ MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_AILMENTS = 32
-MAX_ODDITY_CHARS = 200
+MAX_ODDITY_CHARS = 400
 MAX_STEP_US = 10**12  # of one part of one step
 MAX_FIGURES = 16
 MAX_FIGURE_CHARS = 40
@@ -435,6 +435,7 @@ class Oddity(Value, frozen=True, tag=44):
     sender: Credential
     step: Count
     text: Annotated[str, Meta(max_length=MAX_ODDITY_CHARS)]  # printable: which number, and what is wrong with it
+    is_verdict: bool = False  # the step was computed again, and the text says what was at fault
 
 
 class Paced(Value, frozen=True, tag=46):

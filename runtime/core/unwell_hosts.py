@@ -33,7 +33,7 @@ class UnwellHosts:
         self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
         self._leaving = ""  # who was asked to
         self._why = ""
-        self._quiet_until = float("-inf")  # about odd numbers
+        self._quiet_until = dict.fromkeys((False, True), float("-inf"))  # about odd numbers; about what was at fault
 
     def take(self, seat: Seat, message: Unwell) -> None:
         """All that is wrong with a worker's host now: what nobody had said of that host before is said."""
@@ -56,9 +56,10 @@ class UnwellHosts:
 
     def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
         """A worker's script has reported a number that training cannot have: the first of all ranks' is said."""
-        if self._ledger.now >= self._quiet_until:
-            self._quiet_until = self._ledger.now + ODDITY_S
-            place = "" if rank is None else f" (rank {rank})"
+        if self._ledger.now >= self._quiet_until[message.is_verdict]:
+            self._quiet_until[message.is_verdict] = self._ledger.now + ODDITY_S
+            parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
+            place = f" ({', '.join(parts)})" if parts else ""
             self._ledger.ready.say(f"worker {seat.node}{place}, step {message.step}: {message.text}", Level.WARNING)
 
     def forget(self, node: str) -> None:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from runtime.core.anomalies import MOVED, WINDOW, Band
-from runtime.core.messages import Oddity
+from runtime.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
+from runtime.core.messages import MAX_ODDITY_CHARS, Oddity
 from tests.core.house import House, policy
 
 
@@ -77,3 +77,45 @@ def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
     credential = house.credential("0")
     house.receive(credential.session, Oddity(credential, 500, "the loss is infinite"))
     assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
+
+
+def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_just_before() -> None:
+    house = House(policy(2)).fill().train()
+    credential = house.credential("1")
+    house.receive(credential.session, Oddity(credential, 412, "the loss is not a number"))
+    for _ in range(2):
+        house.receive(credential.session, Oddity(credential, 412, "a transient error", is_verdict=True))
+    process = house.core.state.seats["1"].process
+    assert house.notes[-2:] == [
+        "worker 1 (rank 1), step 412: the loss is not a number",
+        f"worker 1 (rank 1, {process}), step 412: a transient error",
+    ]
+
+
+# ---- a number that was computed twice
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "value", "problem", "verdict"),
+    [
+        (NAN, 39, 1.0, "", None),
+        (NAN, 40, NAN, "is not a number", Verdict.LASTING),
+        (INF, 40, INF, "is infinite", Verdict.LASTING),
+        (50.0, 40, 50.0, "is 50", Verdict.LASTING),
+        (NAN, 40, 1.0, "", Verdict.TRANSIENT),
+        (50.0, 40, 1.0, "", Verdict.TRANSIENT),
+        (INF, 40, -INF, "is infinite", Verdict.UNSTEADY),
+        (50.0, 40, NAN, "is not a number", Verdict.UNSTEADY),
+        (NAN, 41, 1.0, "", Verdict.MISSED),
+    ],
+)
+def test_what_the_second_value_says(
+    first: float, step: int, value: float, problem: str, verdict: Verdict | None
+) -> None:
+    odd = Odd(40, "loss", first, "is odd")
+    assert odd.judge(step, value, problem) is verdict
+    if verdict is not None:
+        said = odd.sentence(verdict, value)
+        assert said.startswith("the loss is odd, and ") and len(said) <= MAX_ODDITY_CHARS and said.isprintable()

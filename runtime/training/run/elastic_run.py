@@ -21,6 +21,7 @@ from runtime.core.point import Point
 from runtime.errors import (
     DuplicateNodeError,
     FencedError,
+    GenerationEndedError,
     HostsUpdatedInterrupt,
     LayoutError,
     RefusedError,
@@ -124,7 +125,7 @@ class ElasticRun:
             except Exception as error:
                 if not group.is_communication_failure(error):
                     raise
-                lost = _in_short(error)
+                lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
             self._leave(lost, gently)  # outside the handler: the traceback is gone, and with it what it kept alive
 
@@ -165,6 +166,7 @@ class ElasticRun:
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
         self._step_times.commit_begins()
+        self._state.require_no_anomaly()
         self._require_equal()
         generation, points, state = self._points.present(), self._points, self._state
         step = state.completed_steps
@@ -365,7 +367,7 @@ class ElasticRun:
             self._process.group = None
         self._live = self._state.recall()
         told = self._agent.interrupted or gently  # then the control thread has said why already
-        why = "" if told else f": a collective failed: {reason}"
+        why = "" if told else f": {reason}"
         kept = "" if self._live is not None else "; the last commit is no longer in memory"
         log.warn(f"left the generation at step {step}{why}{kept}")
 

@@ -184,6 +184,10 @@ class State(ABC):
         """This process's generators, where they are all that its own points alone hold; else None."""
         return None
 
+    def require_no_anomaly(self) -> None:
+        """Before a commit: raises where some rank's report has everybody compute the step again. A collective then."""
+        self._reporter.vote(context.current("state.commit()"))
+
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """From now on commits go there, and random numbers are drawn as this rank."""
         if session is None:

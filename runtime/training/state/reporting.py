@@ -7,21 +7,30 @@ which on an accelerator waits for the step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from runtime.core.anomalies import Band
-from runtime.errors import AnomalyError, StoreError, UsageError
+from runtime.core.anomalies import Band, Odd, Verdict
+from runtime.errors import AnomalyError, GenerationEndedError, StoreError, UsageError
 from runtime.service import log
 from runtime.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report
+from runtime.training.group import transfer
 from runtime.training.process.context import Worker
 
 INTERVAL_S = 0.5
+NAMED = 4
 WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
 """What is looked at for numbers that training cannot have; on an accelerator every ``INTERVAL_S``, else always."""
+
+
+def _stopped(rank: int, step: int, text: str) -> AnomalyError:
+    return AnomalyError(
+        f"rank {rank}, step {step}: {text}. Fix: look at this step's data and learning rate, or set LOSS_ANOMALY=tell"
+    )
 
 
 class Reporter:
@@ -37,6 +46,8 @@ class Reporter:
         self._total_steps: int | None = None
         self._bands = {name: Band() for name in WATCHED}
         self._looks_at = float("-inf")  # at what is not on the CPU
+        self._odd: dict[str, Odd] = {}  # what is computed again
+        self._asks_again = False
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
     def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
@@ -71,7 +82,7 @@ class Reporter:
             return
         waits = any(isinstance(values.get(name), torch.Tensor) and not values[name].is_cpu for name in WATCHED)
         now = self._clock()
-        if waits and now < self._looks_at:
+        if waits and now < self._looks_at and not self._odd:
             return
         if waits:
             self._looks_at = now + INTERVAL_S
@@ -82,15 +93,57 @@ class Reporter:
                 problem = self._bands[name].take(number)
             except (TypeError, ValueError, RuntimeError):
                 continue  # not given, or no number at all: rank 0 says so when it is written
-            if problem:
+            if name in self._odd and self._compare(process, rank, step, name, number, problem):
+                continue
+            if problem and policy == "recompute" and process.settings.enable_recovery:
+                self._odd[name] = Odd(step, title, number, problem)
+                self._asks_again = True
+                text = f"the {title} {problem}: everybody goes back to the last commit and computes it again"
+                self._say(process, rank, step, text)
+            elif problem:
                 text = f"the {title} {problem}"
                 if policy == "stop":
-                    raise AnomalyError(
-                        f"rank {rank}, step {step}: {text}. Fix: look at this step's data and learning rate, or "
-                        "set LOSS_ANOMALY=tell"
-                    )
-                log.warn(f"rank {rank}, step {step}: {text}")
-                process.agent.report_oddity(step, text)
+                    raise _stopped(rank, step, text)
+                self._say(process, rank, step, text)
+
+    def vote(self, process: Worker) -> None:
+        """Nothing is committed that some rank wants computed again. A collective, where LOSS_ANOMALY=recompute.
+
+        Only here is it known to all: what one rank has reported may be in the gradient, and so in the step, of each.
+
+        Raises:
+            GenerationEndedError: it is to be computed again, from the last commit.
+        """
+        if process.settings.loss_anomaly != "recompute" or not process.settings.enable_recovery:
+            return
+        asks, self._asks_again = self._asks_again, False
+        asking = [rank for rank, one in enumerate(transfer.gather(int(asks), process.device)) if one]
+        if asking:
+            ranks = ", ".join(map(str, asking[:NAMED]))
+            raise GenerationEndedError(f"rank {ranks} has reported what training cannot have: this step is done again")
+
+    def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
+        """What was wrong is reported again, now that everybody went back: say what it means; whether that is all.
+
+        Raises:
+            AnomalyError: no training goes on from the same number that is none.
+        """
+        odd = self._odd[name]
+        problem = problem or self._bands[name].problem(number)
+        verdict = odd.judge(step, number, problem)
+        if verdict is None:
+            return False
+        del self._odd[name]
+        text = odd.sentence(verdict, number)
+        if verdict is Verdict.LASTING and not math.isfinite(number):
+            raise _stopped(rank, odd.step, text)
+        self._say(process, rank, odd.step, text, is_verdict=True)
+        return verdict is not Verdict.MISSED
+
+    @staticmethod
+    def _say(process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False) -> None:
+        log.warn(f"rank {rank}, step {step}: {text}")
+        process.agent.report_oddity(step, text, is_verdict=is_verdict)
 
     def flush(self) -> None:
         """Write what was reported last, if it was not yet."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import AnomalyError, UsageError
+from runtime.errors import AnomalyError, GenerationEndedError, UsageError
 from runtime.store.progress_report import ProgressReport, read_report
+from runtime.training.group import transfer
 from runtime.training.state.reporting import INTERVAL_S, Reporter
 
 
@@ -22,10 +23,16 @@ class Desk:
         self.log_dir = log_dir
         self.reporter = Reporter(lambda: self.now)
         self.odd: list[tuple[int, str]] = []
+        self.verdicts = 0
         self.process: Any = SimpleNamespace(
-            settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell"),
-            agent=SimpleNamespace(node="0", report_oddity=lambda step, text: self.odd.append((step, text))),
+            settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell", enable_recovery=True),
+            device=torch.device("cpu"),
+            agent=SimpleNamespace(node="0", report_oddity=self.tell),
         )
+
+    def tell(self, step: int, text: str, *, is_verdict: bool) -> None:
+        self.odd.append((step, text))
+        self.verdicts += is_verdict
 
     def reports(self, step: int, *, rank: int = 0, total_steps: Any = None, **values: Any) -> ProgressReport | None:
         self.reporter.take(self.process, rank, step, total_steps, values)
@@ -109,3 +116,75 @@ def test_with_stop_the_script_ends_there_and_off_does_not_look(tmp_path: Path) -
     with pytest.raises(AnomalyError, match=r"rank 1, step 2: the loss is infinite\. Fix: "):
         desk.reports(2, rank=1, loss=float("inf"))
     assert desk.odd == []
+
+
+# ---- computed again
+
+
+@pytest.fixture
+def recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """It has reported forty sound values, in a world of one."""
+    monkeypatch.setattr(transfer, "gather", lambda value, _device: [value])
+    desk = Desk(tmp_path)
+    desk.process.settings.loss_anomaly = "recompute"
+    for step in range(1, 41):
+        desk.reports(step, rank=1, loss=1.0 + (step % 7) / 100)
+    return desk
+
+
+def goes_back(desk: Desk, **values: float) -> None:
+    """The number has this rank ask for the step again, once, when all are about to commit."""
+    desk.reports(41, rank=1, **values)
+    assert desk.odd[-1][1].endswith(": everybody goes back to the last commit and computes it again")
+    with pytest.raises(GenerationEndedError, match="rank 0 has reported what training cannot have"):
+        desk.reporter.vote(desk.process)
+    desk.reporter.vote(desk.process)
+
+
+def test_another_value_the_second_time_was_a_transient_error(recomputing: Desk) -> None:
+    desk = recomputing
+    goes_back(desk, loss=float("nan"))
+    desk.reports(40, rank=1, loss=1.05)  # two steps lay between the commit and it
+    desk.reports(41, rank=1, loss=1.06)
+    desk.reports(42, rank=1, loss=1.0)
+    assert len(desk.odd) == 2 and desk.verdicts == 1
+    assert "is 1.06 now that it was computed again" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
+    goes_back(desk, loss=float("inf"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_the_same_number_that_is_none_ends_the_script(recomputing: Desk, value: float) -> None:
+    desk = recomputing
+    goes_back(desk, grad_norm=value)
+    with pytest.raises(AnomalyError, match=r"rank 1, step 41: .* the model or the data is at fault.*Fix: "):
+        desk.reports(41, rank=1, grad_norm=value)
+
+
+def test_the_same_spike_is_said_and_gone_on_with(recomputing: Desk) -> None:
+    desk = recomputing
+    goes_back(desk, loss=50.0)
+    desk.reports(41, rank=1, loss=50.0)
+    desk.reports(42, rank=1, loss=50.0)
+    assert [step for step, _ in desk.odd] == [41, 41] and "the model or the data is at fault" in desk.odd[1][1]
+
+
+def test_another_bad_value_is_said_and_gone_on_with(recomputing: Desk) -> None:
+    desk = recomputing
+    goes_back(desk, loss=50.0)
+    desk.reports(41, rank=1, loss=60.0)
+    assert "is 60 now that it was computed again: either" in desk.odd[1][1]
+
+
+def test_who_commits_before_it_reports_is_told_so(recomputing: Desk) -> None:
+    desk = recomputing
+    goes_back(desk, loss=float("nan"))
+    desk.reports(42, rank=1, loss=float("nan"))
+    desk.reports(43, rank=1, loss=float("nan"))
+    assert desk.verdicts == 1 and "Fix: call state.report() before state.commit()" in desk.odd[1][1]
+
+
+def test_without_recovery_it_is_only_told(recomputing: Desk) -> None:
+    desk = recomputing
+    desk.process.settings.enable_recovery = False
+    desk.reports(41, rank=1, loss=float("nan"))
+    assert desk.odd == [(41, "the loss is not a number")]

@@ -1,0 +1,56 @@
+"""Trains; on one rank and at one step the loss is not a number: once (``--once``), or whenever it is computed."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import runtime
+
+STEPS, BAD_STEP, BAD_RANK = 20, 12, 1
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--bad", choices=("never", "once", "always"), default="never")
+args = parser.parse_args()
+runtime.init()
+torch.manual_seed(3)
+model = torch.nn.Linear(4, 2)
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
+state = runtime.elastic.TorchState(ddp, optimizer, step=0)
+
+
+def is_bad() -> bool:
+    """Whether this rank's device errs here and now."""
+    if args.bad == "never" or state.step != BAD_STEP or runtime.get_rank() != BAD_RANK:
+        return False
+    mark = Path("has-erred")
+    if args.bad == "once" and mark.exists():
+        return False
+    mark.touch()
+    return True
+
+
+@runtime.elastic.run
+def train(state: runtime.elastic.TorchState) -> None:
+    while state.step < STEPS:
+        optimizer.zero_grad()
+        inputs = torch.arange(4.0) * (state.step % 7) + runtime.get_rank()
+        loss = F.mse_loss(ddp(inputs), torch.ones(2))
+        if is_bad():
+            loss = loss * float("nan")
+        loss.backward()
+        state.report(loss=loss)
+        optimizer.step()
+        state.step += 1
+        state.commit()
+
+
+train(state)
+digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters())).hexdigest()
+print(f"final step={state.step} sha256={digest}", flush=True)
