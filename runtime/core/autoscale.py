@@ -2,7 +2,9 @@
 
 Here lives the policy. Never here: who measures, or who starts and stops workers. The one idea: a size is left only for
 a reason that will still be there afterwards: a load is compared with its target beyond a tolerance, a smaller size must
-have been enough for a while, and a larger one must have made the job faster by what its workers cost.
+have been enough for a while, and a larger one, where it is still wanted, must have made the job faster by what its
+workers cost. A queue that moves or is empty says nothing about a smaller size: while it moves all are at work, and
+once it is empty a smaller size must work as fast as the work comes, by what sizes did while something waited.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from runtime.errors import UsageError
 
 _NONE = 0.0
+_QUEUE = "the queue"
 _ROOM = "there is room for one more, and whether it pays is to be seen"
 
 
@@ -106,12 +109,14 @@ class Autoscaler:
     _speed: float | None = None
     _enough: deque[tuple[float, int]] = field(default_factory=deque)  # when, and which size would have been
     _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load of then
+    _can: dict[int, float] = field(default_factory=dict)  # by size, its speed when something waited last
+    _queue: float | None = None  # at the last reading of this size
 
     def decide(self, reading: Reading) -> Decision:
         """What follows from one more reading; readings come in the order of their times."""
         limits, size = self.limits, reading.workers
         if size != self._size:  # it was changed, by whomever
-            self._size, self._changed_s = size, reading.at_s
+            self._size, self._changed_s, self._queue = size, reading.at_s, None
             self._enough.clear()
             return self._within(size, f"{size} workers since now", reading)
         if reading.at_s < self._changed_s + limits.settle_s:
@@ -125,25 +130,48 @@ class Autoscaler:
         wanted = size if abs(load - 1) <= limits.tolerance else math.ceil(size * load - 1e-9)
         if not name and reading.room is not None and reading.room > size:
             wanted, name = size + 1, _ROOM
+        if limits.queue and reading.queue is not None and reading.speed is not None:
+            wanted = max(wanted, self._keeps_up(reading.queue, reading.speed, size))
         wanted = min(max(wanted, limits.least), limits.most)
         self._enough.append((reading.at_s, wanted))
         if wanted > size:
             return self._grow(wanted, load, name, reading)
         return self._shrink(load, name, reading)
 
+    def _keeps_up(self, queue: float, speed: float, size: int) -> int:
+        """The smallest size, up to this one, that works as fast as the work comes, with some to spare."""
+        before, self._queue = self._queue, queue
+        if before and queue > 0:
+            self._can[size] = speed
+        if before is not None and 0 < queue != before:
+            return size  # how fast work comes will be seen when nothing waits
+        if queue > 0 or not self._can:
+            return 1
+        needed = speed / (1 - self.limits.tolerance)
+        return next((one for one in range(1, size) if self._speed_of(one) >= needed), size)
+
+    def _speed_of(self, size: int) -> float:
+        """What it would do: as was seen, or as much for each worker as in the nearest size that was."""
+        nearest = min(self._can, key=lambda seen: (abs(seen - size), seen))
+        return self._can[nearest] * size / nearest
+
     def _judge_growth(self, reading: Reading) -> Decision | None:
-        """Whether the last growth has made the job faster by what it cost; asked once."""
+        """Whether the last growth has made the job faster by what it cost; asked once, and only if it is still needed.
+
+        Where the load is below its target now the growth has done what it was for, however fast the work comes.
+        """
         limits, before = self.limits, self._before
         self._before = None
         if before is None or reading.speed is None or not limits.least_gain:
             return None
         size, speed = before
-        if size >= reading.workers or speed <= 0:
+        load, name = _load(reading, limits)
+        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share used is met, not only less
+        if size >= reading.workers or speed <= 0 or (name and load < most):
             return None
         gain = (reading.speed / speed - 1) / (reading.workers / size - 1)
         if gain >= limits.least_gain:
             return None
-        load, _ = _load(reading, limits)
         self._enough_at = (size, load * reading.workers)
         return self._within(
             size, f"{reading.workers} workers brought {max(gain, 0):.0%} of what they cost beside {size}", reading
@@ -193,7 +221,7 @@ def _load(reading: Reading, limits: Limits) -> tuple[float, str]:
         for value, target, count, name in (
             (reading.cpu, limits.cpu, 1, "CPU"),
             (reading.memory, limits.memory, 1, "memory"),
-            (reading.queue, limits.queue, reading.workers, "the queue"),
+            (reading.queue, limits.queue, reading.workers, _QUEUE),
         )
         if value is not None and target
     ]

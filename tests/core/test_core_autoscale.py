@@ -60,8 +60,8 @@ def test_a_queue_makes_it_grow_at_once_and_its_end_shrink_later() -> None:
 def test_it_shrinks_as_soon_as_the_smaller_size_would_have_been_enough_for_long() -> None:
     sizes = [one.size for one in run(LIMITS, [10] * 10)]  # the first is taken into account at 20 s
     assert sizes == [2] * 8 + [1] * 2
-    sizes = [one.size for one in run(LIMITS, [20] * 3 + [10] * 8)]  # and what was wanted then counts until 90 s
-    assert sizes == [2] * 9 + [1] * 2
+    sizes = [one.size for one in run(LIMITS, [20] * 3 + [10] * 8)]  # what fell at 30 s says nothing of a smaller size
+    assert sizes == [2] * 10 + [1]
 
 
 def test_within_the_tolerance_nothing_changes() -> None:
