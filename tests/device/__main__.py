@@ -1,0 +1,70 @@
+"""``python -m tests.device [--quick] [--made-up] [--stops] [--only CHECK ...]``: what holds on the device that is here.
+
+Looks for a GPU, then an NPU; where there is neither, or with ``--made-up``, all of it runs on a device that is made up
+for tests (``tests.device.backend``), and what only a card can show is said to be "not on this device". It needs no
+network. It prints what it finds as it finds it, each with card, driver and torch, then one JSON object; the status is 1
+where anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.device.checks import CHECKS, QUICK, WHOLE, Found, Verdict
+from tests.device.here import Here, look
+
+
+def main() -> int:
+    """The command; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.device", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cycles, a smaller state")
+    parser.add_argument("--made-up", action="store_true", help="not on the card that is here")
+    parser.add_argument("--stops", action="store_true", help="the made-up device is stopped as Ascend's is")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="samebits-device-"))
+    try:
+        here = look(folder, made_up=options.made_up or options.stops, stops=options.stops)
+        found = run(here, folder, options.only, quick=options.quick)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(report(here, found)))
+    return int(any(one.verdict is Verdict.FAILED for one in found))
+
+
+def run(here: Here, folder: Path, checks: list[str], *, quick: bool) -> list[Found]:
+    """Each check in turn, said as it ends."""
+    began_s, found = time.monotonic(), []
+    print(f"on {here.said()}", flush=True)
+    for name in checks:
+        for one in CHECKS[name](here, folder / name, QUICK if quick else WHOLE):
+            found.append(one)
+            at_s = time.monotonic() - began_s
+            print(f"[{at_s:6.1f} s] {one.verdict.value}: {one.check}: {one.text} ({here.said()})", flush=True)
+    return found
+
+
+def report(here: Here, found: list[Found]) -> dict[str, object]:
+    """For programs."""
+    counts = {verdict.name.lower(): sum(one.verdict is verdict for one in found) for verdict in Verdict}
+    return {
+        "device": here.kind,
+        "card": here.card,
+        "driver": here.driver,
+        "torch": here.torch_version,
+        **counts,
+        "checks": [
+            {"check": one.check, "verdict": one.verdict.value, "text": one.text, "figures": one.figures}
+            for one in found
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""A device that is not the CPU, with collectives of its own: what runs where no accelerator is. See ``device.cpp``.
+
+Built once for each version of torch, by the compiler that is there; ``register`` makes it torch's accelerator under the
+name ``trial``. A script need not know of it: with :func:`autoload_folder` in PYTHONPATH, plain ``import torch`` loads
+it, as torch loads every device backend that is installed. TRIAL_DEVICES and TRIAL_DEVICE_BYTES say how many such
+devices there are and how much memory each has; TRIAL_STOPS=1 makes it end its collectives as Ascend's does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import filelock
+
+NAME = "trial"
+COLLECTIVES = "trialccl"
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parents[2]
+
+
+def build(verbose: bool = False) -> ModuleType:
+    """The compiled part; half a minute the first time, and whenever its source or torch has changed."""
+    import torch
+    from torch.utils import cpp_extension
+
+    name = "samebits_trial_" + "".join(one if one.isalnum() else "_" for one in torch.__version__)
+    folder = Path(os.environ.get("TRIAL_BUILD", _ROOT / "build" / "trial-device")) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    library, sources = folder / f"{name}.so", [_HERE / "device.cpp", _HERE / "collectives.cpp"]
+    with filelock.FileLock(folder / "one-at-a-time"):
+        built_at = library.stat().st_mtime if library.exists() else 0.0
+        if built_at < max(path.stat().st_mtime for path in _HERE.iterdir() if path.suffix in (".cpp", ".h")):
+            (folder / "lock").unlink(missing_ok=True)  # of a build that was killed: torch would wait for it for ever
+            cpp_extension.load(
+                name=name,
+                sources=[str(one) for one in sources],
+                extra_cflags=["-O1"],
+                build_directory=str(folder),
+                is_python_module=False,
+                verbose=verbose,
+            )
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    built = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(built)
+    return built
+
+
+def autoload_folder(parent: Path) -> Path:
+    """A folder to put in PYTHONPATH, below ``parent``: torch then loads the device by itself."""
+    folder = parent / "autoload"
+    metadata = folder / "samebits_trial-1.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: samebits-trial\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\n{NAME} = samebits_trial:register\n")
+    (folder / "samebits_trial.py").write_text(
+        f"import sys\n\n\ndef register():\n    sys.path.append({str(_ROOT)!r})\n"
+        "    from tests.device.backend import register\n    register()\n"
+    )
+    return folder
+
+
+def register() -> None:
+    """Make it torch's accelerator, once in a process."""
+    import torch
+    import torch.distributed as dist
+
+    if hasattr(torch, NAME):
+        return
+    built = build()
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _module(built))
+    torch.utils.generate_methods_for_privateuse1_backend()
+
+    def collectives(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return built.Collectives(store, rank, size)
+
+    dist.Backend.register_backend(COLLECTIVES, collectives, devices=[NAME])
+
+
+def _module(built: Any) -> ModuleType:
+    """What torch looks for under ``torch.trial``."""
+    import torch
+
+    module: Any = ModuleType(f"torch.{NAME}")
+
+    def index_of(device: Any = None) -> int:
+        if device is None:
+            return int(built.current_device())
+        return device if isinstance(device, int) else torch.device(device).index or 0
+
+    def generator(device: Any = None) -> torch.Generator:
+        found: torch.Generator = built.default_generator(index_of(device))
+        return found
+
+    def seed_all(seed: int) -> None:
+        for index in range(built.device_count()):
+            generator(index).manual_seed(seed)
+
+    module.is_available = lambda: built.device_count() > 0
+    module.is_initialized = lambda: True
+    module._is_in_bad_fork = lambda: False
+    module.device_count = built.device_count
+    module.current_device = built.current_device
+    module.set_device = lambda device: built.set_device(index_of(device))
+    module.get_device_name = lambda device=None: "a device made up for tests"
+    module.synchronize = lambda device=None: built.synchronize(index_of(device))
+    module.manual_seed = lambda seed: generator().manual_seed(seed)
+    module.manual_seed_all = seed_all
+    module.get_rng_state = lambda device=None: generator(device).get_state()
+    module.set_rng_state = lambda state, device=None: generator(device).set_state(state)
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.memory_allocated = lambda device=None: built.memory_allocated()
+    module.max_memory_allocated = lambda device=None: built.max_memory_allocated()
+    module.total_memory = built.total_memory
+    for name in ("stop_device", "restart_device"):
+        if hasattr(built, name):
+            setattr(module, name, getattr(built, name))
+    made: ModuleType = module
+    return made

@@ -1,0 +1,216 @@
+"""What is shown on a device: one function a promise, each gives its figures and whether it holds.
+
+Never here: which device (``here``), how a job is disturbed (``jobs``). The one idea: a check that needs what this
+device has not says "not on this device"; that is neither passed nor failed, and the last line counts it apart.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.core.cause_table import DEFAULT, Observation
+from tests.device import jobs
+from tests.device.here import Here
+
+FOLDER = Path(__file__).resolve().parent
+DESCRIPTORS_GROWN, THREADS_GROWN = 2, 2
+KIB_GROWN_PER_CYCLE = 64
+MOST_BLOCKED = 1.15
+"""÷ the device-to-host copy."""
+WITHIN_S = 600.0
+
+
+class Verdict(enum.Enum):
+    """What a check came to."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    NOT_HERE = "not on this device"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One check's outcome.
+
+    Attributes:
+        text: for people; where it failed, why.
+        figures: by name, with the unit at its end.
+    """
+
+    check: str
+    verdict: Verdict
+    text: str
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is done."""
+
+    cycles: int
+    megabytes: int
+    rounds: int
+
+
+QUICK, WHOLE = Extent(20, 16, 3), Extent(100, 512, 9)
+
+
+def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """The device's own collectives: a group of one, formed and broken again and again."""
+    name = f"a group is formed and broken {extent.cycles} times"
+    told = _told(here, folder, FOLDER / "groups.py", str(extent.cycles), COLLECTIVE_BACKEND="")
+    if isinstance(told, str):
+        yield Found(name, Verdict.FAILED, told)
+        return
+    early, late = told["early"], told["late"]
+    grown = {one: late[one] - early[one] for one in early}
+    device_grown = told["device_bytes_late"] - told["device_bytes_early"]
+    holds = (
+        grown["descriptors"] <= DESCRIPTORS_GROWN
+        and grown["threads"] <= THREADS_GROWN
+        and grown["anonymous_kib"] <= KIB_GROWN_PER_CYCLE * extent.cycles
+        and device_grown <= 0
+    )
+    text = (
+        f"{told['each_s'] * 1000:.1f} ms each; grown by {grown['descriptors']} descriptors, {grown['threads']} "
+        f"threads, {grown['anonymous_kib']} KiB of memory, {device_grown} bytes of the device's"
+    )
+    figures = {
+        "cycle_s": told["each_s"],
+        "grown_descriptors": grown["descriptors"],
+        "grown_threads": grown["threads"],
+        "grown_memory_kib": grown["anonymous_kib"],
+        "grown_device_bytes": device_grown,
+    }
+    yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, text, figures)
+
+
+def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """Several ranks on the device, disturbed: the bits of the undisturbed run."""
+    try:
+        wanted = jobs.run(here, folder / "undisturbed", jobs.undisturbed)
+    except AssertionError as error:
+        yield Found("a job of several ranks on one device", Verdict.FAILED, str(error))
+        return
+    for disturb, spares in jobs.DISTURBED:
+        yield _compared(here, folder, f"{disturb.__name__}, same bits", wanted.sha256, disturb, spares)
+
+
+def rides(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """What a step may be made of, and a spare takes over with the same bits."""
+    compiler = "inductor" if "inductor" in here.has else "aot_eager"
+    ways = [("AMP (autocast and GradScaler)", ["--amp"]), (f"torch.compile ({compiler})", ["--compile", compiler])]
+    if "graphs" in here.has:
+        ways.append(("CUDA graphs of a module's forward and backward", ["--graphs"]))
+    else:
+        yield Found("CUDA graphs ride", Verdict.NOT_HERE, f"{here.kind} has none")
+    if "inductor" not in here.has:
+        yield Found("torch.compile (inductor) rides", Verdict.NOT_HERE, f"inductor writes no code for {here.kind}")
+    for name, args in ways:
+        place = folder / re.sub(r"\W+", "-", name)
+        try:
+            wanted = jobs.run(here, place / "undisturbed", jobs.undisturbed, args).sha256
+        except AssertionError as error:
+            yield Found(f"{name} rides", Verdict.FAILED, str(error))
+            continue
+        yield _compared(here, place, f"{name} rides", wanted, jobs.kill_with_a_spare, 1, args)
+
+
+def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """A warm spare holds no more of the device than a worker whose state is built."""
+    name = "a warm spare's memory of the device"
+    try:
+        held = jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1).held_bytes
+    except AssertionError as error:
+        yield Found(name, Verdict.FAILED, str(error))
+        return
+    worker, spare = held[0], held[jobs.SPARE]
+    verdict = Verdict.PASSED if spare <= worker else Verdict.FAILED
+    yield Found(name, verdict, f"{spare} bytes, a worker's {worker}", {"spare_bytes": spare, "worker_bytes": worker})
+
+
+def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """What saving and restoring a state on the device costs, against copying it."""
+    name = f"saving {extent.megabytes} MiB blocks at most {MOST_BLOCKED} × the copy from the device"
+    told = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds))
+    if isinstance(told, str):
+        yield Found(name, Verdict.FAILED, told)
+        return
+    blocked = (told["saving"] - told["plain"]) / told["fetch"]
+    restored = told["restore"] / told["put"]
+    figures = {f"{way}_s": seconds for way, seconds in told.items()} | {"blocked": blocked, "restored": restored}
+    text = f"blocked {blocked:.2f} × the copy to the host, restored {restored:.2f} × the copy to the device"
+    if "pinning" not in here.has:
+        yield Found(name, Verdict.NOT_HERE, f"{here.kind} has no engine that copies by itself; here {text}", figures)
+    else:
+        yield Found(name, Verdict.PASSED if blocked <= MOST_BLOCKED else Verdict.FAILED, text, figures)
+
+
+def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """A device that is full is named, and so is whose process it was."""
+    name = "a full device is named"
+    job = jobs.DeviceJob(here, folder / "full", "--fill", str(jobs.GATE // 2))
+    try:
+        job.open_gates(0, jobs.GATE)
+        job.start()
+        said = job.wait_for("scheduler", r"worker 1 \(.*is lost: (.*out of memory.*)")[1]
+    except AssertionError as error:
+        yield Found(name, Verdict.FAILED, str(error))
+        return
+    finally:
+        job.end()
+    fault = DEFAULT.of(Observation(1, None, said, is_failure=True)).fault
+    holds = fault == "an accelerator's memory is full" and re.search(r"(GPU|NPU|[Dd]evice) 0", said) is not None
+    yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}")
+
+
+CHECKS: dict[str, Callable[[Here, Path, Extent], Iterator[Found]]] = {
+    one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)
+}
+
+
+def _compared(
+    here: Here,
+    folder: Path,
+    name: str,
+    wanted: str,
+    disturb: Callable[[jobs.DeviceJob], None],
+    spares: int,
+    args: Sequence[str] = (),
+) -> Found:
+    try:
+        ran = jobs.run(here, folder / disturb.__name__, disturb, args, spares)
+    except AssertionError as error:
+        return Found(name, Verdict.FAILED, str(error))
+    if ran.sha256 != wanted:
+        return Found(name, Verdict.FAILED, f"sha256 {ran.sha256}, undisturbed {wanted}")
+    return Found(name, Verdict.PASSED, f"sha256 {wanted[:16]}… as undisturbed")
+
+
+def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> dict[str, Any] | str:
+    """What the script's last line says; else the end of what it printed."""
+    place = folder / script.stem
+    place.mkdir(parents=True)
+    environment = {name: value for name, value in (os.environ | here.environment | more).items() if value}
+    ran = subprocess.run(
+        [sys.executable, str(script), *args],
+        env=environment,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    if ran.returncode:
+        return f"status {ran.returncode}: " + "\n".join((ran.stdout + ran.stderr).splitlines()[-15:])
+    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return told

@@ -1,0 +1,79 @@
+"""``python groups.py COUNT``: a group of one on the device is formed, used and broken so often; what is left of it.
+
+A process of its own, so that what it holds is its groups' alone. The last line is JSON: descriptors, threads, resident
+and device memory after the first cycles and after the last one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from runtime.training.group import device as devices
+from runtime.training.group.group import form_alone, is_communication_failure
+from tests.device.script import memory_bytes
+from tests.system.cycles import Holding, holding_of
+
+WARM = 10
+"""After so many what is made once has been made."""
+SETTLED_WITHIN_S = 60.0
+
+
+def cycle(device: torch.device) -> None:
+    """Form, reduce, break; a collective afterwards must fail as a lost peer's does, and the device go on."""
+    group = form_alone(device)
+    rows = torch.ones(1024, device=device)
+    dist.all_reduce(rows)
+    assert float(rows.sum()) == 1024
+    group.break_("a test")
+    try:
+        dist.all_reduce(rows)
+        devices.settle(device)
+    except Exception as error:
+        if not is_communication_failure(error):
+            raise
+    else:
+        raise AssertionError("a collective of a broken group did not fail")
+    group.drop()
+    assert float(torch.ones(8, device=device).sum()) == 8
+
+
+def settled() -> Holding:
+    """Once groups that were dropped have been freed."""
+    gc.collect()
+    deadline, before = time.monotonic() + SETTLED_WITHIN_S, holding_of(_PID)
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        now = holding_of(_PID)
+        if (now.descriptors, now.threads) == (before.descriptors, before.threads):
+            return now
+        before = now
+    return before
+
+
+_PID = int(Path("/proc/self").resolve().name)
+
+
+def main() -> None:
+    count, device = int(sys.argv[1]), devices.choose(None, 0)
+    for _ in range(WARM):
+        cycle(device)
+    early, early_bytes = settled(), memory_bytes(device)
+    began_s = time.monotonic()
+    for _ in range(count):
+        cycle(device)
+    each_s = (time.monotonic() - began_s) / count
+    late, late_bytes = settled(), memory_bytes(device)
+    told = {"each_s": each_s, "early": asdict(early), "late": asdict(late)}
+    print(json.dumps(told | {"device_bytes_early": early_bytes, "device_bytes_late": late_bytes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Jobs on one device: several ranks on it, disturbed in the middle, with the bits of one that nobody disturbs.
+
+Never here: which device. The one idea: all ranks wait at a gate in the middle of the training until they were
+disturbed, so that no device is too quick or too slow for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.device.here import Here
+from tests.system.elastic_job import ElasticJob
+from tests.system.processes import ColdStarter
+
+SCRIPT = Path(__file__).with_name("script.py")
+WORKERS = 2
+LOST = 1
+SPARE = WORKERS
+STEPS = 24
+GATE = 12
+GOES_ON = r"generation \d+: rank \d+ of \d+ goes on from step ([1-9]\d*)"
+HOLDS = re.compile(r"device (\S+) holds (\d+) bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one job came to.
+
+    Attributes:
+        sha256: of its weights.
+        held_bytes: of the device's memory, by node, when its state was built: torch's own count.
+    """
+
+    sha256: str
+    held_bytes: dict[int, int] = field(default_factory=dict)
+
+
+class DeviceJob(ElasticJob):
+    """Two workers and as many spares as are asked for, on one device."""
+
+    def __init__(self, here: Here, folder: Path, *args: str, spares: int = 0) -> None:
+        folder.mkdir(parents=True)
+        super().__init__(
+            folder,
+            ColdStarter(),
+            workers=WORKERS,
+            spares=spares,
+            script=SCRIPT,
+            args=("--steps", str(STEPS), "--gates", str(GATE), "--marks", str(folder), *args),
+            settings={**here.environment, "REGISTER_COOLDOWN": "0"},
+        )
+
+    def held_bytes(self) -> dict[int, int]:
+        """By node."""
+        found = ((node, self.matches(node, HOLDS.pattern)) for node in (*self.ranks, *self.spares))
+        return {node: int(matches[0][2]) for node, matches in found if matches}
+
+
+def undisturbed(job: DeviceJob) -> None:
+    job.open_gates(0, GATE)
+    job.start()
+
+
+def kill_with_a_spare(job: DeviceJob) -> None:
+    job.open_gates(0)
+    job.start()
+    job.wait_for(SPARE, "this spare is warm")
+    job.wait_for_step(GATE)
+    job.kill(LOST)
+    job.wait_for(SPARE, GOES_ON)
+    job.open_gates(GATE)
+
+
+def kill_with_a_restart(job: DeviceJob) -> None:
+    job.open_gates(0)
+    job.start()
+    job.wait_for_step(GATE)
+    job.kill(LOST)
+    job.start_worker(LOST)
+    job.wait_for(LOST, GOES_ON)
+    job.open_gates(GATE)
+
+
+def kill_everything(job: DeviceJob) -> None:
+    job.open_gates(0)
+    job.start()
+    for rank in job.ranks:
+        job.wait_for_step(GATE, rank)
+    job.kill_everything()
+    job.open_gates(GATE)
+    job.start()
+
+
+DISTURBED: tuple[tuple[Callable[[DeviceJob], None], int], ...] = (
+    (kill_with_a_spare, 1),
+    (kill_with_a_restart, 0),
+    (kill_everything, 0),
+)
+"""Each with the spares it takes."""
+
+
+def run(
+    here: Here, folder: Path, disturb: Callable[[DeviceJob], None], args: Sequence[str] = (), spares: int = 0
+) -> Ran:
+    """One job, to its end.
+
+    Raises:
+        AssertionError: it came to another end than it should; the ends of all logs are in the message.
+    """
+    job = DeviceJob(here, folder, *args, spares=spares)
+    try:
+        disturb(job)
+        statuses = job.wait_ended()
+        failed = {name: status for name, status in statuses.items() if status and name not in job.gone}
+        assert not failed, f"exit statuses {failed}\n{job.tails()}"
+        return Ran(job.sha256(), job.held_bytes())
+    finally:
+        left = job.end()
+        if left:
+            print(f"{folder.name} left {left}", flush=True)

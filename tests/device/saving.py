@@ -1,0 +1,73 @@
+"""``python saving.py MEGABYTES ROUNDS``: what saving a state that lies on the device holds training up for.
+
+A world of one. The floor is the same bytes copied from the device into host memory that was touched before (pinned,
+where the device can), and the other way for a restore. The last line is JSON, in seconds: each way's median.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import runtime
+from tests.device.script import device_here
+
+TENSORS = 40
+
+
+class Weights(nn.Module):
+    """float32 tensors of so many bytes together."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(torch.randn(size_bytes // TENSORS // 4) for _ in range(TENSORS))
+
+
+def main() -> None:
+    size_bytes, rounds = int(sys.argv[1]) << 20, int(sys.argv[2])
+    runtime.init()
+    device = device_here()
+    weights = Weights(size_bytes).to(device)
+    state = runtime.elastic.TorchState(
+        weights, step=0, checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
+    )
+    live = [one.detach() for one in weights.parameters()]
+    copies = [torch.zeros_like(one, device="cpu", pin_memory=device.type == "cuda") for one in live]
+    took: dict[str, list[float]] = {name: [] for name in ("fetch", "put", "plain", "saving", "restore")}
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        torch.accelerator.synchronize()
+        began_s = time.monotonic()
+        call()
+        torch.accelerator.synchronize()
+        took[name].append(time.monotonic() - began_s)
+
+    @torch.no_grad()
+    def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+
+    def train(state: runtime.elastic.TorchState) -> None:
+        for _ in range(rounds + 2):
+            for name in ("plain", "saving"):
+                with torch.no_grad():
+                    torch._foreach_add_(live, 1.0)
+                state.step += 1
+                timed(name, state.commit)
+            state.flush()
+            timed("restore", state.restore)
+            timed("fetch", lambda: copy(copies, live))
+            timed("put", lambda: copy(live, copies))
+
+    runtime.elastic.run(train)(state)
+    print(json.dumps({name: statistics.median(seconds[2:]) for name, seconds in took.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The training script of ``tests.device``: the probe's model and data, on whatever device this process was given.
+
+Never here: what is killed, or which device that is. The one idea: it is a user's script, with the device from
+torch and the local rank, and no word of how it is connected; what it rides on (``--amp``, ``--compile``, ``--graphs``)
+decides the bits, where it is disturbed must not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import runtime
+from tests.system.probe import BATCH, BUCKET_CAP_MB, FEATURES, GATE_POLL_S, SAMPLES, Shuffled, gate_of
+
+
+class Training:
+    """One process's."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = device_here()
+        torch.manual_seed(7)
+        data = torch.Generator().manual_seed(11)
+        images = torch.randn(SAMPLES, FEATURES, generator=data)
+        labels = torch.randint(0, 10, (SAMPLES,), generator=data)
+        self.sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
+        self.loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=self.sampler, drop_last=True)
+        self.bare = Shuffled(norm=False).to(self.device)
+        module: nn.Module = self.bare
+        if args.graphs:
+            sample = torch.zeros(BATCH, FEATURES, device=self.device)
+            module = torch.cuda.make_graphed_callables(self.bare, (sample,))  # type: ignore[assignment]
+        if args.compile:
+            module = torch.compile(self.bare, backend=args.compile)  # type: ignore[assignment]
+        self.model = DistributedDataParallel(
+            module,
+            device_ids=None if self.device.index is None else [self.device.index],
+            bucket_cap_mb=None if args.compile else BUCKET_CAP_MB,
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.amp, init_scale=2.0**10, growth_interval=7)
+        self.state = runtime.elastic.TorchState(
+            self.model,
+            self.optimizer,
+            sampler=self.sampler,
+            scaler=self.scaler,
+            epoch=0,
+            step=0,
+            rng=args.rng,
+            checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+        )
+
+    def train(self, state: runtime.elastic.TorchState) -> None:
+        """What runs under ``elastic.run``."""
+        while state.step < self.args.steps:
+            for batch, (images, labels) in enumerate(self.loader):
+                self.step(state, batch, images.to(self.device), labels.to(self.device))
+                if state.step == self.args.steps:
+                    return
+            state.epoch += 1
+            self.sampler.set_epoch(state.epoch)
+
+    def step(self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
+        if self.args.gates and state.step % self.args.gates == 0:
+            self.wait_at_gate(state)
+        if self.args.fill == state.step + 1 and runtime.get_rank() == 1:
+            torch.empty(1 << 50, dtype=torch.uint8, device=self.device)
+        self.optimizer.zero_grad(set_to_none=not self.args.graphs)
+        context: Any = contextlib.nullcontext()
+        if self.args.amp:
+            context = torch.autocast(self.device.type, dtype=torch.bfloat16)
+        with context:
+            loss = F.cross_entropy(self.model(images), labels)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.sampler.record_batch(batch, BATCH)
+        state.step += 1
+        state.commit()
+        print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}", flush=True)
+
+    def wait_at_gate(self, state: runtime.elastic.TorchState) -> None:
+        """Until the test lets this step begin, or a peer is lost meanwhile."""
+        gate = gate_of(self.args.marks, state.step)
+        while not gate.exists():
+            state.check_host_updates()
+            time.sleep(GATE_POLL_S)
+
+
+def device_here() -> torch.device:
+    """This process's, as a script asks for it."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else torch.device(found.type, runtime.get_local_rank())
+
+
+def memory_bytes(device: torch.device) -> int:
+    """What this process holds of the device's memory, as torch counts it."""
+    module: Any = torch.get_device_module(device)
+    return int(module.memory_allocated(device)) if hasattr(module, "memory_allocated") else 0
+
+
+def sha256_of(model: nn.Module) -> str:
+    """A hash of all parameters, in the order of their names."""
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--interval", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--rng", choices=["per_step", "saved"], default="saved")
+    parser.add_argument("--gates", type=int, default=0, help="steps between two gates at which all wait for the test")
+    parser.add_argument("--marks", type=Path, default=Path())
+    parser.add_argument("--amp", action="store_true", help="autocast to bfloat16, with a GradScaler")
+    parser.add_argument("--compile", default="", metavar="BACKEND", help="of torch.compile")
+    parser.add_argument("--graphs", action="store_true", help="the module's forward and backward as CUDA graphs")
+    parser.add_argument("--fill", type=int, default=0, metavar="STEP", help="rank 1 asks for a pebibyte of the device")
+    args = parser.parse_args()
+    runtime.init()
+    torch.use_deterministic_algorithms(True)
+    training = Training(args)
+    print(f"device {training.device} holds {memory_bytes(training.device)} bytes", flush=True)
+    runtime.elastic.run(training.train)(training.state)
+    print(f"final step={training.state.step} sha256={sha256_of(training.bare)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
