@@ -19,8 +19,8 @@ from runtime.core.values import Meta, Schema, Value, replace
 
 MAX_PUTS = 512
 DIGEST_BYTES = 16
-MAX_RUNS = 2048
-"""Of neighbouring items that were taken at one step, or came back: each is a few bytes of a value of ``runtime.kv``."""
+MAX_RUNS = 1024
+"""Of neighbouring items that were taken at like steps, or came back; a generation that begins may split a few more."""
 
 Run = tuple[Count, Count]
 """Numbers of items: from the first to the one before the second."""
@@ -35,12 +35,33 @@ class Put(Value, frozen=True):
 
 
 class Taken(Value, frozen=True):
-    """Items that were taken at one step, in one generation."""
+    """Items that were taken in one generation: as many at each of some steps in a row."""
 
     generation: Count
-    step: Count
+    step: Count  # the first of them
     first: Count
     end: Count
+    steps: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
+
+    def split(self, step: int) -> tuple[Taken | None, Taken | None]:
+        """Those of the steps before this one, and the others."""
+        before = min(max(step - self.step, 0), self.steps)
+        if not before:
+            return None, self
+        if before == self.steps:
+            return self, None
+        cut = self.first + (self.end - self.first) // self.steps * before
+        return (
+            Taken(self.generation, self.step, self.first, cut, before),
+            Taken(self.generation, self.step + before, cut, self.end, self.steps - before),
+        )
+
+    def with_next(self, other: Taken) -> Taken | None:
+        """Both in one, where the other is the next step and alike."""
+        is_next = (other.generation, other.step, other.first) == (self.generation, self.step + self.steps, self.end)
+        if not is_next or (other.end - other.first) * self.steps != (self.end - self.first) * other.steps:
+            return None
+        return Taken(self.generation, self.step, self.first, other.end, self.steps + other.steps)
 
 
 class WorkState(Value, frozen=True):
@@ -49,8 +70,8 @@ class WorkState(Value, frozen=True):
     puts: Annotated[tuple[Put, ...], Meta(max_length=MAX_PUTS)] = ()
     end: Count = 0  # numbers below are given to items
     next: Count = 0  # the first that was never taken
-    returned: Annotated[tuple[Run, ...], Meta(max_length=MAX_RUNS)] = ()  # to be taken before it; rising, apart
-    taken: Annotated[tuple[Taken, ...], Meta(max_length=MAX_RUNS)] = ()  # and may come back; in the order of taking
+    returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # to be taken before it; rising, apart
+    taken: Annotated[tuple[Taken, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # and may come back; in the order of taking
     generation: Count = 0  # the last that is settled
 
     @property
@@ -84,10 +105,11 @@ def settle(state: WorkState, generation: int, restore: int) -> WorkState:
     """In this generation, which has gone on from so many completed steps; again does nothing."""
     if generation <= state.generation:
         return state
-    lost = [(one.first, one.end) for one in state.taken if one.step >= restore]
+    halves = [one.split(restore) for one in state.taken]
+    lost = [(after.first, after.end) for _, after in halves if after is not None]
     return replace(
         state,
-        taken=tuple(one for one in state.taken if one.step < restore),
+        taken=tuple(before for before, _ in halves if before is not None),
         returned=_merged([*state.returned, *lost]),
         generation=generation,
     )
@@ -98,8 +120,8 @@ def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
 
     Those are in the state yet, so that whoever deletes their items can be killed between the two: ``dropped``.
     """
-    kept = tuple(one for one in state.taken if one.step >= durable)
-    state = state if len(kept) == len(state.taken) else replace(state, taken=kept)
+    kept = tuple(after for one in state.taken if (after := one.split(durable)[1]) is not None)
+    state = state if kept == state.taken else replace(state, taken=kept)
     first = min((state.next, *(run[0] for run in state.returned), *(one.first for one in kept)))
     return state, tuple(one for one in state.puts if one.end <= first)
 
@@ -131,9 +153,11 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
             returned[0] = (end, returned[0][1])
         numbers += range(first, end)
         last = taken[-1] if taken else None
-        if last is not None and (last.generation, last.step, last.end) == (generation, step, first):
+        if last is not None and (last.generation, last.step, last.steps, last.end) == (generation, step, 1, first):
             taken[-1] = replace(last, end=end)
         else:
+            if len(taken) > 1 and (both := taken[-2].with_next(taken[-1])) is not None:
+                taken[-2:] = [both]  # the last step is through: nobody takes for it any more
             taken.append(Taken(generation, step, first, end))
     if len(taken) + len(returned) > MAX_RUNS:
         return None

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.core import work_queue
 from runtime.core.messages import MAX_VALUE_BYTES
+from runtime.core.values import replace
 from runtime.core.work_queue import DIGEST_BYTES, MAX_PUTS, MAX_RUNS, SCHEMA, WorkState, dropped, forget, put, settle
 from runtime.core.work_queue import take as take_from
 
@@ -78,20 +79,28 @@ def test_puts_are_done_with_when_every_disk_is_behind_them_and_no_sooner() -> No
     assert settle(state, 2, 1).waiting == 2, "what was forgotten does not come back"
 
 
+def test_steps_that_take_alike_are_one_run_however_many() -> None:
+    state = filled(200_000)
+    for step in range(5_000):
+        for _ in range(4):
+            state, _ = take(state, 2, 1, step)
+    assert len(state.taken) == 2 and len(SCHEMA.pack(state)) < 100
+    back = settle(state, 2, 1_234)
+    assert (back.waiting, take(back, 1, 2, 1_234)[1]) == (200_000 - 8 * 1_234, [8 * 1_234])
+    assert forget(state, 1_234)[0].open == 8 * (5_000 - 1_234)
+
+
 def test_there_are_bounds() -> None:
     state = WorkState()
     for number in range(MAX_PUTS):
         state = put(state, key(number), 3) or pytest.fail("no room")
     assert put(state, key(MAX_PUTS), 3) is None
+    full = replace(filled(3 * MAX_RUNS), puts=state.puts)
     for step in range(MAX_RUNS):
-        if step < MAX_PUTS * 3:
-            state, _ = take(state, 1, 1, step)
-    assert len(SCHEMA.pack(state)) < MAX_VALUE_BYTES
-    full = filled(MAX_RUNS + 1)
-    for step in range(MAX_RUNS):
-        full, _ = take(full, 1, 1, step)
-    assert take_from(full, 1, 1, MAX_RUNS) is None
-    back = settle(full, 2, MAX_RUNS // 2)
+        full, _ = take(full, 1 + step % 3, 1, 2**31 + step)
+    assert take_from(full, 1, 1, 2**32) is None
+    assert len(SCHEMA.pack(full)) < MAX_VALUE_BYTES
+    back = settle(full, 2, 2**31 + MAX_RUNS // 2)
     assert SCHEMA.unpack(SCHEMA.pack(back)) == back
 
 
@@ -107,6 +116,7 @@ class Job:
     generation: int = 1
     line: list[list[int]] = field(default_factory=list)
     durable: int = 0
+    is_steady: bool = False  # all take one, each step
     settles: Callable[[WorkState, int, int], WorkState] = settle
     forgets: Callable[[WorkState, int], tuple[WorkState, tuple[work_queue.Put, ...]]] = forget
 
@@ -114,10 +124,13 @@ class Job:
         """One step of so many ranks, which may be lost before its commit, or with some steps before it."""
         used: list[int] = []
         for _ in range(workers):
-            if self.draw.random() < 0.8:
+            if self.is_steady:
+                self.state, numbers = take(self.state, 1, self.generation, len(self.line))
+                used += numbers
+            elif self.draw.random() < 0.8:
                 self.state, numbers = take(self.state, self.draw.choice((1, 1, 3)), self.generation, len(self.line))
                 used += numbers
-        if self.draw.random() < 0.25:
+        if self.draw.random() < (0.05 if self.is_steady else 0.25):
             if self.draw.random() < 0.5:  # the commit was in, and then somebody died
                 self.line.append(used)
             self.lose()
@@ -140,10 +153,11 @@ def run(seed: int, **broken: object) -> list[int]:
     """How often each item is in the line."""
     job, puts = Job(random.Random(seed), **broken), 0  # type: ignore[arg-type]
     for _ in range(300):
-        if job.draw.random() < 0.2 and puts < 40:
+        if job.draw.random() < 0.2 and puts < 80:
             job.state = put(job.state, key(puts), job.draw.randint(1, 12)) or job.state
             puts += 1
-        job.step(job.draw.randint(1, 4))
+        job.is_steady = job.draw.random() < 0.03 or (job.is_steady and job.draw.random() < 0.95)
+        job.step(2 if job.is_steady else job.draw.randint(1, 4))
     while job.state.waiting:
         job.state, used = take(job.state, 5, job.generation, len(job.line))
         job.line.append(used)
