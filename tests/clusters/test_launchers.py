@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.ssh_server import SshServer
-from tests.ops.shell_job import ROOT, UNTIL_TOLD, WORKER, Shell, ShellJob
+from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.processes import signal_process
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
@@ -159,6 +161,39 @@ def test_srun_starts_a_worker_on_each_host_and_one_that_is_killed_again(job: She
     assert shell.end() == 0, shell.text
 
 
+@pytest.mark.timeout(400)
+def test_in_an_allocation_slurms_own_list_of_hosts_is_the_discovery_script(
+    job: ShellJob, cluster: SlurmCluster
+) -> None:
+    (job.folder / "secret").write_text(SECRET)
+    (job.folder / "secret").chmod(0o600)
+    words = [sys.executable, "-P", "-m", "runtime", "run", "--nnodes", "1:2"]
+    words += ["--host-discovery-script", "scontrol show hostnames"]
+    words += ["--launch", "srun -w {host} -N1 -n1 --overlap sh -c {command}"]
+    words += [str(WORKER), "--seated", *UNTIL_TOLD]
+    (job.folder / "elastic.sh").write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
+    settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
+    settings |= {"SCHED_HOST": cluster.computing[0].address(), "CLUSTER_SECRET_FILE": str(job.folder / "secret")}
+    settings |= {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    number = cluster.submit(job.folder, settings, "--nodes=2", "--output=sbatch.out", "elastic.sh")
+    said = job.folder / "sbatch.out"
+    _until(lambda: said.exists() and "2/2 workers" in said.read_text(), said)
+    assert len(_workers(cluster, "n1")) == len(_workers(cluster, "n2")) == 1
+    (killed,) = _workers(cluster, "n2")
+    os.kill(killed, signal.SIGKILL)
+    _until(lambda: any(pid != killed for pid in _workers(cluster, "n2")), said)
+    job.let_finish()
+    assert cluster.wait_for_state(number, "COMPLETED", "FAILED", timeout_s=120) == "COMPLETED", said.read_text()
+    assert "rests" not in said.read_text()
+
+
+def _until(is_so: Callable[[], bool], said: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, said.read_text() if said.exists() else "nothing was said"
+        time.sleep(0.05)
+
+
 def _workers(cluster: SlurmCluster, name: str) -> list[int]:
     """Workers' processes on this host, by the pids that they have here."""
     (host,) = [one for one in cluster.computing if one.name == name]
@@ -169,7 +204,7 @@ def _workers(cluster: SlurmCluster, name: str) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # gone
-        if is_there and b"python" in words[0] and str(WORKER).encode() in words:
+        if is_there and b"python" in words[0] and words[1:2] == [str(WORKER).encode()]:
             found.append(int(folder.name))
     return found
 
