@@ -35,7 +35,8 @@ class WorkQueue:
     An item is done with the commit of the step that it was taken for: take it in that step, use it, commit. If the step
     is lost, its items wait again, whoever took them; if it is not, they never come back. So each is in the final
     weights once, however many ranks there are and whatever is killed. There is no "done" to be said, and no time in
-    which an item must be done.
+    which an item must be done. With ``LocalSGD``, where a loss takes no step from the other ranks, their items since
+    the last average may be trained on twice.
 
     Args:
         name: of the queue, in the job.
