@@ -20,7 +20,7 @@ from pathlib import Path
 
 from runtime.core.events import Event, Kind
 from runtime.core.lines import root_of
-from runtime.core.records import CauseFound, JobInterrupted, Record
+from runtime.core.records import CauseFound, Record
 from runtime.ops import kept_start
 from runtime.ops.drill.rehearsal import free_environment, is_over, trains_since
 from runtime.ops.job_view import stored_view
@@ -37,7 +37,7 @@ PATIENCE_S = 90.0 * PATIENCE
 LOOK_S = 0.05
 STEPS_FIRST = 6  # the first steps of a generation have an allowance of their own
 EVERYWHERE = "everywhere"
-"""All workers meet the same error at one step: the job ends, and one of them is its cause."""
+"""All workers meet the same error at one step: one of them is the cause, and the others have followed."""
 SETTINGS = {
     "REGISTER_COOLDOWN": "0",
     "HEARTBEAT_INTERVAL": "0.25",
@@ -155,32 +155,34 @@ class FailingJob:
         """Give these faults at once; what is wrong with what is on record of them."""
         members = self._wait_for_training()
         if plan == (EVERYWHERE,):
-            return self._fail_everywhere(members)
-        nodes = rng.sample(sorted(members), len(plan))
-        given = {node: BY_NAME[name] for node, name in zip(nodes, plan, strict=True)}
+            given = dict.fromkeys(members, BY_NAME["exception"])
+        else:
+            nodes = rng.sample(sorted(members), len(plan))
+            given = {node: BY_NAME[name] for node, name in zip(nodes, plan, strict=True)}
         before, records = self._events(), len(self._records())
         log_at, screen_at = self._log.stat().st_size, self._screen.stat().st_size
         self._give(given, members)
         generation = max(event.generation for event in before)
 
-        def is_over_again(events: list[Event]) -> bool:
+        def is_made_good(events: list[Event]) -> bool:
             if all(fault.goes_on for fault in given.values()):
                 return any(event.kind is Kind.NOTE for event in events[len(before) :])
             trains = trains_since(events) is not None and max(event.generation for event in events) > generation
             return trains or is_over(events)
 
-        self.wait_until(is_over_again, f"the end of {plan}")
+        self.wait_until(is_made_good, f"the end of {plan}")
         if is_over(self._events()):
-            return f"the job ended: {self._screen.read_text(errors='replace')[screen_at:][-1000:]}"
+            return f"the job ended: {_since(self._screen, screen_at)[-1000:]}"
         causes = {one.node: one.text for one in self._records()[records:] if isinstance(one, CauseFound)}
+        if plan == (EVERYWHERE,) and causes:  # whoever was first: the others met the same, and followed
+            given = {node: given[node] for node in list(causes)[:1]}
         said = wrong(given, Said(tuple(causes.items()), _since(self._log, log_at).splitlines()))
         if said:
             return said
         for node in (node for node, fault in given.items() if fault.ends):
+            named = re.compile(rf"worker.* {re.escape(node)}\b")
             self.wait_until(
-                lambda _, node=node: (
-                    re.search(rf"worker.* {re.escape(node)}\b", _since(self._screen, screen_at)) is not None
-                ),
+                lambda _, named=named: named.search(_since(self._screen, screen_at)) is not None,
                 f"worker {node} on the screen",
             )
         return ""
@@ -194,14 +196,6 @@ class FailingJob:
         for node, fault in given.items():
             if fault.sent:
                 assert send_signal(members[node], fault.sent), f"worker {node} had ended before"
-
-    def _fail_everywhere(self, members: Mapping[str, ProcessIdentity]) -> str:
-        self._give(dict.fromkeys(members, BY_NAME["exception"]), members)
-        self.wait_until(is_over, "the end of the job")
-        (cause,) = [one.text for one in self._records() if isinstance(one, JobInterrupted)][-1:]
-        one = wrong({"x": BY_NAME["exception"]}, Said([("x", cause.partition(": failed at")[2])], ()))
-        says = "failed first" in cause and "followed" in cause and "failed at worker.py:" in cause
-        return "" if says else f"{one} {cause}"
 
 
 def _since(log: Path, at: int) -> str:
@@ -230,7 +224,10 @@ def run(folder: Path, plans: Sequence[Plan], seed: int) -> Iterator[Trial]:
         with failing_job(folder / f"job-{number}") as job:
             while left:
                 plan, began_s = left.pop(0), time.monotonic()
-                said = job.fail(plan, rng)
+                try:
+                    said, goes_on = job.fail(plan, rng), not job.is_over
+                except TimeoutError as error:
+                    said, goes_on = str(error), False
                 yield Trial(plan, said, time.monotonic() - began_s)
-                if job.is_over:
+                if not goes_on:
                     break
