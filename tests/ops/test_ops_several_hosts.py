@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def test_each_host_starts_its_share_and_what_dies_of_it_again(job: ShellJob, oth
         assert sorted(other.identities()) == ["worker_1"]
         other.kill("worker_1")
         second.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)")
+        told = re.compile(r"worker 1 \(pid \d+ on \S+\) (is lost: )?was killed by signal 9 \(SIGKILL\)")
+        first.wait_until(lambda: told.search(job.log("scheduler")) is not None)  # by the other host's follower alone
         for shell in (first, second):
             shell.wait_for(r"2/2 workers · 1 recovery, ")
         for host in (job, other):
