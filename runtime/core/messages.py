@@ -505,6 +505,7 @@ class Decision(Value, frozen=True, tag=13):
 class ProcessEnded(Value, frozen=True, tag=14):
     """How a worker's process has ended, by who has started it; nothing but words follows from it."""
 
+    node: Node
     host: Host
     pid: Int
     started_at: Int  # as of a Process

@@ -604,10 +604,10 @@ class SchedulerCore:
 
     def _hear_of_end(self, end: ProcessEnded) -> None:
         """Whoever can connect may say it, so only words follow from it, and only where the process has said none."""
-        who = (end.host, end.pid, end.started_at)
-        seat = next((one for one in self._ledger.state.seats.values() if one.process[:3] == who), None)
-        presence = None if seat is None else self._ledger.presences.get(seat.node)
-        if seat is None or presence is None or presence.last_words:
+        seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
+        if seat is None or seat.process[:3] != (end.host, end.pid, end.started_at):
+            return
+        if presence is None or presence.last_words:
             return
         if seat.is_held:
             presence.ended = end

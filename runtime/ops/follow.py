@@ -306,7 +306,9 @@ class Follower:
                 self._lost(name, identity, death, cause)
             if death.is_bad and not is_done and name != SCHEDULER:
                 said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
-                self._undelivered.append(status.process_ended(identity, _observation(death, cause), said))
+                self._undelivered.append(
+                    status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
+                )
             self._logs.begin(name)  # for whoever is started in its place
             if name == SCHEDULER:
                 self._scheduler_death = death

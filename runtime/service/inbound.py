@@ -43,7 +43,7 @@ from runtime.service.unknown_peers import UnknownPeers, implausible
 MOST_DECISIONS, DECISIONS_S = 64, 10.0
 """So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
 MOST_ENDS = 256
-"""And so many ends of processes, each of which has to be looked for among all seats."""
+"""And so many ends of processes."""
 
 
 class Line(Protocol):

@@ -127,9 +127,10 @@ def decision(text: str, drain: Sequence[str] = ()) -> Decision:
     return Decision(_printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
 
 
-def process_ended(identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
-    """Tells a scheduler how a process of this host has ended."""
+def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
+    """Tells a scheduler how a node's process of this host has ended."""
     return ProcessEnded(
+        node,
         host_id(),
         identity.pid,
         identity.started_at,

@@ -186,8 +186,8 @@ def implausible(message: object) -> str | None:
         case Decision(text, drain):
             is_printable = text.isprintable() and all(map(str.isprintable, drain))
             return None if is_printable else "Decision is not printable"
-        case ProcessEnded(host, _, _, text, error=error):
-            is_printable = host.isprintable() and text.isprintable() and error.isprintable()
+        case ProcessEnded(node, host, _, _, text, error=error):
+            is_printable = all(map(str.isprintable, (node, host, text, error)))
             return None if is_printable else "ProcessEnded is not printable"
         case _:
             return None

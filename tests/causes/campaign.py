@@ -35,6 +35,7 @@ from tests.system.processes import PATIENCE, free_port
 WORKERS = 3
 PATIENCE_S = 90.0 * PATIENCE
 LOOK_S = 0.05
+AHEAD_STEPS = 100  # some seconds: the events tell of a step a second later, and more where the machine is busy
 STEPS_FIRST = 6  # the first steps of a generation have an allowance of their own
 EVERYWHERE = "everywhere"
 """All workers meet the same error at one step: one of them is the cause, and the others have followed."""
@@ -152,7 +153,7 @@ class FailingJob:
     # ---- faults
 
     def fail(self, plan: Plan, rng: random.Random) -> str:
-        """Give these faults at once; what is wrong with what is on record of them."""
+        """Give these faults; what is wrong with what is on record of them."""
         members = self._wait_for_training()
         if plan == (EVERYWHERE,):
             given = dict.fromkeys(members, BY_NAME["exception"])
@@ -188,14 +189,15 @@ class FailingJob:
         return ""
 
     def _give(self, given: Mapping[str, Fault], members: Mapping[str, ProcessIdentity]) -> None:
+        """One at once; several at one step that is still to come, each by an order to itself."""
+        step = 0 if len(given) == 1 else max(event.step for event in self._events()) + AHEAD_STEPS
         for node, fault in given.items():
-            if not fault.sent:
-                order = self._folder / f"order-{root_of(node)}.unfinished"
-                order.write_text(fault.name)
-                order.rename(self._folder / f"order-{root_of(node)}")
-        for node, fault in given.items():
-            if fault.sent:
+            if fault.sent and len(given) == 1:
                 assert send_signal(members[node], fault.sent), f"worker {node} had ended before"
+                continue
+            order = self._folder / f"order-{root_of(node)}.unfinished"
+            order.write_text(f"{fault.name} {step}")
+            order.rename(self._folder / f"order-{root_of(node)}")
 
 
 def _since(log: Path, at: int) -> str:

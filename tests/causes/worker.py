@@ -1,7 +1,7 @@
 """A worker that trains until it is told to fail: then it does so in one of the ways that users know, in a known line.
 
-The order is a file in the job's folder, named for the worker's place, that holds the way; it is taken once. What comes
-from outside (a signal) needs no order.
+The order is a file in the job's folder, named for the worker's place, that holds the way and the step from which on it
+is due, so that several can fail at one step; it is taken once. What comes from outside (a signal) needs no order.
 """
 
 from __future__ import annotations
@@ -47,10 +47,19 @@ class Deadly(Dataset[int]):
         return index
 
 
+class Progress:
+    """How many steps are behind this worker."""
+
+    step = 0
+
+
 def takes(way: str) -> bool:
     """Whether this worker is to fail so, now."""
     order = Path(f"order-{os.environ['NODE_ID'].partition('.')[0]}")
-    if not order.exists() or order.read_text() != way:
+    if not order.exists():
+        return False
+    asked, due = order.read_text().split()
+    if asked != way or Progress.step < int(due):
         return False
     order.unlink()
     return True
@@ -79,6 +88,8 @@ def fail_if_told() -> None:
         time.sleep(1)  # fault: async-exception
     if takes("abort"):
         os.abort()
+    if takes("sigkill"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if takes("segfault"):
         ctypes.string_at(0)
     if takes("exit"):
@@ -133,6 +144,7 @@ def main() -> None:
     @runtime.elastic.run
     def train(state: runtime.elastic.TorchState) -> None:
         for sample in loader:
+            Progress.step = state.completed_steps
             fail_if_told()
             if takes("returns"):
                 return

@@ -129,7 +129,7 @@ def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
 
 
 def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> EndSeen:
-    return EndSeen(ProcessEnded("host-a", 1000 + node, 1, text, **{"signal": 11, **more}))
+    return EndSeen(ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more}))
 
 
 def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably() -> None:
@@ -166,7 +166,7 @@ def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
     assert DIED in house.core.first_cause and "SIGSEGV" not in house.core.first_cause
 
 
-@pytest.mark.parametrize("who", [EndSeen(ProcessEnded("host-b", 1001, 1, "x")), ended(7), ended(0)])
+@pytest.mark.parametrize("who", [EndSeen(ProcessEnded("1", "host-b", 1001, 1, "x")), ended(7), ended(0)])
 def test_what_is_said_of_another_process_changes_nothing(who: EndSeen) -> None:
     house = lost_house()
     before = house.core.first_cause

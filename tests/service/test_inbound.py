@@ -38,7 +38,7 @@ def test_so_many_decisions_are_taken_in_a_while_and_more_after_it(monkeypatch: p
 def test_of_ends_of_processes_so_many_are_taken_and_only_in_printable_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_s", lambda: 100.0)
     inbound = Inbound(Line(), Followers(), UnknownPeers())
-    end = ProcessEnded("host", 7, 1, "was killed by signal 9 (SIGKILL)", signal=9)
+    end = ProcessEnded("1", "host", 7, 1, "was killed by signal 9 (SIGKILL)", signal=9)
     taken = [inbound.event_of(Arrived("peer", end)) for _ in range(2 * MOST_ENDS)]
     assert taken == [EndSeen(end)] * MOST_ENDS + [None] * MOST_ENDS
     for liar in (replace(end, text="\x1b[2J"), replace(end, error="a\nb"), replace(end, host="\x07")):
@@ -48,6 +48,6 @@ def test_of_ends_of_processes_so_many_are_taken_and_only_in_printable_words(monk
 def test_what_a_follower_tells_of_a_death_fits_whatever_its_log_said() -> None:
     identity = ProcessIdentity(7, 1)
     seen = Observation(None, 11, "\x1b[31m" + "x" * 9000)
-    end = process_ended(identity, seen, "was killed\n" + "y" * 9000)
+    end = process_ended("1", identity, seen, "was killed\n" + "y" * 9000)
     assert SCHEMA.unpack(SCHEMA.pack(end)) == end
     assert implausible(end) is None and (end.pid, end.started_at, end.signal) == (7, 1, 11)
