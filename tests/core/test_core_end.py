@@ -333,7 +333,7 @@ def test_a_job_without_workers_is_interrupted() -> None:
     house = training_house()
     house.beat("0", step=33)
     house.leave("1", on_purpose=False, text="ValueError: no such sample")
-    house.leave("0", on_purpose=False, text="RuntimeError: connection reset")
+    house.leave("0", on_purpose=False, text="RuntimeError: Connection reset by peer")
     house.tick()
     house.tick(9.9)
     assert house.ended is None
