@@ -25,8 +25,8 @@ __all__ = ["FIRST_COMMITS", "Digests"]
 
 FIRST_COMMITS = 3
 """What is not averaged differs after the first step; two more are for what begins later, as a schedule's warm-up."""
-KEPT = 4
-"""Of states that were copied, so many digests are remembered."""
+DUE = 4
+"""Of the comparisons that were due, so many digests are remembered."""
 
 
 def _nothing(_seconds: float) -> None:
@@ -47,9 +47,9 @@ class Digests:
         self._state = state
         self._took = took
         self._hashing: threading.Thread | None = None
-        self._of_copies: deque[Digest] = deque(maxlen=KEPT)
+        self._due: deque[Digest] = deque(maxlen=DUE)
         self._first: list[Digest] = []  # of this generation
-        self._saves: deque[Digest] = deque(maxlen=MAX_DIGESTS - FIRST_COMMITS - KEPT - 1)
+        self._saves: deque[Digest] = deque(maxlen=MAX_DIGESTS - FIRST_COMMITS - DUE - 1)
         self._has_said = False
 
     def begin(self) -> None:
@@ -64,21 +64,31 @@ class Digests:
             )
 
     def committed(
-        self, point: Point, commits: int, *, averages: bool, is_save: bool, kept: KeptState | None = None
+        self,
+        point: Point,
+        commits: int,
+        *,
+        averages: bool,
+        is_save: bool,
+        is_due: bool = False,
+        kept: KeptState | None = None,
     ) -> None:
         """The state as it stands is this commit; where it is also ``kept``, the copy is what is hashed.
+
+        It is reported where it is one of the first, a save, or ``is_due``.
 
         One that was told already stays as it was told: at the end the commit is saved again, and behind it a loop may
         have gone to the next epoch, which other ranks have done or not when they are compared.
         """
         is_first = len(self._first) < FIRST_COMMITS and commits > 0
-        if not (is_first or is_save or kept is not None):
+        if not (is_first or is_save or is_due):
             return
         self.settle()  # they are told in their order
         if any((one.point, one.commits) == (point, commits) for one in self._all()):
             return
         if kept is None:
-            self._remember(self._digest(point, commits, averages=averages), is_first=is_first, is_save=is_save)
+            digest = self._digest(point, commits, averages=averages)
+            self._remember(digest, is_first=is_first, is_save=is_save, is_due=is_due)
             return
         loose = parts_of(self._state.loose()) if is_first or is_save else []
 
@@ -88,7 +98,7 @@ class Digests:
             kept.shared = digest_of(shared)
             loosely = digest_of(loose) if loose else b""
             digest = Digest(point, commits, kept.shared, loosely, averages, (*shared, *loose), is_kept=True)
-            self._remember(digest, is_first=is_first, is_save=is_save)
+            self._remember(digest, is_first=is_first, is_save=is_save, is_due=True)
             self._took(time.monotonic() - began_s)
 
         self._hashing = threading.Thread(target=hash_it, name="samebits-digest", daemon=True)
@@ -100,13 +110,13 @@ class Digests:
         if hashing is not None:
             hashing.join()
 
-    def _remember(self, digest: Digest, *, is_first: bool, is_save: bool) -> None:
+    def _remember(self, digest: Digest, *, is_first: bool, is_save: bool, is_due: bool) -> None:
         if is_first:
             self._first.append(digest)
         if is_save:
             self._saves.append(digest)
-        if digest.is_kept:
-            self._of_copies.append(digest)
+        if is_due:
+            self._due.append(digest)
         self._agent.report_digests(self._all())
 
     def through(self, point: Point, *, averages: bool) -> Sequence[Digest]:
@@ -119,5 +129,5 @@ class Digests:
         return Digest(point, commits, digest_of(shared), digest_of(loose), averages, (*shared, *loose))
 
     def _all(self, *last: Digest) -> Sequence[Digest]:
-        by_key = {(one.point, one.commits): one for one in (*self._saves, *self._first, *self._of_copies, *last)}
+        by_key = {(one.point, one.commits): one for one in (*self._saves, *self._first, *self._due, *last)}
         return tuple(by_key.values())

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from runtime.core.point import Point
+from runtime.store.checkpoint.memory.available_memory import available_bytes
 from runtime.training.state.compared import Named, digest_of, is_hashable, parts_of
 from runtime.training.state.handlers import copied_tree
 
 __all__ = ["KeptState", "KeptStates"]
 
 MOST = 3
+SHARE_OF_AVAILABLE = 0.25
+"""Of the memory that is available to the ranks of a host, so much may be taken by a new copy of each."""
 
 Places = dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor]
 """By where a tensor lies, of which shape and dtype: its copy."""
@@ -68,6 +71,13 @@ class KeptStates:
         self._kept.append(kept)
         return kept
 
+    def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
+        """Whether one more copy, on each of so many ranks of this host at once, leaves the training its memory."""
+        if self._spare is not None or len(self._kept) == MOST:
+            return True
+        left = available_bytes()
+        return left is None or bytes_in(contents) * ranks_here <= left * SHARE_OF_AVAILABLE
+
     def found_equal(self, point: Point | None) -> None:
         """All ranks were the same there: nothing older is needed."""
         at = next((at for at, one in enumerate(self._kept) if one.point == point), 0)
@@ -90,6 +100,15 @@ class KeptStates:
 
     def _drop(self, one: KeptState) -> None:
         self._spare = one.contents
+
+
+def bytes_in(tree: Any) -> int:
+    """Of the tensors in it."""
+    if isinstance(tree, torch.Tensor):
+        return tree.nbytes
+    if isinstance(tree, Mapping):
+        return sum(map(bytes_in, tree.values()))
+    return sum(map(bytes_in, tree)) if isinstance(tree, list | tuple) else 0
 
 
 def _of_copy(named: Named, places: Places) -> Named:

@@ -30,7 +30,7 @@ from runtime.training.checkpoint.comparisons import comparisons_by
 from runtime.training.checkpoint.digests import Digests
 from runtime.training.checkpoint.kept_copies import KeptCopies
 from runtime.training.checkpoint.kept_generators import KeptGenerators
-from runtime.training.checkpoint.kept_states import KeptState, KeptStates
+from runtime.training.checkpoint.kept_states import KeptState, KeptStates, bytes_in
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.checkpoint.save_rhythm import due_by
 from runtime.training.group import ddp, transfer
@@ -78,6 +78,7 @@ class StatePoints:
         self.due = due_by(state.checkpoint_config, self._agree)
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = KeptStates()
+        self._has_no_room = False  # for copies, which was said
         self.digests = Digests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
@@ -255,8 +256,11 @@ class StatePoints:
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report what the state as it stands is, where commits of this kind are compared."""
         point = Point(step, self.present().generation)
-        kept = self._keep(point) if step and self._comparisons.is_at(step) else None
-        self.digests.committed(point, self.commits, averages=bool(self.layouts), is_save=is_save, kept=kept)
+        is_due = step > 0 and self._comparisons.is_at(step) and not self._state.shards()
+        kept = self._keep(point) if is_due else None
+        self.digests.committed(
+            point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept
+        )
 
     def begin_comparing(self, point: Point) -> None:
         """A generation begins there."""
@@ -265,16 +269,28 @@ class StatePoints:
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
     def _keep(self, point: Point) -> KeptState | None:
-        """Copy the state aside, with what is compared of it; None where that is nothing, or it is sharded."""
+        """Copy the state aside, with what is compared of it; None where that is nothing, or there is no room."""
         began_s, compared = time.monotonic(), self._state.compared()
         contents = self._contents()
-        if compared is None or not contents["shared"]["values"] or self._state.shards():
+        if compared is None or not contents["shared"]["values"]:
             return None
         self.digests.settle()
         self._kept.found_equal(self._process.agent.equal_point)
+        if not self._kept.has_room(contents, self.present().local_world_size):
+            self._say_no_room(bytes_in(contents))
+            return None
         kept = self._kept.keep(point, contents, self.layouts, compared)
         self._comparisons.took(time.monotonic() - began_s)
         return kept
+
+    def _say_no_room(self, size_bytes: int) -> None:
+        if not self._has_no_room:
+            self._has_no_room = True
+            log.warn(
+                f"no memory is left for a copy of the state ({size_bytes / 2**30:.1f} GiB a rank): the ranks are "
+                "compared all the same, but where they differ all go back to a checkpoint. Fix: more memory, or fewer "
+                "ranks on this host; CONSISTENCY_EVERY=0 compares at saves only"
+            )
 
     def go_back(self, to: Point) -> Point | None:
         """Become what this process has kept of that point, or of the last before it; None where it has kept neither."""

@@ -11,7 +11,7 @@ from torch import nn
 from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
 from runtime.core.point import Point
 from runtime.service import log
-from runtime.training.checkpoint.digests import FIRST_COMMITS, KEPT, Digests
+from runtime.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
 from runtime.training.checkpoint.kept_states import KeptStates
 from runtime.training.state.base_state import State
 from runtime.training.state.compared import digest_of, parts_of
@@ -152,9 +152,9 @@ def test_the_first_commits_every_save_and_the_end_are_told() -> None:
     for step in range(1, 40):
         digests.committed(Point(step, 1), step, averages=True, is_save=step % 3 == 0)
     steps = [one.point.step for one in told.last]
-    assert sorted(steps) == [1, 2, 3, *range(39 - 3 * (MAX_DIGESTS - FIRST_COMMITS - KEPT - 2), 40, 3)]
+    assert sorted(steps) == [1, 2, 3, *range(39 - 3 * (MAX_DIGESTS - FIRST_COMMITS - DUE - 2), 40, 3)]
     final = digests.through(Point(39, 1), averages=False)
-    assert len(final) == MAX_DIGESTS - KEPT and (final[-1].commits, final[-1].averages) == (FINAL, False)
+    assert len(final) == MAX_DIGESTS - DUE and (final[-1].commits, final[-1].averages) == (FINAL, False)
     digests.begin()
     digests.committed(Point(40, 2), 40, averages=True, is_save=False)
     assert Point(1, 1) not in [one.point for one in told.last], "the first commits are a generation's"
@@ -165,12 +165,12 @@ def test_what_was_copied_is_hashed_beside_the_next_step_and_told_in_its_order() 
     digests = Digests(told, state, seconds.append)  # type: ignore[arg-type]
     digests.begin()
     expected = {}
-    for step in range(10, 10 * (KEPT + 4), 10):
+    for step in range(10, 10 * (DUE + 4), 10):
         state.model.linear.weight.data += 1
         expected[step] = digest(state)
         digests.settle()  # its memory may be the next one's
         kept = states.keep(Point(step, 1), state.contents(), {}, state.compared() or ())
-        digests.committed(Point(step, 1), step, averages=True, is_save=step % 20 == 0, kept=kept)
+        digests.committed(Point(step, 1), step, averages=True, is_save=step % 20 == 0, is_due=True, kept=kept)
         state.model.linear.weight.data += 1  # as the next step does, while it is hashed
     final = digests.through(Point(step, 1), averages=True)
     assert len(seconds) == len(expected) and all(second >= 0 for second in seconds)

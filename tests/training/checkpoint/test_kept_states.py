@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from runtime.core.point import Point
-from runtime.training.checkpoint.kept_states import MOST, KeptState, KeptStates
+from runtime.training.checkpoint import kept_states
+from runtime.training.checkpoint.kept_states import MOST, KeptState, KeptStates, bytes_in
 from runtime.training.state.compared import digest_of, parts_of
 from runtime.training.state.sampler import ElasticSampler
 from runtime.training.state.torch_state import TorchState
@@ -117,3 +118,14 @@ def test_memory_is_used_again() -> None:
     gc.collect()
     third = keep(states, state, 150)
     assert third.contents["shared"]["values"]["model"]["0.weight"].data_ptr() == first
+
+
+def test_a_copy_takes_a_quarter_of_the_memory_at_most_of_all_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, states = made(), KeptStates()
+    size_bytes = bytes_in(state.contents())
+    assert size_bytes >= 4 * 3 * (3 * 2 + 2 + 2 + 2)
+    monkeypatch.setattr(kept_states, "available_bytes", lambda: 4 * 2 * size_bytes)
+    assert states.has_room(state.contents(), 2) and not states.has_room(state.contents(), 3)
+    for number in range(MOST):
+        keep(states, state, number)
+    assert states.has_room(state.contents(), 3), "its memory is there already"

@@ -11,6 +11,7 @@ from torch import nn
 
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError
+from runtime.training.checkpoint import kept_states
 from runtime.training.checkpoint.state_points import StatePoints
 from runtime.training.group import transfer
 from runtime.training.state.torch_state import TorchState
@@ -80,7 +81,7 @@ def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_comm
     optimizer = torch.optim.Adam(model.parameters())
     state = TorchState(model, optimizer)  # its generators are its own
     points = StatePoints(process(every=5), state)
-    points.generation = SimpleNamespace(generation=1, rank=1, world_size=2)  # type: ignore[assignment]
+    points.generation = SimpleNamespace(generation=1, rank=1, world_size=2, local_world_size=2)  # type: ignore
     points.begin_comparing(Point(0, 1))
     seen = {}
     for step in range(1, 13):
@@ -96,3 +97,22 @@ def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_comm
     assert torch.equal(generator, torch.get_rng_state())
     assert points.go_back(Point(9, 1)) == Point(5, 1) and all(map(torch.equal, seen[5][0], model.parameters()))
     assert points.go_back(Point(0, 1)) is None and state.recall() is None, "nothing of it is to be served"
+
+
+def test_where_no_memory_is_left_for_a_copy_the_ranks_are_compared_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kept_states, "available_bytes", lambda: 1000)
+    model = nn.Linear(3, 2)
+    state, told = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1)), process(every=5)
+    reports: list[Any] = []
+    told.agent.report_digests = reports.append
+    points = StatePoints(told, state)
+    points.generation = SimpleNamespace(generation=1, rank=1, world_size=9, local_world_size=9)  # type: ignore
+    points.begin_comparing(Point(0, 1))
+    for step in range(1, 11):
+        points.commits = step
+        points.compare(step, is_save=False)
+    assert [(one.point.step, one.is_kept) for one in reports[-1]][-2:] == [(5, False), (10, False)]
+    assert points.go_back(Point(9, 1)) is None
+    assert caplog.text.count("no memory is left for a copy of the state") == 1
