@@ -162,7 +162,7 @@ class Admission:
         """A spare of the job that was rebuilt: the members, who knew nothing of it, could not report it."""
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
         was_replaced = self._replacements.is_spent(message.node)  # its record is gone, and was not unknown
-        return is_spare and not was_replaced and self._has_room_for_spare()
+        return is_spare and not was_replaced and self._has_room_for_spare(message)
 
     # ---- rule 1b
 
@@ -253,7 +253,7 @@ class Admission:
                 self._refuse_cooling_down(message, known, "its slot was given away; it may return", cool_down_left)
                 return None
         if wanted is not None and wanted >= self._ledger.policy.max_world_size:
-            if self._has_room_for_spare():
+            if self._has_room_for_spare(message):
                 return self._admit_spare(message)
             self._refuse_spare(message)
             return None
@@ -287,7 +287,7 @@ class Admission:
         if lost is not None and wait_s <= 0:
             self._ledger.write(SeatRetired(lost.node, slot))
             return self._grant(message, slot)
-        if self._has_room_for_spare():
+        if self._has_room_for_spare(message):
             return self._admit_spare(message)
         if lost is None:
             names = ", ".join(f"{seat.node} ({seat.process})" for seat in holders[:4])
@@ -366,8 +366,10 @@ class Admission:
         known = 0 if before is None else before.incarnation
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
-    def _has_room_for_spare(self) -> bool:
-        return len(self._ledger.state.spares) < self._ledger.policy.spare_num
+    def _has_room_for_spare(self, message: Register) -> bool:
+        """Within SPARE_NUM; beyond it a replacement that was a spare has the place that its successor would have."""
+        has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
+        return has_room or self._replacements.returns(message)
 
     def _admit_spare(self, message: Register, incarnation: int | None = None) -> Seat:
         ledger = self._ledger

@@ -75,6 +75,12 @@ class Replacements:
         """Whether this node is a replacement whose line has had its number, or one above it."""
         return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
 
+    def returns(self, message: Register) -> bool:
+        """Whether a spare of this name, the last of its line, is gone, and its launcher has started it again."""
+        newest = self.newest(message.node)
+        is_it = newest is not None and newest.node == message.node and newest.is_spare and not newest.is_held
+        return is_it and number_of(message.node) > 0 and self.is_proven(message)
+
     def is_proven(self, message: Register) -> bool:
         """Whether the job's own launcher has started this session's process."""
         policy, job = self._ledger.policy, self._ledger.state.job

@@ -252,6 +252,50 @@ def test_a_replacement_that_dies_as_a_spare_is_replaced_beyond_the_spares() -> N
     assert house.core.state.spares.keys() == {"8", "1.2"}
 
 
+def with_a_lost_replacement() -> House:
+    """Replacement 1.1 was a spare and is gone; spare 8 has come meanwhile, and SPARE_NUM is full."""
+    house = launched(spare_num=1, cool_down_s=10.0)
+    house.register("9")
+    house.beat("9", Activity.WAITING, generation=0)
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    house.train()
+    house.close("s1.1", gone=True)
+    house.register("8")
+    assert house.core.state.spares.keys() == {"8"}
+    return house
+
+
+def test_a_replacement_that_is_started_again_has_the_place_its_successor_would_have() -> None:
+    house = with_a_lost_replacement()
+    comes(house, "1.1", session="again")
+    assert house.refusal("again").refusal is Refusal.COOLING_DOWN
+    for node in ("0", "9", "8"):
+        house.beat(node)
+    house.now += 10.0
+    for node in ("0", "9", "8"):
+        house.beat(node)
+    comes(house, "1.1", session="again")
+    assert house.core.state.spares.keys() == {"8", "1.1"} and house.seat("1.1").incarnation == 2
+    house.close("s9", gone=True)
+    house.close("s8", gone=True)
+    house.beat("1.1", Activity.WAITING, generation=0)
+    assert house.core.state.by_slot[1] == "1.1"
+
+
+@pytest.mark.parametrize(("token", "replaced_by"), [(b"x" * TOKEN_BYTES, ""), (TOKEN, "1.2")])
+def test_nobody_else_comes_beyond_the_spares(token: bytes, replaced_by: str) -> None:
+    """Not who cannot prove it, nor whose successor is here."""
+    house = with_a_lost_replacement()
+    if replaced_by:
+        comes(house, replaced_by)
+    house.now += 10.0
+    for node in ("0", "9", "8", *([replaced_by] if replaced_by else [])):
+        house.beat(node)
+    comes(house, "1.1", session="again", token=token)
+    assert house.refusal("again").refusal is Refusal.FULL and house.refusal("again").retry_after_s > 0
+
+
 def test_a_replacement_of_a_first_spare_is_a_spare_only_where_one_is_wanted() -> None:
     house = launched(spare_num=1)
     house.register("9")
