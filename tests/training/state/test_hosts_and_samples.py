@@ -1,24 +1,47 @@
 """Two hundred jobs whose hosts come, go and fail at random: each epoch takes every sample once, wherever ranks are.
 
-The driver's judgement and the sampler are the real ones. The world between them is a few lines: whoever is started
-joins at a commit, or its host has just failed; whoever is to leave does so at a commit, a little later.
+The driver's judgement, the reader of the script's lines and the sampler are the real ones. The world between them is a
+few lines: whoever is started joins at a commit, or its host has just failed; whoever is to leave does so at a commit, a
+little later. The script fails, prints nonsense, names a host that does not exist, and leaves one out every other time;
+hosts are drained and let in again. A book beside the driver's says which hosts rest, and in which order they were seen.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.core.hosts import Host, Resting
+from runtime.core.hosts import Host, Hosts, Resting, parse
 from runtime.core.placement import Placement
+from runtime.errors import UsageError
 from runtime.training.process import context
 from runtime.training.state.sampler import ElasticSampler
 
 SAMPLES, BATCH, MOST, LEAST = 211, 3, 8, 1
 NAMES = "abcdef"
+GHOST, FLAPS = "ghost", "f"
+FIRST_REST_S, MOST_REST_S = 5.0, 40.0
+
+
+@dataclass
+class Rest:
+    """What is known of a host's failures, beside the driver."""
+
+    failures: int = 0
+    until: float = 0.0
+
+    def failed(self, now: float) -> None:
+        if now >= self.until:
+            self.failures += 1
+            self.until = now + min(MOST_REST_S, FIRST_REST_S * 2 ** (self.failures - 1))
+
+    def worked(self, now: float) -> None:
+        if now >= self.until + MOST_REST_S:
+            self.failures = 0
 
 
 @dataclass
@@ -26,7 +49,7 @@ class Job:
     """What a driver and a scheduler hold of it: members in the order they came, and each one's copy of the sampler."""
 
     draw: random.Random
-    placement: Placement = field(default_factory=lambda: Placement(MOST, Resting(5, 40)))
+    placement: Placement = field(default_factory=lambda: Placement(MOST, Resting(FIRST_REST_S, MOST_REST_S)))
     now: float = 0.0
     running: dict[str, str] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
@@ -34,20 +57,51 @@ class Job:
     members: list[str] = field(default_factory=list)
     samplers: dict[str, ElasticSampler] = field(default_factory=dict)
     there: dict[str, int] = field(default_factory=dict)
+    drained: frozenset[str] = frozenset()
+    rests: dict[str, Rest] = field(default_factory=lambda: defaultdict(Rest))
+    seen: list[str] = field(default_factory=list)  # hosts in the order in which they were first named
+    answers: Counter[str] = field(default_factory=Counter)
     took: Counter[int] = field(default_factory=Counter)
     repeats: int = 0
     sizes: set[int] = field(default_factory=set)
 
     def script_answers(self) -> None:
-        if not self.there or self.draw.random() < 0.3:
-            self.there = {name: self.draw.randint(0, 3) for name in NAMES if self.draw.random() < 0.6} or {"a": 1}
-        shown = list(self.there)
+        """What it printed is taken, or, where it failed or printed nonsense, what was known stays."""
+        kind = self.draw.choice(("new", "same", "same", "fails", "nonsense", "lies", "flaps"))
+        if not self.there:
+            kind = "new"
+        self.answers[kind] += 1
+        if kind == "fails":
+            return
+        there = dict(self.there)
+        if kind == "new":
+            there = {name: self.draw.randint(0, 3) for name in NAMES if self.draw.random() < 0.6} or {"a": 1}
+        elif kind == "lies":
+            there[GHOST] = 2
+        elif kind == "flaps" and there.pop(FLAPS, None) is None:
+            there[FLAPS] = 2
+        shown = list(there)
         self.draw.shuffle(shown)  # a script owes nobody an order
-        self.placement.seen(Host(name, self.there[name]) for name in shown)
+        text = "\n".join(f"{name}:{there[name]}" for name in shown)
+        try:
+            found = parse(text + ("\nConnection refused" if kind == "nonsense" else ""))
+        except UsageError:
+            return
+        self.drained = frozenset(name for name in there if self.draw.random() < 0.1)
+        self.there = {host.name: host.slots for host in found if host.name not in self.drained}
+        self.seen += [host.name for host in found if host.name not in {*self.seen, *self.drained}]
+        self.placement.seen(found, self.drained)
 
     def drive(self) -> None:
         wish = self.draw.choice((None, None, None, self.draw.randint(1, MOST)))
+        for host in set(self.running.values()):
+            self.rests[host].worked(self.now)
         orders = self.placement.next(self.running, self.leaving, self.now, wish=wish)
+        for _, host in orders.start:
+            assert self.now >= self.rests[host].until, f"{host} rests"
+            assert host in self.there, f"{host} is not there, or is drained"
+        places = [self.seen.index(host) for _, host in orders.start]
+        assert places == sorted(places), "who was seen first is filled first"
         for node in orders.drain:
             self.leaving[node] = self.running.pop(node)
         for number, host in orders.start:
@@ -63,11 +117,11 @@ class Job:
         """A process ends by what comes from outside: before it has joined, or in the middle."""
         for node in list(self.running):
             has_joined = node not in self.arriving
-            if self.draw.random() >= (0.02 if has_joined else 0.15):
+            if self.running[node] != GHOST and self.draw.random() >= (0.02 if has_joined else 0.15):
                 continue
             reason = self.placement.died(node, self.running[node], self.now, has_joined=has_joined)
             if reason is not None:
-                del self.running[node]
+                self.rests[self.running.pop(node)].failed(self.now)
             self._is_gone(node)
             if reason is None:
                 self.arriving.append(node)  # the supervisor starts it again where it was
@@ -78,7 +132,8 @@ class Job:
             del self.leaving[node]
             self._is_gone(node)
         before = [node for node in self.members if node in self.running or node in self.leaving]
-        joined = [node for node in self.arriving if node in self.running and self.draw.random() < 0.8]
+        able = [node for node in self.arriving if self.running.get(node, GHOST) != GHOST]
+        joined = [node for node in able if self.draw.random() < 0.8]
         self.members = before + joined
         self.arriving = [node for node in self.arriving if node not in joined]
         if not self.members:
@@ -124,10 +179,8 @@ class Job:
         self.last = ElasticSampler(range(SAMPLES), seed=3)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_no_sample_is_repeated_or_lost_and_old_members_keep_their_order(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job's comings and goings; :class:`AssertionError` where a promise is broken."""
     job = Job(random.Random(seed))
     epochs = 0
     for _ in range(60):
@@ -147,4 +200,30 @@ def test_no_sample_is_repeated_or_lost_and_old_members_keep_their_order(
                 sampler.set_epoch(epochs)
             job.took.clear()
             job.repeats = 0
-    assert epochs > 0 and len(job.sizes) > 1, "a story in which nothing happens proves nothing"
+    assert epochs > 0 and len(job.sizes) > 1 and len(job.answers) == 6, (
+        "a story in which nothing happens proves nothing"
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_sample_is_repeated_or_lost_and_old_members_keep_their_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(seed, monkeypatch)
+
+
+def _never_rests(hosts: Hosts, now_s: float) -> tuple[Host, ...]:
+    return tuple(one.host for one in hosts._known.values() if one.is_there)
+
+
+def _last_first(hosts: Hosts, now_s: float) -> tuple[Host, ...]:
+    found = (one.host for one in reversed(hosts._known.values()) if one.is_there and now_s >= one.rests_until)
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("usable", "broken"), [(_never_rests, " rests"), (_last_first, "is filled first")])
+def test_a_broken_driver_is_caught(usable: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hosts, "usable", usable)
+    with pytest.raises(AssertionError, match=broken):
+        for seed in range(10):
+            play(seed, monkeypatch)
