@@ -33,7 +33,6 @@ from runtime.core.agent_events import (
     Heard,
     LeaveGently,
     Leaving,
-    LookElsewhere,
     Mapped,
     MustEnd,
     Over,
@@ -51,7 +50,7 @@ from runtime.core.agent_events import (
 )
 from runtime.core.agent_reports import Reports
 from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
-from runtime.core.elsewhere import Elsewhere
+from runtime.core.elsewhere import Elsewhere, LookElsewhere
 from runtime.core.key_calls import KeyCalls
 from runtime.core.messages import (
     MAX_ODDITY_CHARS,

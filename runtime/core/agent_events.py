@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from runtime.core.elsewhere import LookElsewhere
 from runtime.core.messages import (
     Admitted,
     Ailment,
@@ -261,13 +262,6 @@ class ToldToWait:
 
     text: str
     retry_after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LookElsewhere:
-    """The scheduler at the present address is not the one, or says nothing: try the next one."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

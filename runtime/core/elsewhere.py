@@ -7,9 +7,18 @@ nothing of the worker's own term or a later one is as good as none, however well
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from runtime.core.messages import Finished, FromScheduler, KeyAnswer, Pending, Refusal, Refused, Status
 
 _STRANGERS = (Refusal.OTHER_JOB, Refusal.OTHER_SETTINGS, Refusal.PROTOCOL)
+
+
+@dataclass(frozen=True, slots=True)
+class LookElsewhere:
+    """The scheduler at the present address is not the one, or says nothing: try the next one."""
+
+    text: str
 
 
 class Elsewhere:

@@ -47,7 +47,6 @@ from runtime.core.agent_events import (
     KeyAsk,
     LeaveGently,
     Leaving,
-    LookElsewhere,
     Mapped,
     MustEnd,
     Notice,
@@ -65,6 +64,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
+from runtime.core.elsewhere import LookElsewhere
 from runtime.core.key_calls import MAX_OPEN_CALLS
 from runtime.core.messages import Admitted, Digest, Figure, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
 from runtime.core.point import Point

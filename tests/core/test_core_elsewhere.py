@@ -7,13 +7,13 @@ import pytest
 from runtime.core.agent_events import (
     Connected,
     Disconnected,
-    LookElsewhere,
     MustEnd,
     SchedulerAway,
     Seated,
     ToldToWait,
     Trains,
 )
+from runtime.core.elsewhere import LookElsewhere
 from runtime.core.messages import (
     Activity,
     Admitted,
