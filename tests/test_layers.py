@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.events",
         "service.fork_orders",
         "service.new_journal",
+        "service.scheduler_address",
         "service.sights",
         "service.stacks",
         "service.status",

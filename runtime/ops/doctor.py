@@ -22,8 +22,10 @@ from runtime.errors import ListenError, SecretError, SettingsError, StoreError
 from runtime.net.address import check_free, is_local, listening
 from runtime.net.address_book import addresses_now
 from runtime.ops import kept_start
+from runtime.ops.interfaces import interfaces, slower
 from runtime.ops.scheduler_link import ask_once, at_address, known_addresses
 from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
+from runtime.service.scheduler_address import address_towards
 from runtime.store.checkpoint.remote.remote_points import slots_at
 
 OLDEST_PYTHON = (3, 11)
@@ -53,7 +55,12 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         findings += [Finding("environment", problem, "as it says") for problem in error.problems]
     else:
-        findings += [*(folder(name, path) for name, path in folders(settings)), *scheduler(settings), reach(settings)]
+        findings += [
+            *(folder(name, path) for name, path in folders(settings)),
+            *scheduler(settings),
+            reach(settings),
+            *network(settings),
+        ]
         findings.append(descriptors(settings))
     for finding in findings:
         print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
@@ -156,6 +163,30 @@ def _at(settings: Settings, address: SchedulerAddress) -> Finding:
         return Finding(name, f"the scheduler of job {told['job']} answers there, term {told['term']}")
     whose = "this host" if any(is_local(one) for one in resolved) else "another host"
     return Finding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
+
+
+def network(settings: Settings) -> list[Finding]:
+    """Which interface the job's data go over, where it has several hosts; wrong where another one is much faster."""
+    try:
+        used = address_towards(settings.sched_host, settings.sched_port)
+    except OSError:
+        return []  # said by who looks for the scheduler
+    if is_loopback(used):
+        return []
+    known = interfaces()
+    found = next((f"{one.name} ({used})" for one in known if used in one.addresses), used)
+    speeds = slower(used, known)
+    if speeds is None:
+        return [Finding("network", f"gradients go over {found}, which leads to SCHED_HOST")]
+    ours, faster = speeds
+    better = min(faster.addresses, key=lambda one: (":" in one, one))
+    return [
+        Finding(
+            "network",
+            f"gradients go over {found} with {ours.mbit} Mbit/s, and {faster.name} ({better}) has {faster.mbit}",
+            f"export SCHED_HOST=<the scheduler's address in the network of {faster.name}>, in every process",
+        )
+    ]
 
 
 def port(settings: Settings) -> Finding:
