@@ -25,6 +25,7 @@ class HostsJob(Job):
         hosts: where it runs, in order.
         network: which of the hosts' networks SCHED_HOST lies in.
         shared: whether RECOVERY_PATH lies where every host sees it; else on the scheduler's host's disk.
+        standbys: that many hosts besides the first may have the scheduler: SCHED_HOST names them all.
     """
 
     def __init__(
@@ -38,14 +39,15 @@ class HostsJob(Job):
         family: Family = "IPv4",
         network: int = 0,
         shared: bool = False,
+        standbys: int = 0,
         settings: Mapping[str, str] | None = None,
         script: Path = PROBE,
     ) -> None:
         self.switch = switch
         self.place: dict[str | int, Host] = {"scheduler": switch.hosts[0]}
         self.place |= {rank: switch.hosts[rank % len(switch.hosts)] for rank in range(workers)}
-        address = switch.hosts[0].address(family, network)
-        ours = {"SCHED_HOST": address, "CLUSTER_SECRET": SECRET}
+        addresses = [host.address(family, network) for host in switch.hosts[: 1 + standbys]]
+        ours = {"SCHED_HOST": ",".join(addresses), "CLUSTER_SECRET": SECRET}
         if shared:
             ours["RECOVERY_PATH"] = str(folder / "shared" / "recovery")
         args = (*args, "--marks", str(folder))
@@ -65,6 +67,11 @@ class HostsJob(Job):
             self._script, self._args, self.environment(**more), self.disk_of(host), self.log(name), inside=host.pid
         )
         return self._starter.start(command)
+
+    def move_scheduler(self, host: Host) -> None:
+        """Start one on this host, whatever became of the last one."""
+        self.place["scheduler"] = host
+        self.start_scheduler()
 
     def lose(self, host: Host) -> None:
         """The host with all that runs on it, its memory and its disk; its ranks' processes are gone when it returns."""

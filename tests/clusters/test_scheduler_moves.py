@@ -1,0 +1,162 @@
+"""The scheduler goes on on another host: the first one is lost, or lives behind a cut and is believed by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.errors import SupersededError
+from tests.clusters.hosts import HostsJob
+from tests.clusters.namespaces import Family, Host, Switch
+from tests.system.job import WAIT_S
+
+pytestmark = pytest.mark.system
+
+TRAINED = ("--steps", "60", "--interval", "10")
+GATE = 30
+QUICK = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
+NOBODY_LOST = r"worker \d .* is lost"
+
+
+@pytest.fixture
+def on_four(new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob]) -> Callable[..., HostsJob]:
+    """Makes a job whose scheduler has the first host for itself, and may have the second; each rank has its own."""
+
+    def make(*args: str, settings: dict[str, str] | None = None, **options: object) -> HostsJob:
+        switch = new_switch("head", "a", "b", "c")
+        job = new_hosts_job(
+            *TRAINED,
+            "--gates",
+            str(GATE),
+            *args,
+            switch=switch,
+            shared=True,
+            settings=QUICK | (settings or {}),
+            **options,
+        )
+        job.place |= {rank: switch.hosts[1 + rank] for rank in job.ranks}
+        return job
+
+    return make
+
+
+def cut_off(host: Host, others: list[Host]) -> None:
+    for other in others:
+        host.cut_towards(other)
+        other.cut_towards(host)
+
+
+def mend(host: Host, others: list[Host]) -> None:
+    for other in others:
+        host.mend_towards(other)
+        other.mend_towards(host)
+
+
+def test_the_schedulers_host_is_lost_and_another_has_it(
+    on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """No address moves: SCHED_HOST names both hosts, and the journal lies where both see it."""
+    job = on_four(standbys=1)
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(10)
+    job.lose(job.place["scheduler"])
+    job.open_gates(GATE)
+    job.wait_for_step(GATE + 1)
+    job.move_scheduler(job.place[0])
+    for rank in job.ranks:
+        job.wait_for(rank, r"the scheduler is back after .* s, term 2, at 10\.99\.0\.2:")
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
+    assert not job.matches("scheduler", NOBODY_LOST), "everybody found it in time"
+
+
+@pytest.mark.thorough
+def test_the_host_of_the_scheduler_and_of_a_rank_is_lost(
+    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """With its disk: the rank goes on on a new host, from a peer's memory, led by a scheduler that never saw it."""
+    job = new_hosts_job(*TRAINED, "--gates", str(GATE), shared=True, standbys=1, settings=QUICK)
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(10)
+    lost = job.place["scheduler"]
+    assert job.ranks_on(lost) == [0]
+    job.lose(lost)
+    job.move_scheduler(job.switch.hosts[0])
+    job.open_gates(GATE)
+    job.replace(lost, "a2")
+    job.start_worker(0)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+@pytest.mark.parametrize("hears", ["nobody", "one worker"])
+def test_the_old_one_lives_behind_a_cut_and_is_believed_by_nobody(
+    hears: str, family: Family, on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """The lock is lost, as on a file system without any: only the claim of the term tells them apart."""
+    job = on_four(standbys=1, family=family)
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(10)
+    old, head, workers = job.scheduler, job.place["scheduler"], [job.place[rank] for rank in job.ranks]
+    cut = workers if hears == "nobody" else workers[:-1]
+    cut_off(head, cut)
+    job.wait_for("scheduler", r"worker \d .* is lost")  # the old one writes, and is right so far
+    since = job.count("scheduler")
+    (job.folder / "shared" / "recovery" / "lock").unlink()
+    job.move_scheduler(job.place[0])
+    assert old.wait(WAIT_S) == SupersededError.exit_code
+    job.wait_for("scheduler", r"has claimed term 2, so this scheduler, of term 1, has stopped", since=since)
+    mend(head, cut)
+    job.open_gates(GATE)
+    statuses = job.wait_ended()
+    assert set(statuses.values()) == {0}, job.tails()
+    assert job.sha256() == undisturbed(*TRAINED, workers=3)
+    for rank in job.ranks:
+        numbers = [step.number for step in job.steps(rank)]
+        assert numbers[-1] == 60 and set(numbers) == set(range(1, 61)), f"rank {rank}: {numbers}"
+
+
+@pytest.mark.thorough
+def test_one_that_is_stopped_and_replaced_says_nothing_when_it_goes_on(
+    on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """As a virtual machine that is paused: it wakes up with all connections as they were."""
+    job = on_four(standbys=1)
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(10)
+    old = job.scheduler
+    old.signal(19)
+    (job.folder / "shared" / "recovery" / "lock").unlink()
+    job.move_scheduler(job.place[0])
+    for rank in job.ranks:
+        job.wait_for(rank, r"the scheduler is back after .* s, term 2")
+    old.signal(18)
+    assert old.wait(WAIT_S) == SupersededError.exit_code
+    job.open_gates(GATE)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
+
+
+@pytest.mark.thorough
+def test_a_file_says_where_the_scheduler_is(on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]) -> None:
+    """Written anew while the job runs, and half written first."""
+    job = on_four()
+    hosts = job.folder / "hosts"
+    job.settings["SCHED_HOST"] = f"file:{hosts}"
+    hosts.write_text(f"{job.place['scheduler'].address()}\n")
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(10)
+    job.lose(job.place["scheduler"])
+    hosts.write_text("10.99")
+    job.wait_for(0, r"hosts, which SCHED_HOST names, is of no use: its last line has no end")
+    hosts.write_text(f"{job.place[0].address()}:{job.port}\n")
+    job.move_scheduler(job.place[0])
+    for rank in job.ranks:
+        job.wait_for(rank, r"the scheduler is back after .* s, term 2, at 10\.99\.0\.2:")
+    job.open_gates(GATE)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
