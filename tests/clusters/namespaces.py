@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-NEW_NS, NEW_UTS, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x20000000, 0x40000000  # sched.h, CLONE_NEW…
+NEW_NS, NEW_UTS, NEW_PID, NEW_NET, NEW_TIME = 0x20000, 0x4000000, 0x20000000, 0x40000000, 0x80  # sched.h, CLONE_NEW…
 Family = Literal["IPv4", "IPv6"]
 NOBODY = "02:00:00:00:00:fe"  # a locally administered address that no interface here has
 SHARED_MEMORY_MIB = 256
@@ -47,7 +47,7 @@ def fork_inside(host: int | None) -> int:
             _enter(own, NEW_PID)
             raise
         if pid == 0:
-            _enter(target, NEW_NET | NEW_UTS | NEW_NS)
+            _enter(target, NEW_NET | NEW_UTS | NEW_NS | NEW_TIME)
         else:
             _enter(own, NEW_PID)
     finally:
@@ -128,7 +128,7 @@ class Link:
 class Host:
     """One host on a switch: reached at ``address()``, its processes started with ``fork_inside(host.pid)``."""
 
-    def __init__(self, switch: Switch, number: int, name: str, networks: int) -> None:
+    def __init__(self, switch: Switch, number: int, name: str, networks: int, up_s: int) -> None:
         self.name = name
         self.number = number
         program = (
@@ -137,7 +137,9 @@ class Host:
             f"; hostname {name}"
             "; ip link set lo up"
         )
-        self._holder = Holder(program, "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+        clocks = ("--time", "--boottime", str(up_s), "--monotonic", str(up_s)) if up_s else ()
+        apart = ("--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", *clocks)
+        self._holder = Holder(program, *apart)
         self.links = [Link(f"eth{network}", network, number) for network in range(networks)]
         for link in self.links:
             switch.connect(self, link)
@@ -221,11 +223,14 @@ class Switch:
         self.hosts: list[Host] = []
         self._made = self._ports = 0
 
-    def host(self, name: str, number: int | None = None) -> Host:
-        """One more host, with an address in every network: of its own, or of the lost host that had this number."""
+    def host(self, name: str, number: int | None = None, up_s: int = 0) -> Host:
+        """One more host, with an address in every network: of its own, or of the lost host that had this number.
+
+        It says that it has run for ``up_s`` longer than this machine (time_namespaces(7)).
+        """
         if number is None:
             self._made += 1
-        made = Host(self, number or self._made, name, self.networks)
+        made = Host(self, number or self._made, name, self.networks, up_s)
         self.hosts.append(made)
         return made
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from runtime.core import records
+from runtime.core.records import TermStarted
+from runtime.store.journal import read_journal
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Switch
+from tests.system.job import WAIT_S
 from tests.system.probe import gate_of
 
 pytestmark = pytest.mark.system
@@ -20,6 +27,12 @@ GATE = 30  # here the job waits until it was disturbed, however late that comes
 QUICK = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
 FREE_OF_TRAINING_BYTES = 20_000
 """What an interface sends that nobody trains over: neighbour discovery and the like."""
+
+
+def journaled(recovery: Path) -> list[records.Record]:
+    contents = read_journal(recovery)
+    assert contents is not None
+    return [records.SCHEMA.unpack(payload) for payload in contents.payloads]
 
 
 def test_a_lost_host_is_replaced_and_no_bit_changes(
@@ -52,6 +65,28 @@ def test_hosts_of_one_name_are_several_hosts(
     assert {
         match[1] for rank in (1, 2) for match in job.matches("scheduler", rf"worker {rank} \(pid (\d+) on node\) has")
     }
+
+
+@pytest.mark.thorough
+def test_hosts_whose_clocks_differ_by_weeks(
+    new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
+) -> None:
+    """A scheduler on another host cannot tell by the journal how long ago anybody was heard, and does not try to."""
+    switch = new_switch("a")
+    for name, up_s in (("b", 3_000_000), ("c", -int(time.clock_gettime(time.CLOCK_BOOTTIME) // 2))):
+        switch.host(name, up_s=up_s)
+    job = new_hosts_job(*TRAINED, switch=switch, shared=True, standbys=2, settings=QUICK | {"REGISTER_COOLDOWN": "2"})
+    job.start()
+    job.wait_for_step(MIDDLE)
+    job.kill(2)
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait(WAIT_S)
+    job.move_scheduler(switch.hosts[1])
+    job.start_worker(2)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+    history = journaled(job.folder / "shared" / "recovery")
+    boots = {record.boot_id for record in history if isinstance(record, TermStarted)}
+    assert len(boots) == 2, f"the two schedulers take each other's clock for their own: {boots}"
 
 
 @pytest.mark.thorough
