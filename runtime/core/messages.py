@@ -37,6 +37,8 @@ MAX_ODDITY_CHARS = 400
 MAX_STEP_US = 10**12  # of one part of one step
 MAX_FIGURES = 16
 MAX_FIGURE_CHARS = 40
+MEASURED = ("cpu", "memory")
+"""The figures that a worker's process looks at by itself."""
 MAX_ITEMS = 4096
 """Of any other list that a worker sends: the restore points that it holds, or its settings."""
 MAX_KEY_BYTES = 256  # of a key in UTF-8

@@ -87,7 +87,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
         )
     if view.standstill:
         head.append(view.standstill)
-    head += [*view.ailments, *view.stragglers]
+    head += [*view.ailments, *view.stragglers, *_reported(view)]
     if view.first_cause:
         head.append(f"first cause: {view.first_cause}")
     is_told = 1 if view.first_cause else 0
@@ -101,6 +101,17 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
     return "\n".join([*head, *lines] if view.nodes else head)
+
+
+def _reported(view: JobView) -> list[str]:
+    """What the workers report of their own, of each name what the lowest slot says."""
+    found: dict[str, str] = {}
+    for worker in view.workers:
+        if worker.presence is Presence.ALIVE:
+            for name, value in worker.figures.items():
+                if name not in status.MEASURED:
+                    found.setdefault(name, f"{name} {value:,.6g} (worker {worker.node})")
+    return [f"reported: {', '.join(found.values())}"] if found else []
 
 
 def _row(view: JobView, slot: str, worker: WorkerView) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from runtime.core.messages import (
     StatusQuery,
     StopJob,
 )
+from runtime.core.messages import MEASURED as MEASURED
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime import config
+from runtime.ops.job_view import Presence
 from runtime.ops.show import table
-from tests.ops.views import view
+from tests.ops.views import view, worker
 
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH_DISK_LIMIT)"
 
@@ -14,3 +17,14 @@ def test_a_host_that_is_not_well_is_named_above_the_workers() -> None:
     lines = table(view(ailments=(FULL,)), settings).splitlines()
     assert FULL in lines[: lines.index(next(line for line in lines if line.startswith("slot")))]
     assert FULL not in table(view(), settings)
+
+
+def test_what_workers_report_is_said_once_by_name_and_what_they_use_is_not() -> None:
+    settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
+    told = [{"cpu": 0.5, "pace": 2.5}, {"queue": 12000.0, "memory": 0.5}, {"queue": 70.0}]
+    workers = tuple(replace(worker(slot), figures=figures) for slot, figures in enumerate(told))
+    lines = table(view(workers=workers), settings).splitlines()
+    assert "reported: pace 2.5 (worker 0), queue 12,000 (worker 1)" in lines
+    gone = (workers[0], replace(workers[1], presence=Presence.LOST), workers[2])
+    assert "reported: pace 2.5 (worker 0), queue 70 (worker 2)" in table(view(workers=gone), settings)
+    assert "reported" not in table(view(), settings)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from runtime.core.messages import MAX_FIGURE_CHARS, MAX_FIGURES, Figure
+from runtime.core.messages import MAX_FIGURE_CHARS, MAX_FIGURES, MEASURED, Figure
 from runtime.errors import UsageError
 from runtime.training.process import context
 
 __all__ = ["report"]
 
-MEASURED = ("cpu", "memory")
-"""What the worker looks at by itself."""
 MOST = MAX_FIGURES - len(MEASURED)
 
 
