@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
+from runtime.core.hangs import Doing
 from runtime.core.point import Point
 from runtime.core.values import Int, Meta, Schema, Value
 from runtime.errors import ProtocolError
@@ -504,6 +505,17 @@ class Decision(Value, frozen=True, tag=13):
     drain: Few[Node] = ()
 
 
+class ProcessSeen(Value, frozen=True, tag=15):
+    """What is seen of a worker's process by whoever follows the job on its host; nothing but words follows from it."""
+
+    node: Node
+    host: Host
+    pid: Int
+    started_at: Int  # as of a Process
+    doing: Doing
+    quiet_s: Seconds | None  # since its control thread last ran; None: that is not to be seen
+
+
 class ProcessEnded(Value, frozen=True, tag=14):
     """How a worker's process has ended, by who has started it; nothing but words follows from it."""
 
@@ -735,7 +747,7 @@ FromScheduler = (
     | EqualPoint
 )
 
-Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded
+Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded | ProcessSeen
 
 SCHEMA: Schema[Message] = Schema(Message)
 

@@ -41,6 +41,7 @@ from runtime.core.messages import (
     PeerGone,
     Process,
     ProcessEnded,
+    ProcessSeen,
     Publish,
     Register,
     SavedPoints,
@@ -118,11 +119,18 @@ class EndSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SightTold:
+    """Whoever follows the job on a process's host says what is seen of it."""
+
+    told: ProcessSeen
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | Tick
+Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | Tick
 
 
 class SchedulerCore:
@@ -210,6 +218,8 @@ class SchedulerCore:
                 ask_to_leave(self._ledger, drain, text)
             case EndSeen(end):
                 self._hear_of_end(end)
+            case SightTold(told):
+                self._hear_of_sight(told)
         ready = self._finish_step()
         self._remember(event, ready)
         return ready
@@ -335,7 +345,7 @@ class SchedulerCore:
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
-            isinstance(event, Tick | Seen)
+            isinstance(event, Tick | Seen | SightTold)
             or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced | Figures))
         ):
             self._repeats.forget()
@@ -616,6 +626,12 @@ class SchedulerCore:
             text = f"{end.text} ({self._judged(seat, '')[1]})"
             if self._ending.explain(seat, text):
                 self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
+
+    def _hear_of_sight(self, told: ProcessSeen) -> None:
+        """As ``_seen``, of a process on another host; what it says itself from now on counts for more."""
+        seat, presence = self._ledger.state.seats.get(told.node), self._ledger.presences.get(told.node)
+        if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
+            presence.sight, presence.seen_at = Sight(told.doing, told.quiet_s), self._ledger.now
 
     def _peer_gone(self, witness: Seat, session: str) -> None:
         """A worker saw another one on its host die: that is known long before its connection closes."""

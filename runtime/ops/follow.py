@@ -48,6 +48,7 @@ from runtime.ops.progress import JsonScreen, Screen
 from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.showing import LOOK_S, Showing
+from runtime.ops.sightings import Sightings
 from runtime.ops.stalls import Stalls
 from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
@@ -100,6 +101,7 @@ class Follower:
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
         self._stalls = Stalls(settings, self._causes)
+        self._sightings = Sightings(settings.node_timeout_s)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = kept_start.read(settings.log_dir)
         self._script = kept.script if kept is not None else settings.job_name or "train.py"
@@ -451,6 +453,7 @@ class Follower:
         self._tell_of_missing()
         self._deliver()
         following, now = self._following, time.monotonic()
+        self._look_at_workers(now)
         self._look_for_silence(now)
         orders = following.passed(now)
         for line in orders.lines:
@@ -468,11 +471,20 @@ class Follower:
         else:
             self._showing.show_lines()
 
+    def _look_at_workers(self, now: float) -> None:
+        """What is odd of them is told while the scheduler answers: later it is another scheduler's question."""
+        if self._is_ours and self._following.is_linked and not self._following.is_closing:
+            for seen in self._sightings.look(self._workers_here(), now):
+                self._link.tell(seen)
+
+    def _workers_here(self) -> dict[str, ProcessIdentity]:
+        """Living processes, by node."""
+        return {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
+
     def _look_at_stalls(self, now: float) -> None:
         """Where the job does not come on: what this machine's processes are in, and the end of who cannot end."""
         following = self._following
-        here = {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
-        self._stalls.look(following.view if following.is_linked else None, here, now)
+        self._stalls.look(following.view if following.is_linked else None, self._workers_here(), now)
         found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
         for line in found.lines:
             self._screen.say(line)

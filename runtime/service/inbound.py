@@ -23,6 +23,7 @@ from runtime.core.messages import (
     Paced,
     PeerGone,
     ProcessEnded,
+    ProcessSeen,
     Publish,
     Refusal,
     Refused,
@@ -34,7 +35,7 @@ from runtime.core.messages import (
     Unwell,
 )
 from runtime.core.ready import Note, Ready
-from runtime.core.scheduler import Decided, EndSeen, Event, Received, StopRequested
+from runtime.core.scheduler import Decided, EndSeen, Event, Received, SightTold, StopRequested
 from runtime.net.server import Arrived, Garbled, Rejected
 from runtime.service import clock
 from runtime.service.followers import Followers
@@ -43,7 +44,11 @@ from runtime.service.unknown_peers import UnknownPeers, implausible
 MOST_DECISIONS, DECISIONS_S = 64, 10.0
 """So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
 MOST_ENDS = 256
-"""And so many ends of processes."""
+"""And so many ends of processes, or sights of them."""
+
+
+Told = Received | StopRequested | Decided | EndSeen | SightTold
+"""What a core can be told by what arrives."""
 
 
 class Line(Protocol):
@@ -72,7 +77,7 @@ class Inbound:
         self._decided_at: deque[float] = deque()
         self._ended_at: deque[float] = deque()
 
-    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Received | StopRequested | Decided | EndSeen | None:
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Told | None:
         """What the core is told of it; None where that is nothing."""
         match incoming:
             case Rejected(address, why):
@@ -91,7 +96,8 @@ class Inbound:
                     return None
                 if isinstance(event, Decided) and _is_too_often(self._decided_at, MOST_DECISIONS):
                     return None  # whoever wants a node gone asks again
-                return None if isinstance(event, EndSeen) and _is_too_often(self._ended_at, MOST_ENDS) else event
+                is_about_process = isinstance(event, EndSeen | SightTold)
+                return None if is_about_process and _is_too_often(self._ended_at, MOST_ENDS) else event
 
     def _garbled(self, garbled: Garbled) -> None:
         self._strangers.garbled(garbled.address, garbled.problem)
@@ -118,7 +124,7 @@ def _is_too_often(before: deque[float], most: int) -> bool:
     return False
 
 
-def _event_in(peer: str, message: object) -> Received | StopRequested | Decided | EndSeen | str:
+def _event_in(peer: str, message: object) -> Told | str:
     """What a message asks of the core; a text says why it asks nothing."""
     problem = implausible(message)
     if problem is not None:
@@ -130,6 +136,8 @@ def _event_in(peer: str, message: object) -> Received | StopRequested | Decided 
             return Decided(text, drain)
         case ProcessEnded():
             return EndSeen(message)
+        case ProcessSeen():
+            return SightTold(message)
         case Register():
             session = message.session
         case (

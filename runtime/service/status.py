@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from runtime.core.cause_kinds import Observation
-from runtime.core.hangs import SILENT_KINDS
+from runtime.core.hangs import SILENT_KINDS, Sight
 from runtime.core.ledger import NAMED
 from runtime.core.messages import (
     MAX_DECISION,
@@ -24,6 +24,7 @@ from runtime.core.messages import (
     MAX_STOPPED_BY,
     Decision,
     ProcessEnded,
+    ProcessSeen,
     Status,
     StatusQuery,
     StopJob,
@@ -42,7 +43,7 @@ SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
 Content: TypeAlias = dict[str, Any]
-ForHistory: TypeAlias = Decision | ProcessEnded
+ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen
 """What whoever follows a job tells its scheduler, for it to keep."""
 
 _LISTS = ("workers", "spares", "retired")
@@ -142,6 +143,11 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
         seen.is_failure,
         seen.is_out_of_memory,
     )
+
+
+def process_seen(node: str, identity: ProcessIdentity, sight: Sight) -> ProcessSeen:
+    """Tells a scheduler what is seen of a node's process of this host."""
+    return ProcessSeen(node, host_id(), identity.pid, identity.started_at, sight.doing, sight.quiet_s)
 
 
 def _printable(text: str, most: int) -> str:

@@ -24,6 +24,7 @@ from runtime.core.messages import (
     Oddity,
     Pairs,
     ProcessEnded,
+    ProcessSeen,
     Register,
     Still,
     StopJob,
@@ -189,6 +190,8 @@ def implausible(message: object) -> str | None:
         case ProcessEnded(node, host, _, _, text, error=error):
             is_printable = all(map(str.isprintable, (node, host, text, error)))
             return None if is_printable else "ProcessEnded is not printable"
+        case ProcessSeen(node, host):
+            return None if node.isprintable() and host.isprintable() else "ProcessSeen is not printable"
         case _:
             return None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
-from runtime.core.messages import GiveUp
-from runtime.core.scheduler import Seen
+from runtime.core.messages import GiveUp, ProcessSeen
+from runtime.core.scheduler import Seen, SightTold
 from tests.core.house import House
 from tests.core.test_core_progress import WAITS, report, training_for_a_while
 
@@ -116,3 +116,33 @@ def test_asking_whom_to_look_at_changes_nothing_and_leaves_out_those_who_speak()
     assert len(house.core._leases._deadlines) <= 6
     house.tick()
     assert house.seat("1").is_lost and house.core.silent(house.now) == []
+
+
+def told(host: str = "host-a", pid: int = 1001, started_at: int = 1) -> SightTold:
+    return SightTold(ProcessSeen("1", host, pid, started_at, Doing.STOPPED, 3.0))
+
+
+def test_what_a_follower_on_its_host_has_seen_counts_as_if_the_scheduler_had() -> None:
+    house = training_for_a_while(2)
+    house.now += 4.0
+    house.step(told())
+    assert house.ready.is_empty, "only words follow from it, and only where it is lost"
+    house.now -= 4.0
+    assert lose(house, None) == "silent for 5 s (NODE_TIMEOUT): it is stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize("liar", [told(host="host-b"), told(pid=7), told(started_at=2)])
+def test_what_is_told_of_another_process_is_nothing(liar: SightTold) -> None:
+    house = training_for_a_while(2)
+    house.now += 4.0
+    house.step(liar)
+    house.now -= 4.0
+    assert lose(house, None) == "silent for 5 s (NODE_TIMEOUT)"
+
+
+def test_what_was_told_before_it_spoke_again_is_forgotten() -> None:
+    house = training_for_a_while(2)
+    house.now += 3.0
+    house.step(told())
+    house.beat("1", step=10)
+    assert lose(house, None) == "silent for 5 s (NODE_TIMEOUT)"

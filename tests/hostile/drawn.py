@@ -30,6 +30,7 @@ FROM_ANYBODY = (
     messages.StatusQuery,
     messages.Decision,
     messages.ProcessEnded,
+    messages.ProcessSeen,
     messages.StopJob,
 )
 FROM_NOBODY = (

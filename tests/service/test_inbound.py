@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.cause_kinds import Observation
+from runtime.core.hangs import Doing, Sight
 from runtime.core.messages import SCHEMA, Decision, ProcessEnded
-from runtime.core.scheduler import Decided, EndSeen
+from runtime.core.scheduler import Decided, EndSeen, SightTold
 from runtime.core.values import replace
 from runtime.net.server import Arrived
 from runtime.service import clock
 from runtime.service.followers import Followers
 from runtime.service.inbound import DECISIONS_S, MOST_DECISIONS, MOST_ENDS, Inbound
-from runtime.service.status import process_ended
+from runtime.service.status import process_ended, process_seen
 from runtime.service.unknown_peers import UnknownPeers, implausible
 from runtime.store.process_identity import ProcessIdentity
 from tests.hostile.test_hostile_core import Line
@@ -51,3 +52,11 @@ def test_what_a_follower_tells_of_a_death_fits_whatever_its_log_said() -> None:
     end = process_ended("1", identity, seen, "was killed\n" + "y" * 9000)
     assert SCHEMA.unpack(SCHEMA.pack(end)) == end
     assert implausible(end) is None and (end.pid, end.started_at, end.signal) == (7, 1, 11)
+
+
+def test_what_is_seen_of_a_process_is_taken_in_printable_words_alone() -> None:
+    seen = process_seen("1", ProcessIdentity(7, 1), Sight(Doing.STOPPED, 3.0))
+    assert SCHEMA.unpack(SCHEMA.pack(seen)) == seen
+    assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", seen)) == SightTold(seen)
+    for liar in (replace(seen, node="\x1b[2J"), replace(seen, host="\n")):
+        assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", liar)) is None

@@ -239,9 +239,9 @@ class Rehearsal:
 
     def _end(self) -> None:
         deadline = time.monotonic() + GRACE_S
-        for one in self._followers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.1, deadline - time.monotonic()))
+        while any(one.poll() is None for one in self._followers) and time.monotonic() < deadline:
+            self._events()  # the last ones are seen when they come
+            time.sleep(LOOK_S)
         self._leave_followers()
         for identity in self._running().values():
             end(identity, GRACE_S)
