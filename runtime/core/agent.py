@@ -640,7 +640,7 @@ class AgentCore:
         self._started = message
         self._sit(message.slot)
         if self._offer is not None:
-            self._offer = replace(self._offer, must_look=False)
+            self._offer = replace(self._offer, must_look=False, back_to=None)
         self._ready.notices.append(Began(message, is_addressed=is_ready))
         self._become(Activity.FORMING)
 

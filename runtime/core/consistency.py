@@ -35,6 +35,7 @@ class Repair:
     """One difference that everybody went back for: where it was seen, and with which values of whom."""
 
     step: int
+    to: int  # the step that they went back to
     values: Mapping[int, bytes]  # of the ranks that were not believed
 
 
@@ -73,6 +74,8 @@ def decide(found: Difference, mends: Mend, repairs: Sequence[Repair] = ()) -> Go
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
         return Stop("after everybody went back the same came out: it is no device that failed")
+    if repairs and equal.step < repairs[-1].to and found.step <= repairs[-1].to:
+        return Stop("after everybody went back they differ there already: it is no device that failed")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
         return Stop(f"everybody went back {len(before)} times and differed at the same step again")
     return GoBack(equal, suspects)
@@ -109,7 +112,7 @@ class Consistency:
             return f"{sentence(found.judgement, found.one, found.other)}{f'. Not mended: {why}' if why else ''}"
         nodes = [committed.members[rank][0] for rank in decision.suspects]
         values = {rank: found.values[rank] for rank in decision.suspects}
-        self._repairs = [*self._repairs, Repair(found.step, values)][-MOST_REPAIRS:]
+        self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
         text = self._text(found, decision, nodes)
         suspects = tuple(committed.members[rank] for rank in decision.suspects)
         ledger.write(RolledBack(committed.generation, decision.to, suspects, found.step, text))

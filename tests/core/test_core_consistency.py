@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from runtime.core.agent_events import EnterAgain, Entered, FoundEqual
+from runtime.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from runtime.core.consistency import GoBack, Repair, Stop, decide
 from runtime.core.equality import EXPLAIN_S, Difference, judge
 from runtime.core.ledger import Mend
@@ -150,15 +150,22 @@ def test_where_they_never_were_equal_it_is_the_script() -> None:
 
 
 def test_the_same_value_a_second_time_is_no_device() -> None:
-    difference, before = found(b"a", b"x", b"a"), Repair(100, {1: b"x"})
+    difference, before = found(b"a", b"x", b"a"), Repair(100, 50, {1: b"x"})
     assert isinstance(decide(difference, Mend.MAJORITY, [before]), Stop)
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, {1: b"y"})]), GoBack), "another value"
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(150, {1: b"x"})]), GoBack), "another step"
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, {2: b"x"})]), GoBack), "another rank"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), GoBack), "another value"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(150, 50, {1: b"x"})]), GoBack), "another step"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {2: b"x"})]), GoBack), "another rank"
+
+
+def test_who_differ_where_they_have_just_gone_back_to_are_no_devices_fault() -> None:
+    """A callback of the script's own, say, changes one rank's weights whenever a generation begins."""
+    difference = found(b"a", b"x", b"a", step=50, equal=Point(40, 1))
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), Stop)
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they came past it"
 
 
 def test_who_never_comes_past_a_step_does_not_go_back_for_ever() -> None:
-    before = [Repair(100, {1: b"1"}), Repair(100, {1: b"2"})]
+    before = [Repair(100, 50, {1: b"1"}), Repair(100, 50, {1: b"2"})]
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before[:1]), GoBack)
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before), Stop)
 
@@ -506,6 +513,18 @@ def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> N
     assert not desk.said(Join) and [one.back_to for one in desk.told(EnterAgain)] == [BACK]
     desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
     assert desk.said(Join)
+
+
+def test_what_an_agent_has_gone_back_for_is_not_asked_of_it_again() -> None:
+    """Its next generation breaks before the next round is offered: nothing says yet that it is to go back."""
+    desk = training()
+    desk.hear(opened(back_to=BACK, number=2))
+    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.starts(2, number=2)
+    desk.step(Trains(2))
+    desk.step(Failed())
+    desk.step(Entered((), False, NUMERICS, live=Point(104, 2)))
+    assert not desk.told(EnterAgain)
 
 
 def test_an_agent_believes_what_all_were_equal_at_of_its_own_generation() -> None:

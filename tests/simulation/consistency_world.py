@@ -1,0 +1,412 @@
+"""A small world of replicas in whose memory bits change: the real scheduler and agents, and a model that is one number.
+
+Here live ranks that train in lockstep (each step mixes every rank's number into all), that keep copies and go back as
+``training`` does, and the faults: flips, kills of the scheduler at any moment, kills of a rank, reports that come late
+or twice. Never here: what is decided. The one idea: the undisturbed run is a chain of numbers that is known beforehand,
+so whether a repair was right needs no opinion.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from runtime.core.agent import AgentCore, AgentPolicy
+from runtime.core.agent_events import (
+    AgentEvent,
+    Began,
+    BreakGroup,
+    Compared,
+    Completed,
+    Connected,
+    Disconnected,
+    EnterAgain,
+    Entered,
+    Failed,
+    FoundEqual,
+    Heard,
+    MustEnd,
+    Over,
+    Passed,
+    Saved,
+    Seated,
+    Trains,
+)
+from runtime.core.ledger import Mend, Policy
+from runtime.core.messages import FINAL, Digest, FromScheduler, FromWorker, GenerationStarted, Process
+from runtime.core.point import Point
+from runtime.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
+from runtime.core.scheduler import Closed, Received, SchedulerCore, Tick
+from runtime.core.state import JobState
+
+EVERY, LAST, SAVES = 7, 40, 15
+MOST_DIGESTS = 12
+FIRST, KEPT = 3, 3
+TICK_S = 0.05
+MOST_LOOPS = 6000
+
+
+class Wrong(AssertionError):
+    """What must hold does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a world is to go through."""
+
+    size: int
+    flips: tuple[tuple[int, int], ...]  # (rank, behind which step), each once
+    scheduler_dies: tuple[int, ...] = ()  # loops
+    rank_dies: bool = False  # one, once a difference was found
+    mends: Mend = Mend.MAJORITY
+    dies_meanwhile: bool = False  # the scheduler, while all are to go back
+
+
+def drawn(seed: int) -> Plan:
+    """A plan by its seed: a flip, sometimes two far from each other, and whatever else goes wrong meanwhile."""
+    draw = random.Random(seed)
+    size = draw.choice((3, 4, 5))
+    steps = [draw.randrange(2, 20), draw.randrange(27, LAST - 1)][: draw.choice((1, 1, 2))]
+    flips = tuple((draw.randrange(size), step) for step in steps)
+    # Not both: where a flipped rank and the scheduler die before anything is written, nobody is left who knows of it.
+    rank_dies = draw.random() < 0.3
+    deaths = () if rank_dies else tuple(sorted(draw.randrange(20, 400) for _ in range(draw.choice((0, 0, 1, 2)))))
+    return Plan(size, flips, deaths, rank_dies, dies_meanwhile=draw.random() < 0.3)
+
+
+def mixed(*numbers: int) -> int:
+    """A number made of these."""
+    return hash(numbers) & (2**61 - 1)
+
+
+def chain(size: int) -> list[int]:
+    """The undisturbed run: each step's number."""
+    numbers = [1]
+    for _ in range(LAST):
+        numbers.append(mixed(numbers[-1], *[numbers[-1]] * size))
+    return numbers
+
+
+@dataclass
+class Rank:
+    """One worker's process."""
+
+    node: int
+    agent: AgentCore
+    session: str
+    number: int = 1
+    step: int = 0
+    place: GenerationStarted | None = None
+    trains: bool = False
+    is_broken: bool = False
+    point: Point | None = None  # of the last commit
+    kept: list[tuple[Point, int]] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    late: list[Digest] = field(default_factory=list)  # hashed, and not told yet
+    back_to: Point | None = None
+    ended: str = ""
+    is_over: bool = False
+    to_scheduler: deque[FromWorker] = field(default_factory=deque)
+    to_agent: deque[FromScheduler] = field(default_factory=deque)
+
+
+class ConsistencyWorld:
+    """One job.
+
+    Args:
+        seed: of the order in which things happen.
+        plan: what happens.
+        core_type: of the scheduler.
+    """
+
+    def __init__(self, seed: int, plan: Plan, core_type: type[SchedulerCore] = SchedulerCore) -> None:
+        self._draw = random.Random(seed)
+        self.plan = plan
+        self._core_type = core_type
+        self._policy = Policy(
+            plan.size, "train.py", (("WORKER_NUM", str(plan.size)),), cool_down_s=0.0, mends=plan.mends
+        )
+        self.now = 100.0
+        self.journal: list[Record] = []
+        self.right = chain(plan.size)
+        self._to_flip = set(plan.flips)
+        self.flipped: list[tuple[int, int]] = []
+        self._kills = 1 if plan.rank_dies else 0
+        self._dies_meanwhile = plan.dies_meanwhile
+        self._sessions = 0
+        self._begun = 0  # the last generation
+        self._disks: list[dict[Point, int]] = [{} for _ in range(plan.size)]
+        self.ranks = [self._new(node) for node in range(plan.size)]
+        self._load()
+
+    # ---- processes
+
+    def _new(self, node: int) -> Rank:
+        self._sessions += 1
+        session = f"{self._sessions:08x}"
+        process = Process("host", 1000 + self._sessions, 1, "cpu")
+        policy = AgentPolicy(str(node), session, process, "train.py", (("WORKER_NUM", str(self.plan.size)),))
+        return Rank(node, AgentCore(policy, self.now), session)
+
+    def _load(self) -> None:
+        state = JobState.replay(self.journal)
+        self.core = self._core_type(self._policy, state, now=self.now, boot_id="boot", new_job_id="job")
+        self._take(self.core.start())
+        for rank in self.ranks:
+            rank.to_agent.clear()
+            rank.to_scheduler.clear()
+            self._tell(rank, Connected())
+
+    def _scheduler_dies(self) -> None:
+        for rank in self.ranks:
+            self._tell(rank, Disconnected())
+        self._load()
+
+    def _rank_dies(self, rank: Rank) -> None:
+        self._step_core(Closed(rank.session, gone=True))
+        self.ranks[rank.node] = fresh = self._new(rank.node)
+        for other in self.ranks:
+            if other.trains:
+                self._leave(other, failed=True)
+        self._tell(fresh, Connected())
+
+    # ---- messages
+
+    def _step_core(self, event: Received | Closed | Tick) -> None:
+        self._take(self.core.step(event, self.now))
+        wake_at = self.core.wake_at()
+        if not isinstance(event, Tick) and wake_at is not None and wake_at <= self.now:
+            self._take(self.core.step(Tick(), self.now))
+
+    def _take(self, ready: object) -> None:
+        records, sends = ready.records, ready.sends  # type: ignore[attr-defined]
+        self.journal += records
+        for record in records:
+            self._check(record)
+        by_session = {rank.session: rank for rank in self.ranks}
+        for send in sends:
+            if send.session in by_session:
+                by_session[send.session].to_agent.append(send.message)
+
+    def _tell(self, rank: Rank, event: AgentEvent) -> None:
+        ready = rank.agent.step(event, self.now)
+        rank.to_scheduler.extend(ready.sends)
+        for notice in ready.notices:
+            match notice:
+                case Seated():
+                    self._enter(rank)
+                case BreakGroup() if not rank.is_broken:
+                    self._leave(rank, failed=False)
+                case EnterAgain(_, _, _, back_to):
+                    if back_to is not None and back_to != rank.back_to:
+                        self._go_back(rank, back_to)
+                    self._enter(rank)
+                case Began(started):
+                    rank.place, rank.trains, rank.is_broken, rank.back_to = started, False, False, None
+                case FoundEqual(point):
+                    at = next((at for at, one in enumerate(rank.kept) if one[0] == point), 0)
+                    del rank.kept[:at]
+                case Over():
+                    rank.is_over = True
+                case MustEnd(_, text):
+                    rank.ended = text
+
+    def _enter(self, rank: Rank) -> None:
+        live = rank.point
+        self._tell(
+            rank,
+            Entered(
+                tuple(sorted(self._disks[rank.node])),
+                False,
+                (("torch", "1"),),
+                b"b",
+                live=live,
+                commits=rank.step,
+                back_to=rank.back_to,
+            ),
+        )
+
+    def _leave(self, rank: Rank, *, failed: bool) -> None:
+        rank.trains, rank.is_broken, rank.place = False, True, None
+        if failed:
+            self._tell(rank, Failed())
+        self._enter(rank)
+
+    def _go_back(self, rank: Rank, to: Point) -> None:
+        rank.back_to = to
+        rank.kept = [one for one in rank.kept if one[0] <= to]
+        rank.point = None
+        if rank.kept:
+            rank.point, rank.number = rank.kept[-1]
+            rank.step = rank.point.step
+
+    # ---- training
+
+    def _begin(self) -> None:
+        """The group stands once all have been told of one generation; then each has what its source holds."""
+        places = [rank.place for rank in self.ranks]
+        if any(place is None or rank.trains for place, rank in zip(places, self.ranks, strict=True)):
+            return
+        if self._begun == (number := places[0].generation if places[0] is not None else 0):
+            return  # and its ranks are not equal
+        if len({place.generation for place in places if place is not None}) > 1:
+            return
+        self._begun = number
+        restore = places[0].restore if places[0] is not None else None
+        numbers = {
+            rank.node: rank.number if rank.point == restore else self._disks[rank.node].get(restore, -1)
+            for rank in self.ranks
+            if restore is not None
+        }
+        for rank, place in zip(self.ranks, places, strict=True):
+            assert place is not None
+            if restore is None:
+                rank.number, rank.step = 1, 0
+                rank.point = Point(0, place.generation)
+            else:
+                if numbers[place.source] < 0:
+                    raise Wrong(f"rank {place.source} is to hold {restore} and holds {rank.point}")
+                rank.number, rank.step, rank.point = numbers[place.source], restore.step, restore
+            rank.kept = [one for one in rank.kept if one[0] <= rank.point]
+            rank.trains, rank.is_broken = True, False
+            rank.late.clear()
+            self._tell(rank, Trains(place.generation))
+            if restore is None:
+                self._save(rank)
+        if len({rank.number for rank in self.ranks}) > 1:  # as ``begin_comparison`` finds before a step is taken
+            for rank in self.ranks:
+                rank.trains = False
+                self._report(rank, [self._digest(rank, rank.step)])
+                rank.point = None
+
+    def _save(self, rank: Rank) -> None:
+        assert rank.point is not None
+        self._disks[rank.node][rank.point] = rank.number
+        self._report(rank, [self._digest(rank, rank.step)])
+        self._tell(rank, Saved(tuple(sorted(self._disks[rank.node]))[-8:]))
+
+    def _train(self) -> None:
+        if not all(rank.trains and rank.step < LAST for rank in self.ranks):
+            return
+        numbers = [rank.number for rank in self.ranks]
+        for rank in self.ranks:
+            assert rank.place is not None
+            rank.number, rank.step = mixed(rank.number, *numbers), rank.step + 1
+            rank.point = Point(rank.step, rank.place.generation)
+            self._compare(rank)
+            if rank.step % SAVES == 0:
+                self._save(rank)
+        for rank in self.ranks:
+            if (rank.node, rank.step) in self._to_flip:
+                self._to_flip.discard((rank.node, rank.step))
+                self.flipped.append((rank.node, rank.step))
+                rank.number ^= 1 << 20
+        if self.ranks[0].step == LAST:
+            for rank in self.ranks:
+                assert rank.place is not None
+                self._report(rank, [self._digest(rank, FINAL)])
+                self._tell(rank, Completed(rank.place.generation, LAST))
+
+    def _compare(self, rank: Rank) -> None:
+        assert rank.place is not None and rank.point is not None
+        begun = 0 if rank.place.restore is None else rank.place.restore.step
+        is_kept = rank.step == begun + 1 or rank.step % EVERY == 0
+        if is_kept:
+            if len(rank.kept) == KEPT:
+                rank.kept.pop()
+            rank.kept.append((rank.point, rank.number))
+        if is_kept or rank.step <= begun + FIRST:
+            rank.late.append(self._digest(rank, rank.step, is_kept=is_kept))
+        if rank.late and self._draw.random() < 0.6:  # the thread that hashes is done now, or later
+            self._report(rank, rank.late)
+
+    def _digest(self, rank: Rank, commits: int, *, is_kept: bool = False) -> Digest:
+        assert rank.point is not None
+        return Digest(rank.point, commits, rank.number.to_bytes(8, "big"), is_kept=is_kept)
+
+    def _report(self, rank: Rank, new: list[Digest]) -> None:
+        told = [*rank.digests, *rank.late, *(one for one in new if one not in rank.late)]
+        rank.digests = list(dict.fromkeys(told))[-MOST_DIGESTS:]
+        rank.late.clear()
+        for _ in range(self._draw.choice((1, 1, 2))):
+            self._tell(rank, Compared(tuple(rank.digests)))
+
+    # ---- what must hold
+
+    def _check(self, record: Record) -> None:
+        # Who comes anew may take the state of the one whose bit has flipped, and then two are wrong alike.
+        if isinstance(record, RolledBack) and self.plan.mends is Mend.MAJORITY and not self.plan.rank_dies:
+            self._check_named(record)
+        if isinstance(record, GenerationCommitted) and record.restore is not None and self._is_mended():
+            by_place = {rank.number for rank in self.ranks if rank.point == record.restore}
+            if by_place and by_place != {self.right[record.restore.step]}:
+                raise Wrong(f"all begin again from step {record.restore.step}, which is not the undisturbed run's")
+
+    def _is_mended(self) -> bool:
+        """Whether everybody who is behind a flip was sent back."""
+        return bool([one for one in self.journal if isinstance(one, RolledBack)])
+
+    def _check_named(self, record: RolledBack) -> None:
+        nodes = {int(node) for node, _ in record.suspects}
+        if 2 * len(nodes) >= self.plan.size:
+            raise Wrong("a minority was believed")
+        steps = [step for rank, step in self.flipped if rank in nodes and record.to.step <= step < record.step]
+        if not steps:
+            raise Wrong(f"worker {nodes} is named, whose bit did not flip between {record.to.step} and {record.step}")
+        if record.step > min(steps) + EVERY:
+            raise Wrong(f"a flip behind step {min(steps)} was found at step {record.step}")
+
+    def run(self) -> None:
+        """Until all are through, or the job has ended; :class:`Wrong` where something must not be."""
+        for loop in range(MOST_LOOPS):
+            self.now += TICK_S
+            is_back = self.core.state.rolled_back is not None
+            if loop in self.plan.scheduler_dies or (self._dies_meanwhile and is_back and self._draw.random() < 0.3):
+                self._dies_meanwhile = self._dies_meanwhile and not is_back
+                self._scheduler_dies()
+            is_time = self.core.state.rolled_back is not None or self.core._equality.is_in_question
+            if self._kills and is_time and self._draw.random() < 0.1:
+                self._kills -= 1
+                self._rank_dies(self._draw.choice(self.ranks))
+            self._deliver()
+            self._begin()
+            if self._draw.random() < 0.5:
+                self._train()
+            for rank in self.ranks:
+                self._tell(rank, Passed(rank.step))
+            self._step_core(Tick())
+            if all(rank.is_over or rank.ended for rank in self.ranks):
+                break
+        else:
+            raise Wrong(f"no end: {self.core.phase()}, steps {[rank.step for rank in self.ranks]}")
+        self._check_end()
+
+    def _deliver(self) -> None:
+        """Some of what is on its way; what one has said to another stays in its order."""
+        for rank in self._draw.sample(self.ranks, len(self.ranks)):
+            for _ in range(self._draw.choice((0, 1, 3, 9))):
+                if rank.to_scheduler:
+                    self._step_core(Received(rank.session, rank.to_scheduler.popleft()))
+                if rank.to_agent:
+                    self._tell(rank, Heard(rank.to_agent.popleft()))
+
+    def _check_end(self) -> None:
+        ended = [record.cause for record in self.journal if isinstance(record, JobInterrupted)]
+        if ended and self.plan.rank_dies and "no majority" in ended[0]:
+            return
+        if ended:
+            raise Wrong(f"the job ended: {ended[0]}")
+        if {rank.number for rank in self.ranks} != {self.right[LAST]}:
+            raise Wrong("the end is not the undisturbed run's")
+
+
+def hunt(core_type: type[SchedulerCore], seeds: Iterable[int], plan: Callable[[int], Plan] = drawn) -> int | None:
+    """The first seed in which a broken build is noticed."""
+    for seed in seeds:
+        try:
+            ConsistencyWorld(seed, plan(seed), core_type).run()
+        except AssertionError:
+            return seed
+    return None

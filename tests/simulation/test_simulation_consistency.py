@@ -1,0 +1,148 @@
+"""Bits that change in replicas, in the small world: always named, always mended; and broken builds that it notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from runtime.core.consistency import Consistency
+from runtime.core.equality import Difference, Equality, Judgement
+from runtime.core.ledger import Mend
+from runtime.core.messages import Digests
+from runtime.core.point import Point
+from runtime.core.records import JobInterrupted, Record, RolledBack
+from runtime.core.rendezvous import Rendezvous
+from runtime.core.scheduler import SchedulerCore
+from runtime.core.state import JobState, Seat
+from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
+
+SEEDS = 60
+
+
+def test_every_flip_is_found_in_time_named_and_mended() -> None:
+    flips = 0
+    for seed in range(SEEDS // 2):
+        world = ConsistencyWorld(seed, drawn(seed))
+        world.run()
+        flips += len(world.flipped)
+        assert 1 <= len([one for one in world.journal if isinstance(one, RolledBack)]) <= len(world.plan.flips)
+    assert flips > SEEDS // 2
+
+
+@pytest.mark.thorough
+def test_thousands_of_worlds() -> None:
+    for seed in range(10_000, 12_000):
+        ConsistencyWorld(seed, drawn(seed)).run()
+
+
+def test_two_against_two_end_the_job_and_nothing_else_does() -> None:
+    for seed in range(20):
+        world = ConsistencyWorld(seed, Plan(4, ((1, 10), (3, 10))))
+        with pytest.raises(Wrong, match=r"the job ended: .*no majority: rank 0, 2 against rank 1, 3"):
+            world.run()
+        (record,) = [one for one in world.journal if isinstance(one, JobInterrupted)]
+        assert "after step 14" in record.cause
+
+
+def test_with_a_leader_two_replicas_are_enough() -> None:
+    for seed in range(20):
+        ConsistencyWorld(seed, Plan(2, ((seed % 2, 10),), mends=Mend.LEADER)).run()
+
+
+# ---- broken builds
+
+
+def broken(**parts: Any) -> type[SchedulerCore]:
+    """A scheduler with one of its parts replaced: by the part's attribute, a class that takes the ledger."""
+
+    class Changed(SchedulerCore):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            for name, kind in parts.items():
+                setattr(self, name, kind(self._ledger))
+
+    return Changed
+
+
+class _ComparesTheFirstTwo(Equality):
+    """Who is third is believed."""
+
+    def _is_equal(self, key: Any) -> bool:
+        values = [told[key].shared for teller, told in sorted(self._told.items())[:2] if key in told]
+        return len(self._told) == len(self._rank_of) and len(set(values)) == 1
+
+
+class _NeverAnswers(Equality):
+    """Differences are found, and forgotten."""
+
+    def difference(self) -> Difference | None:
+        self._differs = None
+        return None
+
+
+class _HearsTheOldLine(Equality):
+    """What is told while all go back counts as ever."""
+
+    def take(self, seat: Seat, message: Digests) -> None:
+        state = self._ledger.state
+        back, state.rolled_back = state.rolled_back, None
+        super().take(seat, message)
+        state.rolled_back = back
+
+
+class _GoesBackToTheNewest(Consistency):
+    """Everybody goes back to the point right before the difference, whoever had found it equal."""
+
+    def judge(self, found: Difference) -> str:
+        near = Point(found.step - 1, found.one.point.generation)
+        return super().judge(Difference(found.judgement, found.one, found.other, found.values, near))
+
+
+class _BelievesTheMinority(Consistency):
+    """The largest group is taken for the odd one."""
+
+    def judge(self, found: Difference) -> str:
+        groups = found.judgement.groups
+        turned = Judgement((groups[-1], *groups[1:-1], groups[0]))
+        object.__setattr__(found, "judgement", turned)
+        return super().judge(found)
+
+
+MUTANTS: Mapping[str, type[SchedulerCore]] = {
+    "only two ranks are compared": broken(_equality=_ComparesTheFirstTwo),
+    "a difference is found and forgotten": broken(_equality=_NeverAnswers),
+    "what is told of the line that is left counts": broken(_equality=_HearsTheOldLine),
+    "all go back to a point that nobody has compared": broken(_consistency=_GoesBackToTheNewest),
+    "the minority is believed": broken(_consistency=_BelievesTheMinority),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_build_is_noticed(name: str) -> None:
+    assert hunt(MUTANTS[name], range(SEEDS)) is not None
+
+
+def _without_going_back(records: Iterable[Record]) -> JobState:
+    state = JobState()
+    for record in records:
+        if not isinstance(record, RolledBack):
+            state.apply(record)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [
+        ("everybody joins with what is newest", Rendezvous, {"begin_again": lambda self, reason: None}),
+        ("a scheduler that starts again has forgotten it", JobState, {"replay": _without_going_back}),
+        ("what came after is not left out", Equality, {"_equal_before": lambda self, key: key[0]}),
+    ],
+)
+def test_a_broken_part_is_noticed(
+    name: str, where: type, what: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attribute, value in what.items():
+        monkeypatch.setattr(where, attribute, value)
+    assert hunt(SchedulerCore, range(SEEDS)) is not None, name
