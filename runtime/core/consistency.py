@@ -74,7 +74,7 @@ def decide(found: Difference, mends: Mend, repairs: Sequence[Repair] = ()) -> Go
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
         return Stop("after everybody went back the same came out: it is no device that failed")
-    if repairs and equal.step < repairs[-1].to and found.step <= repairs[-1].to:
+    if repairs and found.step <= repairs[-1].to:
         return Stop("after everybody went back they differ there already: it is no device that failed")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
         return Stop(f"everybody went back {len(before)} times and differed at the same step again")

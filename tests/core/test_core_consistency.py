@@ -159,7 +159,7 @@ def test_the_same_value_a_second_time_is_no_device() -> None:
 
 def test_who_differ_where_they_have_just_gone_back_to_are_no_devices_fault() -> None:
     """A callback of the script's own, say, changes one rank's weights whenever a generation begins."""
-    difference = found(b"a", b"x", b"a", step=50, equal=Point(40, 1))
+    difference = found(b"a", b"x", b"a", step=50, equal=BACK)
     assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), Stop)
     assert isinstance(decide(difference, Mend.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they came past it"
 

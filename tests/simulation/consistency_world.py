@@ -275,11 +275,8 @@ class ConsistencyWorld:
             self._tell(rank, Trains(place.generation))
             if restore is None:
                 self._save(rank)
-        if len({rank.number for rank in self.ranks}) > 1:  # as ``begin_comparison`` finds before a step is taken
-            for rank in self.ranks:
-                rank.trains = False
-                self._report(rank, [self._digest(rank, rank.step)])
-                rank.point = None
+        if len({rank.number for rank in self.ranks}) > 1:
+            raise Wrong("a generation begins with unlike states")
 
     def _save(self, rank: Rank) -> None:
         assert rank.point is not None

@@ -1,13 +1,14 @@
 """A recipe with dropout in which a bit changes by itself: in a weight or a moment, on the ranks and at the steps given.
 
-``--flip RANK:STEP`` (any number of them) flips one bit behind the commit of that step, once; ``--always`` does so
-whenever that step comes again, and ``--same`` always the same bit: what a script would do.
+``--flip RANK:STEP`` (any number of them) flips one bit behind the commit of that step, once, in the worker that began
+with that rank; ``--always`` flips the same bit behind every step from then on, as a script's own mistake would.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import time
 
 import torch
@@ -21,12 +22,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--what", choices=("weight", "moment"), default="weight")
 parser.add_argument("--flip", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--always", action="store_true")
-parser.add_argument("--same", action="store_true")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=1000)
 parser.add_argument("--pause-ms", type=float, default=0.0)
 arguments = parser.parse_args()
-flips = [tuple(map(int, one.split(":"))) for one in arguments.flip]
+flips = {int(one.partition(":")[2]) for one in arguments.flip if one.partition(":")[0] == os.environ.get("NODE_ID")}
 flipped = 0
 
 runtime.init()
@@ -50,14 +50,15 @@ state = runtime.elastic.TorchState(
 def flip_where_it_is_time() -> None:
     """Flip one bit, without a trace: as a cosmic ray does, not as an operator of torch does."""
     global flipped
-    if [runtime.get_rank(), state.completed_steps] not in [list(one) for one in flips]:
+    step = state.completed_steps
+    if not (step >= min(flips, default=step + 1) if arguments.always else step in flips):
         return
-    if flipped and not arguments.always:
-        return
-    flipped += 1
+    if not arguments.always:
+        flips.discard(step)
+        flipped += 1
     weight = net[0].weight
     target = weight if arguments.what == "weight" else optimizer.state[weight]["exp_avg"]
-    target.data.view(torch.int32)[0, 0 if arguments.same else flipped] ^= 1 << 21
+    target.data.view(torch.int32)[0, flipped] ^= 1 << 21
     print(f"flipped a bit of a {arguments.what} behind step {state.completed_steps}", flush=True)
 
 

@@ -6,11 +6,13 @@ Each job is of real processes that nobody kills: every one of them is there from
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from runtime.errors import UnequalError
 from runtime.service.events import read_events
 from tests.system.job import Job
 
@@ -55,3 +57,73 @@ def test_a_flipped_bit_is_named_and_the_end_is_the_undisturbed_one(
     assert end == undisturbed(script=SCRIPT, workers=workers)
     (event,) = [one for one in read_events(job.recovery) if one.kind == "rolled back"]
     assert event.more["suspects"] == [str(rank)] and event.more["back_to"] == 15
+
+
+@pytest.mark.thorough
+def test_two_against_two_ends_the_job_and_says_so(new_job: Callable[..., Job]) -> None:
+    job = new_job("--flip", "1:17", "--flip", "3:17", script=SCRIPT, workers=4, settings=COMPARED)
+    job.start()
+    assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
+    (said,) = job.matches("scheduler", "the job ends: .*Not mended: no majority: rank 0, 2 against rank 1, 3")
+    print(said.string)
+    assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
+
+
+@pytest.mark.thorough
+def test_of_two_replicas_the_leader_is_believed_where_that_is_wanted(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    settings = {**COMPARED, "CONSISTENCY": "leader"}
+    job = new_job("--what", "moment", "--flip", "0:17", script=SCRIPT, workers=2, settings=settings)
+    job.start()
+    assert job.wait_finished() == undisturbed(script=SCRIPT, workers=2)
+    assert len(job.matches("scheduler", NAMED)) == 1
+
+
+@pytest.mark.thorough
+def test_a_script_that_does_the_same_again_ends_the_job(new_job: Callable[..., Job]) -> None:
+    job = new_job("--flip", "1:17", "--always", script=SCRIPT, workers=3, settings=COMPARED)
+    job.start()
+    assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
+    (said,) = job.matches("scheduler", "the job ends: .*after everybody went back the same came out")
+    print(said.string)
+    assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
+
+
+@pytest.mark.thorough
+def test_who_does_it_twice_leaves_for_a_spare(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+    settings = {**COMPARED, "SPARE_NUM": "1"}
+    job = new_job("--flip", "1:17", "--flip", "1:32", script=SCRIPT, workers=3, settings=settings)
+    job.start()
+    job.start_worker(3)
+    statuses = job.wait_ended()
+    assert {name: status for name, status in statuses.items() if status} == {1: 143}, job.tails()
+    assert job.matches("scheduler", "worker 1's state was another than the others' 2 times: it is asked to leave")
+    assert job.sha256() == undisturbed(script=SCRIPT, workers=3)
+
+
+@pytest.mark.thorough
+def test_a_flip_behind_the_last_comparison_is_found_at_the_end(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    settings = {**COMPARED, "CONSISTENCY_EVERY": "25"}
+    job = new_job("--what", "moment", "--flip", "2:58", script=SCRIPT, workers=3, settings=settings)
+    job.start()
+    assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
+    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* goes back to step 50")
+    print(said.string)
+
+
+@pytest.mark.thorough
+def test_a_scheduler_that_is_killed_meanwhile_finds_it_afterwards(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job("--flip", "1:17", "--pause-ms", "50", script=SCRIPT, workers=3, settings=COMPARED)
+    job.start()
+    job.wait_for_step(17)
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait()
+    job.wait_for_step(22)
+    job.start_scheduler()
+    assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
+    assert len(job.matches("scheduler", NAMED)) == 1

@@ -1,0 +1,38 @@
+"""The sums over the windows of jobs that compare and do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.consistency import AGAIN, CONTESTANTS, LOADS, OFF, ON, USUAL, Measured, people, report
+from benchmarks.report import problems
+from benchmarks.steady_state import Window
+
+
+def measured(name: str, rate: float, cpu_ms: float) -> Measured:
+    found = Measured(LOADS[name])
+    for step in (1.0, 2.0, 4.0):
+        found.windows[OFF].append(Window(step, 10.0))
+        found.windows[AGAIN].append(Window(step, 10.0))
+        found.windows[ON].append(Window(step * rate, cpu_ms))
+    return found
+
+
+def test_a_window_holds_one_comparison_and_all_take_turns() -> None:
+    assert LOADS["mlp"].every == USUAL
+    assert all(len(set(CONTESTANTS)) == 3 and load.rounds_quick >= 3 for load in LOADS.values())
+
+
+def test_ratios_are_of_windows_of_one_round_and_what_is_worked_out_says_so() -> None:
+    both = {"mlp": measured("mlp", 0.99, 10.1), "transformer": measured("transformer", 0.9, 12.5)}
+    document = report(both).document()
+    ratios = document["ratios"]
+    assert ratios["compared_vs_not_mlp_every_50"] == pytest.approx(0.99)
+    assert ratios["compared_vs_not_cpu_mlp_every_50"] == pytest.approx(10 / 10.1, abs=1e-3)
+    assert ratios["compared_vs_not_transformer_every_10"] == pytest.approx(0.9)
+    assert ratios["worked_out_compared_vs_not_transformer_every_50"] == pytest.approx(
+        1 / (1 + (1 / 0.9 - 1) / 5), abs=1e-3
+    )
+    assert ratios["not_vs_not_mlp"] == 1.0 and not problems(document)
+    text = people(both)
+    assert "mlp, every 50 steps" in text and "transformer, every 10 steps" in text and "0.98" in text
