@@ -116,6 +116,7 @@ class Settings:
     loss_anomaly: str
     consistency_every: int | str
     consistency: str
+    preflight: bool
     straggler: str
     straggler_factor: float
     health_interval_s: float

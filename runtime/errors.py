@@ -34,6 +34,7 @@
     ├── UnequalError                 89   the ranks did not hold the same state; nothing of it counts as finished
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
     ├── LevelsSpentError             92   a process was tried again as often as may be; the whole job has to be
+    ├── PreflightError               93   this host's device, memory or disk does not do what it should
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -66,6 +67,7 @@ __all__ = [
     "ListenError",
     "LockedError",
     "NumericsError",
+    "PreflightError",
     "ProtocolError",
     "RefusedError",
     "SameBitsError",
@@ -275,6 +277,12 @@ class LevelsSpentError(SameBitsError):
     """A process was tried again as often as RECOVER_ATTEMPTS says, at every level below: the whole job has to be."""
 
     exit_code = 92
+
+
+class PreflightError(SameBitsError):
+    """The device, memory or disk of this host does not do what it should (PREFLIGHT=1); it asks for no seat."""
+
+    exit_code = 93
 
 
 class CommunicationError(SameBitsError):

@@ -483,6 +483,13 @@ VARIABLES: tuple[Variable, ...] = (
         "`stop`：作业结束。",
     ),
     Variable(
+        "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,
+        "`1`: before it asks for a seat, a worker checks its device, memory and disk, and leaves with an error where "
+        "one of them is wrong; a second or two. `samebits doctor --preflight` does the same by hand.",
+        "`1`：worker 在申请席位之前检查自己的设备、内存和磁盘，有误则报错退出；需一两秒。"
+        "`samebits doctor --preflight` 可手动做同样的检查。",
+    ),
+    Variable(
         "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,
         "What follows where a worker's own part of a step (not its waiting for others) is slower than "
         "STRAGGLER_FACTOR: `tell` names it and the part that is slow, `swap` has it leave at a commit once a spare is "

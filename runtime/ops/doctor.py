@@ -46,9 +46,15 @@ class Finding:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; status 1 where anything is wrong."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="samebits doctor", description="Check what a job needs on this machine; changes nothing."
-    ).parse_args(arguments)
+    )
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="compute, fill memory and write to the checkpoints' disk as well, as a worker does with PREFLIGHT=1",
+    )
+    options = parser.parse_args(arguments)
     findings = [python(), torch(), *import_name(sys.path), *commands()]
     try:
         settings = kept_start.settings_here(only_looks=True)
@@ -62,11 +68,26 @@ def main(arguments: Sequence[str]) -> int:
             *network(settings),
         ]
         findings.append(descriptors(settings))
+        if options.preflight:
+            findings += preflight(settings)
     for finding in findings:
         print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
         if finding.fix and "Fix: " not in finding.found:
             print(f"       Fix: {finding.fix}")
     return 1 if any(finding.fix for finding in findings) else 0
+
+
+def preflight(settings: Settings) -> list[Finding]:
+    """What a worker looks at before it asks for a seat, on each of this machine's devices."""
+    from runtime.training.process import preflight as looked
+
+    return [
+        Finding(one.what, f"{one.found}{f': {one.problem}' if one.problem else ''}", one.problem and _PREFLIGHT_FIX)
+        for one in looked.of_host(settings)
+    ]
+
+
+_PREFLIGHT_FIX = "leave this host out of the job, or have it looked at"
 
 
 def python() -> Finding:

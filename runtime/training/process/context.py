@@ -40,7 +40,7 @@ from runtime.store.lock import DirectoryLock
 from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
-from runtime.training.process import numerics, plain_group
+from runtime.training.process import numerics, plain_group, preflight
 from runtime.training.process.compiled_code import keep_compiled_code
 from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.forking import Forking
@@ -226,6 +226,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
     ending.agent = agent
     stacks.open_channel()
+    if settings.preflight:
+        preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))

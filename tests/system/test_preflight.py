@@ -1,0 +1,34 @@
+"""A worker on a host with a sick device names it and asks for no seat; on another one the same job trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import PreflightError
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("anomaly_script.py")
+SICK = """#!/bin/sh
+case "$2" in -l) echo "NPU ID : 5";; *) echo "Health Status : Alarm";; esac
+"""
+
+
+def test_a_node_with_a_sick_device_is_named_and_not_admitted(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    tool = tmp_path / "npu-smi"
+    tool.write_text(SICK)
+    tool.chmod(0o700)
+    job = new_job(script=SCRIPT, workers=2, settings={"PREFLIGHT": "1"})
+    job.start_scheduler()
+    job.start_worker(0)
+    job.start_worker(1, PATH=f"{tmp_path}:{job.environment()['PATH']}")
+    assert job.worker(1).wait(60.0) == PreflightError.exit_code
+    assert job.matches(1, "the pre-flight of 1 found what must not be: Ascend 5: its health is Alarm")
+    job.start_worker(1)
+    job.wait_finished()
+    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products right")
+    assert job.seatings(1) == 1

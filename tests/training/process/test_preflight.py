@@ -1,0 +1,95 @@
+"""The pre-flight: a device that errs, memory that forgets and a disk that lies are named; a well host is admitted."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import config
+from runtime.config import Settings
+from runtime.errors import PreflightError, StoreError
+from runtime.service.device_health import Device
+from runtime.store import disk_check
+from runtime.training.process import preflight
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(preflight.device_health, "devices", lambda: [Device("NVIDIA 0", "H100, 41 °C")])
+    found, _ = config.read({"WORKER_NUM": "2", "NODE_ID": "7"}, role_required=False)
+    return replace(found, checkpoint_path=tmp_path / "ckpt")
+
+
+def test_a_well_host_says_what_it_can_and_leaves_nothing_behind(
+    settings: Settings, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level(logging.INFO):
+        preflight.require(settings, CPU)
+    assert "4 of 4 products right" in caplog.text and "MB/s are durable in" in caplog.text
+    assert "cpu memory: 64 MiB keep what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bit_that_is_wrong_in_one_product_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, calls = torch.Tensor.__matmul__, []
+
+    def errs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = multiply(left, right)
+        if product.dtype is torch.float32:
+            calls.append(product)
+            if len(calls) == 3:
+                product.view(torch.int32)[5, 7] ^= 1 << 18
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", errs)
+    with pytest.raises(PreflightError, match=r"the pre-flight of 7 found .*: cpu computes: 1 of 4 products were wrong"):
+        preflight.require(settings, CPU)
+
+
+def test_memory_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    xor = torch.bitwise_xor
+
+    def forgets(*args: Any, out: torch.Tensor) -> torch.Tensor:
+        xor(*args, out=out)
+        out[1000:1003] = 0
+        return out
+
+    monkeypatch.setattr(torch, "bitwise_xor", forgets)
+    assert preflight.memory(CPU).problem == "6 words were not what was written"
+
+
+def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        preflight.device_health, "devices", lambda: [Device("Ascend 3", "Alarm", "its health is Alarm")]
+    )
+    blocked = settings.checkpoint_path
+    blocked.write_text("a file")
+    with pytest.raises(
+        PreflightError, match=r"Ascend 3: its health is Alarm; disk: .*\. Fix: start it on another host"
+    ):
+        preflight.require(settings, CPU)
+
+
+def test_a_disk_that_gives_back_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = disk_check.os.read
+    monkeypatch.setattr(disk_check.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
+    with pytest.raises(StoreError, match=r"what was written is not what is read\. Fix: "):
+        disk_check.write_and_read(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_computed_before_the_script_begins_draws_nothing(settings: Settings) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    preflight.require(settings, CPU)
+    assert torch.equal(torch.rand(3), expected)
