@@ -107,6 +107,7 @@ class Settings:
     register_cooldown_s: float
     heartbeat_interval_s: float
     node_timeout_s: float
+    lease_detector: str
     reconnect_grace_s: float
     topo_timeout_s: float
     watchdog: bool

@@ -30,6 +30,7 @@ from runtime.core.messages import (
 from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
+from runtime.core.suspicion import COUNTED, Arrivals
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
 
@@ -55,6 +56,8 @@ class Policy:
     recovery: bool = True
     cool_down_s: float = 30.0
     node_timeout_s: float = 5.0
+    accrues: bool = False  # a lease is as long as a node's own heartbeats make likely; else NODE_TIMEOUT
+    heartbeat_interval_s: float = 1.0
     reconnect_grace_s: float = 0.5
     search_s: float = 0.0  # how long a worker may look for its scheduler at other addresses before it comes here
     topo_timeout_s: float = 1800.0
@@ -90,6 +93,7 @@ class Presence:
 
     lease_until: float
     heard_at: float | None = None  # None: not heard in this term
+    arrivals: Arrivals = field(default_factory=Arrivals)  # kept with LEASE_DETECTOR=phi
     closed_at: float | None = None  # the connection is closed and has not come back
     grace_until: float | None = None  # until when it may come back
     activity: Activity = Activity.SEATED
@@ -104,6 +108,15 @@ class Presence:
     seen_at: float = 0.0
     figures: tuple[Figure, ...] = ()  # that it measures
     hang: Hang | None = None  # for which it was told to give up its seat
+
+    def hear(self, now: float, policy: Policy) -> None:
+        """A message of its session was accepted: its lease begins anew."""
+        lease_s = policy.node_timeout_s
+        if policy.accrues:
+            if self.heard_at is not None and (gap_s := now - self.heard_at) >= COUNTED * policy.heartbeat_interval_s:
+                self.arrivals.take(gap_s)
+            lease_s = self.arrivals.patience_s(policy.heartbeat_interval_s, policy.node_timeout_s)
+        self.heard_at, self.lease_until = now, now + lease_s
 
     def sight_now(self) -> Sight | None:
         """What was seen of its process since it was heard last; None where nobody has looked."""

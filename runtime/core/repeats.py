@@ -19,7 +19,6 @@ class Repeats:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._node_timeout_s = ledger.policy.node_timeout_s
         self._said: dict[str, tuple[Heartbeat, Presence, int]] = {}
         self._era = 0  # what was said in an earlier one is forgotten
 
@@ -33,8 +32,7 @@ class Repeats:
             if not isinstance(message, Heartbeat) or not _is_repeated(message, before):
                 return False
             presence.step = message.step
-        now = self._ledger.now
-        presence.heard_at, presence.lease_until = now, now + self._node_timeout_s
+        presence.hear(self._ledger.now, self._ledger.policy)
         return True
 
     def remember(self, session: str, message: Heartbeat, presence: Presence) -> None:
