@@ -251,9 +251,9 @@ class AgentCore:
             case Felt(ailments):
                 self._reports.ailments = ailments
                 self._report_health()
-            case Reported(step, text, is_verdict):
+            case Reported(step, text, is_verdict, comes_again):
                 if sender := self._sender:  # else nobody hears of it, besides who reads its log
-                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS], is_verdict))
+                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS], is_verdict, comes_again))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()

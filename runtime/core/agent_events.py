@@ -164,6 +164,7 @@ class Reported:
     step: int
     text: str
     is_verdict: bool = False
+    comes_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -439,6 +439,7 @@ class Oddity(Value, frozen=True, tag=44):
     step: Count
     text: Annotated[str, Meta(max_length=MAX_ODDITY_CHARS)]  # printable: which number, and what is wrong with it
     is_verdict: bool = False  # the step was computed again, and the text says what was at fault
+    comes_again: bool = False  # no rank commits the step: all go back, and compute it again
 
 
 class Paced(Value, frozen=True, tag=46):

@@ -521,8 +521,12 @@ class SchedulerCore:
             self._corroborate()
         elif seat.node not in round_.came:
             number = self._ledger.state.generation_number
-            self._rendezvous.harden(f"a collective of generation {number} failed at worker {seat.node}")
+            self._rendezvous.harden(self._why_left(seat, number))
             self._corroborate()
+
+    def _why_left(self, seat: Seat, generation: int) -> str:
+        failed = f"a collective of generation {generation} failed at worker {seat.node}"
+        return self._unwell_hosts.computed_again() or failed
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         """A member of the last generation says where it is; fix what it missed."""
@@ -533,7 +537,7 @@ class SchedulerCore:
             elif message.term == self._ledger.state.term:  # else it was said to an earlier scheduler, and came late
                 self._break(f"worker {seat.node} was not told generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
-            self._failed_collective = f"a collective of generation {committed} failed at worker {seat.node}"
+            self._failed_collective = self._why_left(seat, committed)
         elif message.generation == committed and message.activity is Activity.DONE:
             self._member_done(seat, message.step)
 

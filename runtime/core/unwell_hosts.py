@@ -33,6 +33,7 @@ class UnwellHosts:
         self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
         self._leaving = ""  # who was asked to
         self._why = ""
+        self._again = 0, ""  # in which generation a step has to be computed again, and why
         self._quiet_until = dict.fromkeys((False, True), float("-inf"))  # about odd numbers; about what was at fault
 
     def take(self, seat: Seat, message: Unwell) -> None:
@@ -56,11 +57,19 @@ class UnwellHosts:
 
     def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
         """A worker's script has reported a number that training cannot have: the first of all ranks' is said."""
+        if message.comes_again:
+            why = f"worker {seat.node} reported what training cannot have: step {message.step} is computed again"
+            self._again = self._ledger.state.generation_number, why
         if self._ledger.now >= self._quiet_until[message.is_verdict]:
             self._quiet_until[message.is_verdict] = self._ledger.now + ODDITY_S
             parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""
             self._ledger.ready.say(f"worker {seat.node}{place}, step {message.step}: {message.text}", Level.WARNING)
+
+    def computed_again(self) -> str:
+        """Why all leave the present generation, where a number that was reported is the reason."""
+        generation, why = self._again
+        return why if generation == self._ledger.state.generation_number else ""
 
     def forget(self, node: str) -> None:
         """The node's process is gone: what it said is over."""

@@ -368,9 +368,9 @@ class Agent:
             if not is_answered:
                 self._post(GaveUp(ticket))
 
-    def report_oddity(self, step: int, text: str, *, is_verdict: bool = False) -> None:
+    def report_oddity(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
         """Tell the scheduler of a number that training cannot have, or what was at fault, for everybody to see."""
-        self._post(Reported(step, text, is_verdict))
+        self._post(Reported(step, text, is_verdict, comes_again))
 
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from runtime.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
-from runtime.core.messages import MAX_ODDITY_CHARS, Oddity
+from runtime.core.messages import MAX_ODDITY_CHARS, Activity, Oddity, RoundOpened
 from tests.core.house import House, policy
 
 
@@ -90,6 +90,20 @@ def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_j
         "worker 1 (rank 1), step 412: the loss is not a number",
         f"worker 1 (rank 1, {process}), step 412: a transient error",
     ]
+
+
+def test_the_round_in_which_a_step_is_computed_again_has_that_for_its_reason() -> None:
+    house = House(policy(2)).fill().train()
+    credential = house.credential("1")
+    house.receive(credential.session, Oddity(credential, 412, "the loss is not a number", comes_again=True))
+    house.beat("0", Activity.WAITING)
+    why = "worker 1 reported what training cannot have: step 412 is computed again"
+    assert house.answer("s0", RoundOpened).text == why
+    for node in ("0", "1"):
+        house.join(node)
+    house.train()
+    house.beat("0", Activity.WAITING)
+    assert house.answer("s0", RoundOpened).text == "a collective of generation 2 failed at worker 0"
 
 
 # ---- a number that was computed twice

@@ -158,7 +158,9 @@ class ElasticRun:
         ddp.sync_buffers_all()
         ddp.settle_all()
         if self._process.device.type != "cpu" and self._process.group is not None:
+            began_s = time.perf_counter()
             devices.settle(self._process.device)
+            main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
             self._process.group.breaker.check()
         if self._replay is not None:
             self._replay.before_step()

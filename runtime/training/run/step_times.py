@@ -1,7 +1,7 @@
 """How long this rank's last steps took, and what for: data, computing, waiting for the others, committing.
 
 Here lives the division of the time between two commits. Never here: what is slow (``core.stragglers``). The one idea:
-three of the four are measured where they happen, the fourth is what is left, so a step costs five microseconds.
+three of the four are measured where they happen, the fourth is what is left, so a step costs three microseconds.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Reporter:
                 self._odd[name] = Odd(step, title, number, problem)
                 self._asks_again = True
                 text = f"the {title} {problem}: everybody goes back to the last commit and computes it again"
-                self._say(process, rank, step, text)
+                self._say(process, rank, step, text, comes_again=True)
             elif problem:
                 text = f"the {title} {problem}"
                 if policy == "stop":
@@ -141,9 +141,11 @@ class Reporter:
         return verdict is not Verdict.MISSED
 
     @staticmethod
-    def _say(process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False) -> None:
+    def _say(
+        process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False
+    ) -> None:
         log.warn(f"rank {rank}, step {step}: {text}")
-        process.agent.report_oddity(step, text, is_verdict=is_verdict)
+        process.agent.report_oddity(step, text, is_verdict=is_verdict, comes_again=comes_again)
 
     def flush(self) -> None:
         """Write what was reported last, if it was not yet."""

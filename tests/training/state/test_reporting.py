@@ -30,7 +30,8 @@ class Desk:
             agent=SimpleNamespace(node="0", report_oddity=self.tell),
         )
 
-    def tell(self, step: int, text: str, *, is_verdict: bool) -> None:
+    def tell(self, step: int, text: str, *, is_verdict: bool, comes_again: bool) -> None:
+        assert comes_again is text.endswith("computes it again")
         self.odd.append((step, text))
         self.verdicts += is_verdict
 
