@@ -8,7 +8,7 @@ they wait for. A mean leaves out the slowest steps and the fastest: a save, or a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -60,20 +60,25 @@ class Slowness:
         return self.ratio > factor and self.excess_us >= LEAST_EXCESS_US
 
 
-def compare(times: Mapping[str, StepTime]) -> dict[str, Slowness]:
-    """Each rank beside the median; of an even number the faster of the two in the middle, so two can be compared."""
+def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) -> dict[str, Slowness]:
+    """Each rank beside the median; of an even number the faster of the two in the middle, so two can be compared.
+
+    Args:
+        times: of all ranks.
+        of: those that are asked for; None: all. With ten thousand, few are new at a time.
+    """
     if not times:
         return {}
-    usual = median_low([own_us(time) for time in times.values()])
-    parts = {part: median_low([getattr(time, f"{part}_us") for time in times.values()]) for part in OWN}
-    found: dict[str, Slowness] = {}
-    for node, time in times.items():
-        own = own_us(time)
-        beyond = {part: getattr(time, f"{part}_us") - parts[part] for part in OWN}
-        part = max(OWN, key=beyond.__getitem__)
-        ratio = own / max(usual, 1)
-        found[node] = Slowness(ratio, part, parts[part] + beyond[part], parts[part], own - usual)
-    return found
+    data, compute, _, commit = zip(*times.values(), strict=True)
+    usual = median_low(map(sum, zip(data, compute, commit, strict=True)))
+    parts = dict(zip(OWN, map(median_low, (data, compute, commit)), strict=True))
+    return {node: _beside(time, usual, parts) for node, time in times.items() if of is None or node in of}
+
+
+def _beside(time: StepTime, usual_us: int, parts: Mapping[str, int]) -> Slowness:
+    own, beyond = own_us(time), {part: getattr(time, f"{part}_us") - parts[part] for part in OWN}
+    part = max(OWN, key=beyond.__getitem__)
+    return Slowness(own / max(usual_us, 1), part, parts[part] + beyond[part], parts[part], own - usual_us)
 
 
 def sentence(node: str, slowness: Slowness, steps: int) -> str:

@@ -18,7 +18,7 @@ from runtime.core.state import Seat
 
 LEAST_S = 5.0
 """A rank is named once it was slow for so long, and keeps up again once it did for so long."""
-LOOK_S = 0.5
+LOOK_S = 1.0
 NAMED = 16
 
 
@@ -90,9 +90,8 @@ class Stragglers:
         times = self._times(node for node, _ in committed.members)
         if times is None:
             return
-        for node, found in compare(times).items():
-            if node in self._new:
-                self._judge(node, found, factor)
+        for node, found in compare(times, self._new).items():
+            self._judge(node, found, factor)
         self._new.clear()
 
     def _times(self, nodes: Iterable[str]) -> dict[str, StepTime] | None:

@@ -10,6 +10,7 @@ import pytest
 from runtime.core import pace
 from runtime.core.messages import MAX_STEP_US, Activity, Ailment, Depart, Paced, Process, Sign, StepTime, Unwell
 from runtime.core.pace import STEPS, Slowness, compare, mean_of, sentence
+from runtime.core.stragglers import LOOK_S
 from tests.core.house import House, policy
 
 CASES = 500
@@ -121,7 +122,7 @@ def tell(house: House, times: dict[str, StepTime], *, steps: int = STEPS, genera
         credential = house.credential(node)
         number = house.core.state.generation_number if generation is None else generation
         asked += house.receive(credential.session, Paced(credential, number, steps, time)).sends
-    asked += house.tick(1.0).sends
+    asked += house.tick(LOOK_S).sends
     return [send.session for send in asked if isinstance(send.message, Depart)]
 
 
