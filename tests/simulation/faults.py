@@ -28,7 +28,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.replacements import proof_of
-from tests.simulation.main_thread import ENDED_KINDS, PAUSE_S, Kind
+from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming
 from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on
 
@@ -204,6 +204,7 @@ def _training(world: World) -> list[Worker]:
 def _hold_worker(world: World, rng: random.Random) -> bool:
     """A main thread that sleeps, computes, reads, compiles or commits for too long, or for ever; or is astray."""
     workers = _training(world)
+    workers = [one for one in workers if one.thread.steps >= FIRST_STEPS] or workers
     if not workers:
         return False
     lasts_s = rng.choice((5.0, 15.0, 60.0, None, None))

@@ -31,7 +31,7 @@ class Operator:
         self._fresh_names = 0
         self._added = 0  # nodes beyond those that the job was begun with
         self._scheduler_comes = False
-        self._leaves_some_held = world.random_of("calm").random() < 0.5
+        self._leaves_some_held = world.random_of("calm").random() < 0.8
         self._last_of: dict[str, str] = {}  # first node of a line → its last replacement
         rng = world.rng
         world.after(rng.uniform(0.0, 3.0), self._start_scheduler)

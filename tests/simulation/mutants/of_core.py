@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -138,14 +138,19 @@ class MovesRanks(SchedulerCore):
         admission._grant = grant_next  # type: ignore[method-assign]
 
 
-def _worst(joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int]) -> Restore:
+def _worst(
+    joined: Mapping[int, Joined],
+    committed: GenerationCommitted | None,
+    slots: Sequence[int],
+    suspects: Collection[int],
+) -> Restore:
     """The smallest point somebody holds."""
     smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
     least = {
         rank: dataclasses.replace(member, points=tuple(point for point in member.points if point == min(smallest)))
         for rank, member in joined.items()
     }
-    return choose(least if smallest else joined, committed, slots)
+    return choose(least if smallest else joined, committed, slots, suspects)
 
 
 class DeafToJoins(SchedulerCore):
