@@ -103,6 +103,7 @@ STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
 AT_ONCE_S = 0.25  # a seat that is free is given in a few ms
 LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
+MOST_SAID = 64  # different reasons to leave an address, until a scheduler is found
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 
 _MEMBER_LOST = "a member was lost: this generation is over"
@@ -197,7 +198,8 @@ class Agent:
         self._closed = threading.Event()
         self._seat_at: float | None = None  # when this process may ask for its seat again
         self._say_at = 0.0
-        self._said = self._said_elsewhere = ""
+        self._said = ""
+        self._said_elsewhere: set[str] = set()  # until a scheduler is found
         self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
@@ -567,6 +569,7 @@ class Agent:
             case SchedulerAway():
                 log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
             case SchedulerBack(term, away_s):
+                self._said_elsewhere.clear()
                 where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
                 log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")
 
@@ -593,8 +596,8 @@ class Agent:
 
     def _look_elsewhere(self, why: str) -> None:
         text = f"{self._client.address}: {why}; the next address of SCHED_HOST is tried"
-        if text != self._said_elsewhere:
-            self._said_elsewhere = text
+        if text not in self._said_elsewhere and len(self._said_elsewhere) < MOST_SAID:
+            self._said_elsewhere.add(text)
             log.warn(text)
         self._client.look_elsewhere()
 
