@@ -155,7 +155,8 @@ class Leases:
             presence.lease_until = min(presence.lease_until + gap_s, now + lease_s)
             if presence.grace_until is not None:
                 grace_s = self._grace_s()
-                presence.grace_until = min(presence.grace_until + max(gap_s, grace_s), now + grace_s)
+                longer_s = gap_s + grace_s - self._ledger.policy.reconnect_grace_s
+                presence.grace_until = min(presence.grace_until + longer_s, now + grace_s)
 
     def next_deadline(self) -> float | None:
         """When ``expired`` is worth asking again."""

@@ -221,7 +221,7 @@ def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(
     status = job.tool("status")
     assert status.end() == 0
     assert "(second)" not in status.text, "the other's processes would be taken for this job's"
-    assert "no scheduler of it answers on" in status.text
+    assert "no scheduler of it answers at" in status.text
     recover = job.recover()
     recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
     recover.wait_for("the scheduler .* ended with status 75: .*; training goes on without it")

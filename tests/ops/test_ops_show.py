@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from runtime import config
+from runtime.ops import show
 from runtime.ops.job_view import Presence
 from runtime.ops.show import table
+from runtime.service import status
 from tests.ops.views import view, worker
 
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH_DISK_LIMIT)"
@@ -28,3 +33,27 @@ def test_what_workers_report_is_said_once_by_name_and_what_they_use_is_not() -> 
     gone = (workers[0], replace(workers[1], presence=Presence.LOST), workers[2])
     assert "reported: pace 2.5 (worker 0), queue 70 (worker 2)" in table(view(workers=gone), settings)
     assert "reported" not in table(view(), settings)
+
+
+def test_where_the_scheduler_is_stands_in_the_head_where_it_may_be_elsewhere() -> None:
+    settings, _ = config.read(
+        {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0", "SCHED_HOST": "10.0.0.1,10.0.0.2:9000"}
+    )
+    assert " · scheduler at 10.0.0.2:9000" in table(view(address="10.0.0.2:9000"), settings).splitlines()[1]
+    assert "scheduler at" not in table(view(), settings)
+    silent = table(view(from_journal=True), settings)
+    assert "no scheduler of it answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
+
+
+def test_a_scheduler_that_the_journal_knows_to_be_replaced_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
+    told, stored = {"job": "job-1", "term": 1}, {"job": "job-1", "term": 2}
+    monkeypatch.setattr(show, "ask_once", lambda settings, timeout_s: told)
+    monkeypatch.setattr(status, "stored_snapshot", lambda path: stored)
+    assert show.find(settings) is stored
+    stored["term"] = 1
+    assert show.find(settings) is told
+    stored["job"] = "job-2"
+    assert show.find(settings) is stored
