@@ -8,6 +8,7 @@ devices there are and how much memory each has; TRIAL_STOPS=1 makes it end its c
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -31,9 +32,9 @@ def build(verbose: bool = False) -> ModuleType:
     folder = Path(os.environ.get("TRIAL_BUILD", _ROOT / "build" / "trial-device")) / name
     folder.mkdir(parents=True, exist_ok=True)
     library, sources = folder / f"{name}.so", [_HERE / "device.cpp", _HERE / "collectives.cpp"]
+    built_from, stamp = _digest(), folder / "built-from"
     with filelock.FileLock(folder / "one-at-a-time"):
-        built_at = library.stat().st_mtime if library.exists() else 0.0
-        if built_at < max(path.stat().st_mtime for path in _HERE.iterdir() if path.suffix in (".cpp", ".h")):
+        if not library.exists() or not stamp.exists() or stamp.read_text() != built_from:
             (folder / "lock").unlink(missing_ok=True)  # of a build that was killed: torch would wait for it for ever
             cpp_extension.load(
                 name=name,
@@ -43,11 +44,17 @@ def build(verbose: bool = False) -> ModuleType:
                 is_python_module=False,
                 verbose=verbose,
             )
+            stamp.write_text(built_from)
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None and spec.loader is not None
     built = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(built)
     return built
+
+
+def _digest() -> str:
+    sources = sorted(path for path in _HERE.iterdir() if path.suffix in (".cpp", ".h"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def autoload_folder(parent: Path) -> Path:
