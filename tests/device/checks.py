@@ -26,6 +26,7 @@ DESCRIPTORS_GROWN, THREADS_GROWN = 2, 2
 KIB_GROWN_PER_CYCLE = 64
 MOST_BLOCKED = 1.15
 """÷ the device-to-host copy."""
+LEFT_WITHIN_S = 5.0
 WITHIN_S = 600.0
 
 
@@ -92,6 +93,12 @@ def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         "grown_device_bytes": device_grown,
     }
     yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, text, figures)
+    name, left_s = "a group is broken while it connects to a peer that is gone", told["left_s"]
+    if left_s is None:
+        yield Found(name, Verdict.NOT_HERE, f"not tried on {here.kind}")
+        return
+    verdict = Verdict.PASSED if left_s <= LEFT_WITHIN_S else Verdict.FAILED
+    yield Found(name, verdict, f"left {left_s * 1000:.1f} ms after the break", {"left_s": left_s})
 
 
 def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:

@@ -1,7 +1,8 @@
 """``python groups.py COUNT``: a group of one on the device is formed, used and broken so often; what is left of it.
 
-A process of its own, so that what it holds is its groups' alone. The last line is JSON: descriptors, threads, resident
-and device memory after the first cycles and after the last one.
+Before that, one is broken while it connects to a peer that is gone. A process of its own, so that what it holds is its
+groups' alone. The last line is JSON: descriptors, threads, resident and device memory after the first cycles and after
+the last one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +18,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runtime.errors import GenerationEndedError
 from runtime.training.group import device as devices
-from runtime.training.group.group import form_alone, is_communication_failure
+from runtime.training.group.group import Exchange, Group, form_alone, is_communication_failure
 from tests.device.script import memory_bytes
 from tests.system.cycles import Holding, holding_of
 
+TWO_RANKS_IN_A_PROCESS = ("trial", "cuda")
+"""Where a second rank can be there and not answer: it only says where it is, and touches no device."""
 WARM = 10
 """After so many what is made once has been made."""
 SETTLED_WITHIN_S = 60.0
@@ -45,6 +50,53 @@ def cycle(device: torch.device) -> None:
     assert float(torch.ones(8, device=device).sum()) == 8
 
 
+class Meeting:
+    """Where the ranks of one process leave their messages for each other."""
+
+    def __init__(self, ranks: int) -> None:
+        self._blobs: dict[int, bytes] = {}
+        self._all = threading.Barrier(ranks)
+
+    def of(self, rank: int) -> Exchange:
+        """One rank's side."""
+        meeting = self
+
+        class Side:
+            def publish(self, blob: bytes) -> None:
+                meeting._blobs[rank] = blob
+                meeting._all.wait(SETTLED_WITHIN_S)
+
+            def wait(self) -> list[bytes]:
+                return [meeting._blobs[one] for one in sorted(meeting._blobs)]
+
+        return Side()
+
+
+def break_while_it_connects(device: torch.device) -> float:
+    """A peer has said where it is and is gone: how many seconds after the break the rank that connects comes out."""
+    meeting = Meeting(2)
+    ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
+    for one in ranks:
+        one.begin()
+    broken_s: list[float] = []
+
+    def break_it() -> None:
+        while not dist.is_initialized():  # then it is about to connect, or does so already
+            time.sleep(0.01)
+        time.sleep(0.5)
+        broken_s.append(time.monotonic())
+        ranks[0].break_("a test")
+
+    threading.Thread(target=break_it, daemon=True).start()
+    try:
+        ranks[0].form()
+    except GenerationEndedError:
+        return time.monotonic() - broken_s[0]
+    finally:
+        ranks[1].drop()
+    raise AssertionError("a group without its peer was formed")
+
+
 def settled() -> Holding:
     """Once groups that were dropped have been freed."""
     gc.collect()
@@ -65,13 +117,14 @@ def main() -> None:
     count, device = int(sys.argv[1]), devices.choose(None, 0)
     for _ in range(WARM):
         cycle(device)
+    left_s = break_while_it_connects(device) if device.type in TWO_RANKS_IN_A_PROCESS else None
     early, early_bytes = settled(), memory_bytes(device)
     began_s = time.monotonic()
     for _ in range(count):
         cycle(device)
     each_s = (time.monotonic() - began_s) / count
     late, late_bytes = settled(), memory_bytes(device)
-    told = {"each_s": each_s, "early": asdict(early), "late": asdict(late)}
+    told = {"left_s": left_s, "each_s": each_s, "early": asdict(early), "late": asdict(late)}
     print(json.dumps(told | {"device_bytes_early": early_bytes, "device_bytes_late": late_bytes}))
 
 

@@ -89,9 +89,13 @@ class AcceleratorLink:
         sys.excepthook = hook
         pg = distributed_c10d._get_default_group()
         self._pg = weakref.ref(pg)
-        self._breaker.check()  # a break that came before there was anything to abort
-        if self._device.index is not None:
-            run_breakable(self._breaker, lambda: torch_private.connect_device(pg, self._device), "samebits-connect")
+        try:
+            self._breaker.check()  # a break that came before there was anything to abort
+            if self._device.index is not None:
+                run_breakable(self._breaker, lambda: torch_private.connect_device(pg, self._device), "samebits-connect")
+        except BaseException:
+            torch_private.uninstall_default_group(pg)  # nobody else knows of it yet
+            raise
         return pg, store
 
     def cut(self) -> None:

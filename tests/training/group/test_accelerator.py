@@ -66,6 +66,7 @@ class World:
 
         monkeypatch.setattr(accelerator.dist, "init_process_group", init_process_group)
         monkeypatch.setattr(accelerator, "PrefixStore", lambda *_: None)
+        monkeypatch.setattr(torch_private, "uninstall_default_group", lambda _: self.calls.append("uninstalled"))
         monkeypatch.setattr(accelerator.distributed_c10d, "_get_default_group", lambda: self.default)
         self.link.connect()
 
@@ -120,4 +121,4 @@ def test_a_break_before_the_group_stands_is_seen_before_it_connects(monkeypatch:
     world.link.cut()
     with pytest.raises(GenerationEndedError, match="worker 1 is lost"):
         world.connect(monkeypatch)
-    assert world.calls == ["keys cut", "init nccl"]
+    assert world.calls == ["keys cut", "init nccl", "uninstalled"]
