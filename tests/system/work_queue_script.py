@@ -18,6 +18,7 @@ parser.add_argument("--items", type=int, default=24)
 
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--gates", default="", help="steps before which all wait, each with an item in hand")
+parser.add_argument("--not-before", help="a file: until it is there nobody takes an item")
 parser.add_argument("--until", help="a file: until it is there all go on without items")
 parser.add_argument("--interval", type=int, default=1000)
 args = parser.parse_args()
@@ -48,7 +49,7 @@ state = runtime.elastic.TorchState(ddp, optimizer, checkpoint=saves, step=0)
 @runtime.elastic.run
 def train(state: runtime.elastic.TorchState) -> None:
     while True:
-        items = queue.take()
+        items = queue.take() if args.not_before is None or Path(args.not_before).exists() else []
         runtime.report(queue=queue.waiting())
         if state.step in GATES:
             print(f"holds {items} at gate {state.step}", flush=True)
