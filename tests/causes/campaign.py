@@ -41,9 +41,9 @@ EVERYWHERE = "everywhere"
 """All workers meet the same error at one step: one of them is the cause, and the others have followed."""
 SETTINGS = {
     "REGISTER_COOLDOWN": "0",
-    "HEARTBEAT_INTERVAL": "0.25",
-    "NODE_TIMEOUT": "2.5",
-    "STEP_TIMEOUT": "2",
+    "HEARTBEAT_INTERVAL": "0.5",
+    "NODE_TIMEOUT": "5",
+    "STEP_TIMEOUT": "3",
     "OMP_NUM_THREADS": "1",
 }
 
@@ -172,7 +172,7 @@ class FailingJob:
             return trains or is_over(events)
 
         self.wait_until(is_made_good, f"the end of {plan}")
-        if is_over(self._events()):
+        if is_over(self._events()) and plan != (EVERYWHERE,):  # that one may end a job whose workers start slowly
             return f"the job ended: {_since(self._screen, screen_at)[-1000:]}"
         causes = {one.node: one.text for one in self._records()[records:] if isinstance(one, CauseFound)}
         if plan == (EVERYWHERE,) and causes:  # whoever was first: the others met the same, and followed
