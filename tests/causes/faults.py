@@ -40,6 +40,7 @@ class Fault:
 
 _AT = r"failed at worker\.py:LINE: "
 _STILL = r"no step for \d+ s: worker <NODE> "
+_HELD = r"it held the others up for \d+ s in worker\.py:LINE "
 
 FAULTS = (
     Fault("exception", "software", _AT + "RuntimeError: a fault", nvrx="WORKLOAD_EXC"),
@@ -66,9 +67,9 @@ FAULTS = (
     Fault(
         "thread", "", r"its thread feeder failed at worker\.py:LINE: RuntimeError: a fault", ends=False, goes_on=True
     ),
-    Fault("sleep", "software", _STILL + r"is in \S*worker\.py:LINE \(time\.sleep\)"),
-    Fault("deadlock", "software", _STILL + r"is in \S*worker\.py:LINE \(lock\.acquire\)"),
-    Fault("loader", "storage", _STILL + r"is in \S*worker\.py:LINE \(time\.sleep\) and waits for data"),
+    Fault("sleep", "software", _HELD + r"\(time\.sleep\) \("),
+    Fault("deadlock", "software", _HELD + r"\(lock\.acquire\)"),
+    Fault("loader", "storage", _HELD + r"\(time\.sleep\) and waits for data"),
     Fault("returns", "", _STILL + "has returned from the training function", ends=False),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

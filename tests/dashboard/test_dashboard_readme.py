@@ -40,7 +40,7 @@ def one_line(process: ProcessIdentity) -> bytes:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[ShellJob]:
     """A folder as a clone has it, with the environment that is here already."""
-    for name in ("runtime", "scripts", "examples"):
+    for name in ("runtime", "scripts", "examples", "setup.cfg", "pyproject.toml", "constraints.txt", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     job = ShellJob(tmp_path)
     yield job
