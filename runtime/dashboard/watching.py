@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from runtime.store import asked_log
 from runtime.store.event_log import Tail
 
 MOST_EVENTS = 5000
+NAMES_S, NAMES_SOON_S = 2.0, 0.2
+"""How often a large job's scheduler is asked for everybody's state, at most; soon where somebody was lost or came."""
 MOST_POINTS = 1500  # of a line in a plot
 LOG_BYTES = 64 << 10
 MOST_LOGS = 64  # that are read for the loss
@@ -65,6 +67,8 @@ class Watch:
         self._view: JobView | None = None
         self._stored: JobView | None = None
         self._is_linked = False
+        self._named_counts: tuple[object, ...] = ()  # of the view that named everybody last
+        self._names_asked_at = float("-inf")
         self._asked = self._asked_bytes = 0  # of what people have asked: how many, and the size of the file
         self._losses: dict[int, float] = {}  # by step
         self._logs: dict[Path, int] = {}  # how much of each was read
@@ -110,8 +114,22 @@ class Watch:
                 case Unlinked():
                     self._is_linked = False
                 case JobView():
-                    self._is_linked, self._view = True, one
+                    self._is_linked = True
+                    self._take_view(one)
         return bool(told)
+
+    def _take_view(self, view: JobView) -> None:
+        """What is pushed of a large job names nobody: those known stay, and are asked for where it shows a change."""
+        known, now = self._view, time.monotonic()
+        counts = (view.job, view.generation, view.phase, view.alive, view.spares_alive)
+        if view.nodes or known is None or known.job != view.job:
+            self._view, self._named_counts = view, counts
+            return
+        self._view = replace(view, workers=known.workers, spares=known.spares, retired=known.retired)
+        pause_s = NAMES_S if counts == self._named_counts else NAMES_SOON_S
+        if self._link is not None and now - self._names_asked_at >= pause_s:
+            self._names_asked_at = now
+            self._link.ask()
 
     def _take(self, event: Event) -> None:
         self.events.append(event)

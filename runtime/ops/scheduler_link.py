@@ -60,6 +60,7 @@ class SchedulerLink:
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
         self._to_tell: collections.deque[status.ForHistory] = collections.deque()
+        self._asks = False
         self._shut_out: str | None = None
         self._was_linked = False
         self._closing = False
@@ -101,6 +102,11 @@ class SchedulerLink:
         self._to_tell.append(message)
         self._client.wake()
 
+    def ask(self) -> None:
+        """Ask the scheduler that answers now for a snapshot that names every worker, however many there are."""
+        self._asks = True
+        self._client.wake()
+
     def look_elsewhere(self) -> None:
         """Try the next address: the scheduler at this one is another job's."""
         self._elsewhere = True
@@ -134,6 +140,9 @@ class SchedulerLink:
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
+            if self._asks:
+                self._asks = False
+                self._client.send(status.question(follow=False))
             while self._to_tell:
                 self._client.send(self._to_tell.popleft())
             if self._elsewhere:

@@ -1,0 +1,70 @@
+"""A job of more ranks than a pushed snapshot names: the page keeps them, and has them named where something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from runtime.config import Settings
+from runtime.dashboard import watching
+from runtime.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
+from runtime.ops.job_view import JobView, Presence
+from runtime.ops.scheduler_link import SchedulerLink, Told
+from runtime.service.status import LISTED_WORKERS
+from tests.ops.views import view, worker
+
+RANKS = LISTED_WORKERS + 36
+WHOLE = view(workers=tuple(worker(node) for node in range(RANKS)), world_size=RANKS, alive=RANKS)
+PUSHED = replace(WHOLE, workers=())
+
+
+class Link(SchedulerLink):
+    """Tells what it is given, and counts what is asked."""
+
+    def __init__(self) -> None:
+        self.news: list[Told] = []
+        self.asked = 0
+
+    def take(self) -> list[Told]:
+        news, self.news = self.news, []
+        return news
+
+    def ask(self) -> None:
+        self.asked += 1
+
+
+def test_the_ranks_of_a_large_job_stay_and_a_change_is_asked_for_soon(
+    make_folder: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now)
+    link = Link()
+    watch = Watch(make_folder(2), link)
+
+    def ranks(told: JobView) -> list[str]:
+        link.news.append(told)
+        watch.look()
+        return [rank["state"] for rank in watch.state()["ranks"]]
+
+    assert len(ranks(WHOLE)) == RANKS and link.asked == 0
+    assert len(ranks(replace(PUSHED, step=8))) == RANKS and link.asked == 1, "steps of each, now and then"
+    now += NAMES_S - 0.1
+    assert len(ranks(replace(PUSHED, step=9))) == RANKS and link.asked == 1
+    fewer = {"alive": RANKS - 1, "phase": "forming"}
+    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 2, "at once: somebody was lost"
+    now += NAMES_SOON_S
+    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 3, "until an answer names who"
+    lost = (*WHOLE.workers[:-1], replace(WHOLE.workers[-1], presence=Presence.LOST))
+    assert ranks(replace(WHOLE, workers=lost, **fewer))[-1] == "lost"
+    now += NAMES_SOON_S
+    assert ranks(replace(PUSHED, **fewer))[-1] == "lost" and link.asked == 3
+
+
+def test_another_jobs_ranks_are_not_kept(make_folder: Callable[..., Settings]) -> None:
+    link = Link()
+    watch = Watch(make_folder(2), link)
+    link.news += [WHOLE, replace(PUSHED, job="another")]
+    watch.look()
+    assert watch.state()["ranks"] == []
