@@ -41,6 +41,7 @@ class Keys:
         self._chance = world.random_of("calls")
         self._journals: dict[str, list[bytes]] = defaultdict(list)  # by job
         self._under_way: dict[tuple[str, int], Called] = {}  # by session and ticket
+        self._given_up: set[tuple[str, int]] = set()
         self._moment = self._tickets = 0
         self.history: dict[bytes, list[Called]] = defaultdict(list)
 
@@ -72,9 +73,9 @@ class Keys:
         self.begin_job()
 
     def begin_job(self) -> None:
-        """No key was ever called."""
-        self.history.clear()
-        self._under_way.clear()
+        """No key is there; what is not answered may be said again, to whoever keeps the keys then."""
+        for key in KEYS:
+            self.history[key] = [called for called in self._under_way.values() if called.ask.key == key]
 
     # ---- callers
 
@@ -106,13 +107,14 @@ class Keys:
             self._world.after(self._chance.uniform(0.1, 5.0), self._give_up, worker, ticket)
 
     def _give_up(self, worker: Worker, ticket: int) -> None:
-        if self._under_way.pop((worker.session, ticket), None) is not None and worker.is_alive:
+        if (worker.session, ticket) in self._under_way and worker.is_alive:
+            self._given_up.add((worker.session, ticket))
             worker.says(GaveUp(ticket))
 
     def answered(self, worker: Worker, notice: Answered) -> None:
         """The process hears an answer."""
         called = self._under_way.pop((worker.session, notice.ticket), None)
-        if called is not None:
+        if called is not None and (worker.session, notice.ticket) not in self._given_up:
             self._moment += 1
             called.ended, called.answer = self._moment, notice.answer
             self._world.count("key call answered")

@@ -61,6 +61,8 @@ class BelievesOldAnswers(AgentCore):
 CALLS: dict[str, Any] = {"calls_every_s": 1.0, "p_duplicate": 0.2, "chaos_s": 40.0, "target_step": 60}
 DEATHS = {**CALLS, "p_drop": 0.2, "rates_hz": {"scheduler killed": 0.15, "connection broken": 0.2}}
 LATE = {**DEATHS, "is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s": 10.0}
+LATER = {**LATE, "calls_every_s": 0.5, "p_slow": 0.5, "p_duplicate": 0.3, "p_drop": 0.3}
+LATER |= {"rates_hz": {"scheduler killed": 0.2, "connection broken": 0.2}}
 
 MUTANTS = (
     Mutant(
@@ -82,8 +84,8 @@ MUTANTS = (
     Mutant(
         "agent: answers of an earlier scheduler count",
         frozenset({"S25"}),
-        300,
+        100,
         agent_type=BelievesOldAnswers,
-        changes=LATE,
+        changes=LATER,
     ),
 )
