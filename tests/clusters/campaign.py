@@ -68,7 +68,7 @@ class Campaign:
             disturbed = _Disturbed(job, self._chance, self.done)
             try:
                 problems = disturbed.run(faults, expected)
-            except AssertionError as error:
+            except (AssertionError, TimeoutError) as error:
                 problems = [str(error)]
             left = job.end()
             if not problems:
@@ -108,6 +108,7 @@ class _Disturbed:
     def run(self, faults: int, expected: str) -> list[str]:
         job, kinds = self._job, self._kinds()
         job.start()
+        job.wait_for("scheduler", "listening on")
         for number in range(faults):
             gate = number * GATE_EVERY
             for rank in job.ranks:
@@ -179,7 +180,7 @@ class _Disturbed:
         job.replace(lost, f"{lost.name[0]}{self._replaced}", number=lost.number)
         if had_scheduler:
             job.scheduler.wait(WAIT_S)
-            job.move_scheduler(self._chance.choice(job.switch.hosts))
+            self._start_scheduler(self._chance.choice(job.switch.hosts))
         for rank in ranks:
             job.start_worker(rank)
 
@@ -187,16 +188,22 @@ class _Disturbed:
         job = self._job
         job.scheduler.signal(signal.SIGKILL)
         job.scheduler.wait(WAIT_S)
-        job.move_scheduler(self._elsewhere())
+        self._start_scheduler(self._elsewhere())
 
     def _replace_scheduler(self) -> None:
         """On a file system without locks, by someone who takes the old one for dead."""
         job, old = self._job, self._job.scheduler
         (job.folder / "shared" / "recovery" / "lock").unlink()
-        job.move_scheduler(self._elsewhere())
+        self._start_scheduler(self._elsewhere())
         status = old.wait(WAIT_S)
         if status != SupersededError.exit_code:
             self._problems.append(f"a scheduler that was replaced left with {status}")
+
+    def _start_scheduler(self, host: Host) -> None:
+        """It has the lock when this returns: the next one finds it as a scheduler, and not as one that begins."""
+        since = self._job.count("scheduler")
+        self._job.move_scheduler(host)
+        self._job.wait_for("scheduler", "listening on", since=since)
 
     # ---- what is drawn
 
