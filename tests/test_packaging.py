@@ -76,7 +76,7 @@ def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
 
 
 EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "otel"]
-EXTRAS += ["tracking", "fuzz", "remote", "dev"]
+EXTRAS += ["tracking", "fuzz", "remote", "hdfs", "dev"]
 
 
 def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> None:
@@ -129,7 +129,7 @@ def test_every_requirement_is_pinned_for_setup_sh(repository: Path) -> None:
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
     pinned = {IMPORTED_AS.get(name, name) for name, _ in pins}
-    assert declared(repository, "examples", "fuzz", "remote", "dashboard", "otel", "tracking", "dev") <= pinned
+    assert declared(repository, "examples", "fuzz", "remote", "hdfs", "dashboard", "otel", "tracking", "dev") <= pinned
     assert ["torch", "2.13.0"] in pins
 
 

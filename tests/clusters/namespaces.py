@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,6 +56,24 @@ def fork_inside(host: int | None) -> int:
         os.close(target)
         os.close(own)
     return pid
+
+
+def listening_inside(host: Host) -> socket.socket:
+    """A socket of this process that listens in the host's network, on its address and some port."""
+    made: list[socket.socket] = []
+
+    def listen() -> None:
+        target = os.pidfd_open(host.pid)
+        try:
+            _enter(target, NEW_NET)  # of this thread alone, for which the socket is made: setns(2)
+            made.append(socket.create_server((host.address(), 0)))
+        finally:
+            os.close(target)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 def _enter(process: int, namespaces: int) -> None:

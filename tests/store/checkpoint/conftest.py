@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,10 +64,16 @@ def bucket(s3: S3Server) -> Folder:
     return Folder(f"s3://{BUCKET}/job")
 
 
-@pytest.fixture(params=["memory", "s3"])
+HDFS = "TESTS_HDFS"
+"""Environment variable: the URL of a folder in HDFS, where ``python -m tests.hdfs`` has one."""
+
+
+@pytest.fixture(params=["memory", "s3", *(["hdfs"] if HDFS in os.environ else [])])
 def folder(request: pytest.FixtureRequest) -> Folder:
-    """Each test that asks for it runs in both."""
+    """Each test that asks for it runs in all."""
     if request.param == "memory":
         return Folder(f"memory://{uuid.uuid4().hex}/job")
+    if request.param == "hdfs":
+        return Folder(f"{os.environ[HDFS]}/{uuid.uuid4().hex}/job")
     found: Folder = request.getfixturevalue("bucket")
     return found

@@ -87,7 +87,7 @@ class ObjectStore:
     def _not_installed(self, found: str) -> StoreError:
         return StoreError(
             f"{self.url}: what reads {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
-            "brings s3://, another scheme needs the package that fsspec names for it"
+            "brings s3://, `samebits[hdfs]` hdfs://, another scheme needs the package that fsspec names for it"
         )
 
     def where(self, name: str) -> str:
@@ -129,6 +129,9 @@ class ObjectStore:
 
         def call() -> list[bytes]:
             try:
+                if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(paths[0])["size"]:
+                    # Some libraries do not raise where a range is beyond the end, but give up their process.
+                    raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
                 return list(self._files.cat_ranges(paths, starts, ends, max_gap=None, on_error="raise"))
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end

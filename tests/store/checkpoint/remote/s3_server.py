@@ -38,6 +38,7 @@ class S3Server:
         self.after: Callable[[str], None] = lambda request: None
         self.requests: list[str] = []
         self._server: BaseWSGIServer | None = None
+        self._also: list[tuple[BaseWSGIServer, threading.Thread]] = []
         self._port = 0
         self._empty()
         self.start()
@@ -75,9 +76,22 @@ class S3Server:
             self._thread.join()
             self._server = None
 
+    def listen_also(self, listening: socket.socket) -> str:
+        """Answer on this socket, too, which may be in another network namespace, until the end; its URL."""
+        address, port = listening.getsockname()[:2]
+        server = make_server(address, port, self._answer, threaded=True, request_handler=Silent, fd=listening.detach())
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        self._also.append((server, thread))
+        return f"http://{address}:{port}"
+
     def close(self) -> None:
         """Away for good, with everything it held."""
         self.stop()
+        for server, thread in self._also:
+            server.shutdown()
+            server.server_close()
+            thread.join()
         self._empty()
 
     def check_credentials(self, wanted: bool) -> None:
