@@ -14,9 +14,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.device.checks import CHECKS, QUICK, WHOLE, Found, Verdict
+from tests.device.checks import CHECKS, QUICK, SHARING, WHOLE, Extent, Found, Verdict
 from tests.device.here import Here, look
 
 
@@ -43,11 +44,19 @@ def run(here: Here, folder: Path, checks: list[str], *, quick: bool) -> list[Fou
     began_s, found = time.monotonic(), []
     print(f"on {here.said()}", flush=True)
     for name in checks:
-        for one in CHECKS[name](here, folder / name, QUICK if quick else WHOLE):
+        check = CHECKS[name]
+        if name in SHARING and "sharing" not in here.has:
+            check = _one_rank_only
+        for one in check(here, folder / name, QUICK if quick else WHOLE):
             found.append(one)
             at_s = time.monotonic() - began_s
             print(f"[{at_s:6.1f} s] {one.verdict.value}: {one.check}: {one.text} ({here.said()})", flush=True)
     return found
+
+
+def _one_rank_only(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """Where a device takes one rank, and no other backend takes its tensors."""
+    yield Found(folder.name, Verdict.NOT_HERE, f"{here.kind} takes one rank a device")
 
 
 def report(here: Here, found: list[Found]) -> dict[str, object]:

@@ -180,6 +180,8 @@ def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}")
 
 
+SHARING = ("kills", "rides", "spare_memory", "full")
+"""Those that need several ranks on one device."""
 CHECKS: dict[str, Callable[[Here, Path, Extent], Iterator[Found]]] = {
     one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)
 }
@@ -208,15 +210,18 @@ def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> di
     place = folder / script.stem
     place.mkdir(parents=True)
     environment = {name: value for name, value in (os.environ | here.environment | more).items() if value}
-    ran = subprocess.run(
-        [sys.executable, str(script), *args],
-        env=environment,
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
+    try:
+        ran = subprocess.run(
+            [sys.executable, str(script), *args],
+            env=environment,
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{script.name} did not end within {WITHIN_S:g} s"
     if ran.returncode:
         return f"status {ran.returncode}: " + "\n".join((ran.stdout + ran.stderr).splitlines()[-15:])
     told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

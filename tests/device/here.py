@@ -28,7 +28,8 @@ class Here:
         card: as its driver names it.
         driver: its version.
         environment: of a process that is to train on it.
-        has: what it can do beside computing: ``graphs``, ``nccl``, ``inductor``, ``pinning``.
+        has: what it can do beside computing: ``graphs``, ``inductor``, ``pinning`` of host memory,
+            ``sharing`` by several ranks.
     """
 
     kind: str
@@ -61,10 +62,9 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
     path = {"PYTHONPATH": str(ROOT)}
     if not made_up:
         if torch.cuda.is_available():
-            has = frozenset({"graphs", "nccl", "inductor", "pinning"})
-            return Here(
-                "cuda", torch.cuda.get_device_name(0), _nvidia_driver(), path | {"COLLECTIVE_BACKEND": "gloo"}, has
-            )
+            has = frozenset({"graphs", "inductor", "pinning", "sharing"})
+            told = path | {"COLLECTIVE_BACKEND": "gloo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # deterministic
+            return Here("cuda", torch.cuda.get_device_name(0), _nvidia_driver(), told, has)
         npu: Any = getattr(torch, "npu", None)
         if npu is not None and npu.is_available():
             return Here("npu", str(npu.get_device_name(0)), _ascend_driver(), path)
@@ -74,7 +74,7 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
     told = {"PYTHONPATH": f"{autoload}{os.pathsep}{ROOT}", "TRIAL_STOPS": str(int(stops))}
     told |= {name: os.environ[name] for name in ("TRIAL_BUILD",) if name in os.environ}
     card = "a device made up for tests" + (", stopped as Ascend's is" if stops else "")
-    return Here(backend.NAME, card, "none", told)
+    return Here(backend.NAME, card, "none", told, frozenset({"sharing"}))
 
 
 def _nvidia_driver() -> str:

@@ -35,6 +35,11 @@ struct Way {
   size_t left = 0;
 };
 
+struct Descriptor {
+  int number;
+  ~Descriptor() { close(number); }
+};
+
 struct Work final : c10d::Work {
   Work(int rank, c10d::OpType type, std::vector<at::Tensor> outputs)
       : c10d::Work(rank, type), outputs_(std::move(outputs)) {
@@ -247,6 +252,7 @@ class Collectives final : public c10d::Backend {
   void connect() {
     if (connected_) return;
     const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const Descriptor closed_at_the_end{listener};
     sockaddr_in own{};
     own.sin_family = AF_INET;
     own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -259,6 +265,7 @@ class Collectives final : public c10d::Backend {
       sockaddr_in there = own;
       there.sin_port = htons(std::stoi(std::string(port.begin(), port.end())));
       const int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      peers_[rank] = made;  // to be closed, however this ends
       while (::connect(made, reinterpret_cast<sockaddr*>(&there), sizeof there) != 0) {
         check();
         std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));  // a peer that is dead: as for ever
@@ -275,7 +282,6 @@ class Collectives final : public c10d::Backend {
       TORCH_CHECK(::recv(made, &peer, sizeof peer, MSG_WAITALL) == sizeof peer && peer > getRank() && peer < getSize());
       keep(made, peer);
     }
-    close(listener);
     connected_ = true;
   }
 
