@@ -26,16 +26,16 @@ def write(folder: Path, node: str, reason: str) -> Path | None:
         node: this process's.
         reason: why the group was broken.
     """
-    record = torch_private.flight_record()
-    if not folder.is_dir() or not 0 < len(record) <= MOST_BYTES:
-        return None
-    read = json.loads(record)
-    if not read.get("entries"):
-        return None
     path = folder / f"flight_{node}.json"
     try:
+        record = torch_private.flight_record()
+        if not folder.is_dir() or not 0 < len(record) <= MOST_BYTES:
+            return None
+        read = json.loads(record)
+        if not read.get("entries"):
+            return None
         durable.replace_note(path, json.dumps({"node": node, "broken": reason, "record": read}).encode())
-    except StoreError as error:
+    except (StoreError, RuntimeError, ValueError) as error:  # a device that has failed cannot be asked either
         log.warn(f"what torch recorded of its collectives is not kept: {error}")
         return None
     return path

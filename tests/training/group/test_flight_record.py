@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.service.log import LOGGER
 from runtime.training import torch_private
 from runtime.training.group import flight_record
 from runtime.training.group.group import form_alone
@@ -41,3 +42,16 @@ def test_a_folder_that_is_not_there_or_refuses_is_no_ones_death(
     assert flight_record.write(tmp_path / "missing", "0", "x") is None
     (tmp_path / "flight_0.json").mkdir()
     assert flight_record.write(tmp_path, "0", "x") is None
+
+
+def test_a_recorder_that_fails_or_writes_nonsense_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> bytes:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    for answer in (fails, lambda: b"not JSON"):
+        monkeypatch.setattr(torch_private, "flight_record", answer)
+        assert flight_record.write(tmp_path, "0", "x") is None
+    assert "device-side assert" in caplog.text and "Expecting value" in caplog.text
