@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--stops", action="store_true", help="the made-up device is stopped as Ascend's is")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that its jobs end with it
     folder = Path(tempfile.mkdtemp(prefix="samebits-device-"))
     try:
         here = look(folder, made_up=options.made_up or options.stops, stops=options.stops)
