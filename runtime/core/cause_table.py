@@ -130,6 +130,12 @@ _DEVICE_FULL = Row(
     "make the batch smaller, or leave the device to fewer processes: the message names it and what it holds",
     texts=("OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
 )
+_HOST_FULL = Row(
+    "its host, or its limit, had no memory left for it",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
+    "raise the memory limit, or start fewer workers or loader processes on this host",
+    texts=("MemoryError", "can't allocate memory", "Cannot allocate memory"),
+)
 _DEVICE_STOPPED = Row(
     "its device was stopped, so that a collective that could not end did end",
     *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: the runtime stops it where a group is broken"),
@@ -282,7 +288,7 @@ UNKNOWN = Row(
 
 TABLE: tuple[Row, ...] = (
     *(_ENDED, _WRONG, _TORN_OUT, _TAKEN_OVER),
-    *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
+    *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _HOST_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
     *(_CRASHED, _PREEMPTED, _KILLED),
     *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),

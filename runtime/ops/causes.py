@@ -69,6 +69,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "内存不足，被内核杀死",
         "提高内存上限，或减少本机的 worker 或数据加载进程",
     ),
+    "its host, or its limit, had no memory left for it": (
+        "主机或其上限已没有内存可用",
+        "提高内存上限，或减少本机的 worker 或数据加载进程",
+    ),
     "a DataLoader's worker process was killed": (
         "DataLoader 的工作进程被杀死",
         "提高内存上限或 /dev/shm 的大小，或减少数据加载进程",

@@ -56,6 +56,7 @@ FAULTS = (
     Fault("exit", "software", "its program ended with status 3"),
     Fault("os-exit", "software", "ended with status 3"),
     Fault("disk", "storage", _AT + r"OSError: \[Errno 28\] No space left on device"),
+    Fault("memory", "node", _AT + "MemoryError"),
     Fault("nan", "data", _AT + "FloatingPointError: loss is nan"),
     Fault("data", "data", _AT + "UnicodeDecodeError: "),
     Fault("device", "device", _AT + "RuntimeError: CUDA error: uncorrectable ECC error"),

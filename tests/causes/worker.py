@@ -98,6 +98,8 @@ def fail_if_told() -> None:
         os._exit(3)
     if takes("disk"):
         raise OSError(28, "No space left on device", "/data/log")  # fault: disk
+    if takes("memory"):
+        bytearray(1 << 62)  # fault: memory
     if takes("nan"):
         raise FloatingPointError("loss is nan")  # fault: nan
     if takes("data"):
