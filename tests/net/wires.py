@@ -121,10 +121,10 @@ class Turnstile:
             heard = b""
             while len(heard) < wanted and (more := connection.recv(wanted - len(heard))):
                 heard += more
+            self.closed += 1  # before the other end can see it
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # closed by its peer
-        self.closed += 1
 
     def __enter__(self) -> Turnstile:
         self._threads[0].start()
