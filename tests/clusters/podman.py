@@ -55,7 +55,9 @@ class Podman:
         self.folder = folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman takes no path above 50 characters
         # crun knows cgroups of either version, and not both at once: cgroups(7).
         hybrid = f"umount {_HYBRID}; " if _HYBRID.is_mount() else ""
-        self._holder = Holder(f"mount --make-rprivate /; {hybrid}ip link set lo up", "--mount", "--net")
+        self._holder = Holder(
+            f"mount --make-rprivate /; {hybrid}mount -t tmpfs pods /dev/shm; ip link set lo up", "--mount", "--net"
+        )
         ulimits = [f"nofile={_at_most(resource.RLIMIT_NOFILE)}", f"nproc={_at_most(resource.RLIMIT_NPROC)}"]
         (folder / "containers.conf").write_text(
             f'[containers]\ndefault_ulimits = {json.dumps(ulimits)}\n[engine]\ncgroup_manager = "cgroupfs"\n'
