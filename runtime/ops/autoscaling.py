@@ -226,19 +226,23 @@ class Meter:
         self._before: tuple[float, int, int] | None = None  # when, generation, step
 
     def read(self, view: JobView, now_s: float, room: int | None) -> Reading:
-        """A reading of this moment. Speed is in steps a second times workers; a change of generation voids it."""
+        """A reading of this moment. Speed is in steps a second times workers; a change of generation voids it.
+
+        Where nothing waits it is not known: steps are no measure of work then, for workers may idle in them.
+        """
         before, self._before = self._before, (now_s, view.generation, view.step)
         speed = None
         if before is not None and before[1] == view.generation and now_s > before[0]:
             speed = (view.step - before[2]) / (now_s - before[0]) * view.world_size
         alive = [one for one in view.workers if one.presence is Presence.ALIVE and not one.is_joining]
+        waits = self._in_file() if self._queue_file is not None else _reported(alive)
         return Reading(
             now_s,
             view.world_size,
             cpu=_mean([one.figures["cpu"] for one in alive if "cpu" in one.figures]),
             memory=_mean([one.figures["memory"] for one in alive if "memory" in one.figures]),
-            queue=self._in_file() if self._queue_file is not None else _reported(alive),
-            speed=speed,
+            queue=waits,
+            speed=None if waits == 0 else speed,
             room=room,
         )
 

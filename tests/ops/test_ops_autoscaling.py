@@ -30,6 +30,13 @@ def test_speed_is_steps_times_workers() -> None:
     assert (second.speed, second.room) == (6.0, 4)
 
 
+def test_where_nothing_waits_steps_are_no_measure_of_work() -> None:
+    meter = Meter(None)
+    meter.read(measuring({"queue": 5.0}), 100.0, None)
+    assert meter.read(measuring({"queue": 5.0}, step=17), 105.0, None).speed == 6.0
+    assert meter.read(measuring({"queue": 0.0}, step=27), 110.0, None).speed is None
+
+
 def test_a_new_generation_begins_a_new_measurement() -> None:
     meter = Meter(None)
     meter.read(view(), 100.0, None)
