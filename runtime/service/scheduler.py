@@ -206,7 +206,8 @@ class SchedulerService:
                 f"`{spelled('run')}` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
             )
         policy = replace(policy_of(settings), token=launcher_token.read(settings.log_dir))
-        if state.job and dict(state.settings) != dict(policy.settings):
+        ours = dict(policy.settings)
+        if any(ours.get(name) != value for name, value in state.settings):  # what a later release has added is new
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
                 f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
