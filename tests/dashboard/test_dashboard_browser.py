@@ -180,7 +180,7 @@ def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_i
         expect(page.locator("#link")).to_have_text("live", timeout=WAIT_MS)
         expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
         job.kill("scheduler")
-        expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
+        expect(page.locator("#link")).to_have_text("no scheduler answers", timeout=WAIT_MS)
         first_back = job.recover()
         expect(page.locator("#link")).to_have_text("live", timeout=WAIT_MS)
         expect(page.locator(".rank.training")).to_have_count(3, timeout=WAIT_MS)
