@@ -62,6 +62,7 @@ def test_kills_of_script_scheduler_and_launcher_begin_it_again_everywhere(job: S
     shell.wait_for("the scheduler was started again")
     assert all(script.is_alive() for script in second.values()), "the scheduler's death ends no script"
 
+    shell.wait_until((job.folder / "step").exists)
     os.kill(launcher_of(second[0]), signal.SIGKILL)
     third = newest(job, 6, known)
     assert all(script.wait_for_exit(WAIT_S) for script in second.values()), "none outlives its launcher"

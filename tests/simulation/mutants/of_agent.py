@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         agent_type=RegistersOnce,
     ),
     Mutant("agent: heartbeats say little", frozenset({"L1", "L5"}), 50, agent_type=HeartbeatsSayLittle),
-    Mutant("agent: group not left", frozenset({"L1", "S11"}), 100, agent_type=HoldsOnToItsGroup),
+    Mutant("agent: group not left", frozenset({"L1", "L5", "S11"}), 100, agent_type=HoldsOnToItsGroup),
     Mutant("agent: deaf to fencing", frozenset({"L1", "L3", "L5"}), 300, agent_type=DeafToFencing, changes=ZOMBIES),
     Mutant(
         "agent: joins while it trains", frozenset({"S8", "S9", "S11", "L1"}), 100, agent_type=JoinsFromWithinItsGroup
