@@ -5,7 +5,6 @@ Two hosts on a switch; the dashboard listens on the address of one of them, and 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from runtime.config import Settings
 from tests.clusters.namespaces import Host, Switch
-from tests.dashboard.conftest import make_folder
+from tests.dashboard.conftest import environment_of, make_folder
 
 __all__ = ["make_folder"]
 
@@ -52,16 +51,7 @@ def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Pop
             *("--host", host.address(), "--port", str(PORT)),
         ],
         cwd=settings.log_dir.parent,
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "WORKER_NUM": str(settings.worker_num),
-            "ENABLE_RECOVERY": "1",
-            "RECOVERY_PATH": str(settings.recovery_path),
-            "LOG_DIR": str(settings.log_dir),
-            "SCHED_PORT": str(settings.sched_port),
-            **more,
-        },
+        env=environment_of(settings) | more,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

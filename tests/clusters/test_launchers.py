@@ -36,6 +36,16 @@ def job(tmp_path: Path) -> Iterator[ShellJob]:
     assert not left, f"left behind: {left}\n{made.tails()}"
 
 
+@pytest.fixture
+def server(job: ShellJob) -> Iterator[SshServer]:
+    """A host named b."""
+    if why_not := ssh_server.missing():
+        pytest.skip(f"no ssh server can run on this machine: {why_not}")
+    made = SshServer(job.folder.parent / "ssh", "b")
+    yield made
+    made.close()
+
+
 def hosts(job: ShellJob, *lines: str) -> None:
     """What the discovery script prints from now on."""
     (job.folder / "hosts.new").write_text("".join(f"{line}\n" for line in lines))
@@ -60,29 +70,22 @@ def words_of(identity: ProcessIdentity, name: str) -> list[bytes]:
     return Path(f"/proc/{identity.pid}/{name}").read_bytes().split(b"\0")
 
 
-def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob) -> None:
-    why_not = ssh_server.missing()
-    if why_not:
-        pytest.skip(f"no ssh server can run on this machine: {why_not}")
-    server = SshServer(job.folder.parent / "ssh", "b")
-    try:
-        hosts(job, "localhost:1", "b:1")
-        shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
-        first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
-        assert first is not None
-        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(first.identity, "environ"))
-        assert job.identity("worker_1") != first.identity, "the pid file names the ssh that holds it"
-        signal_process(first.identity, signal.SIGKILL)
-        again = job.wait_view(_moved)
-        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(again.workers[1].identity, "environ"))
-        assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
-        hosts(job, "localhost:1")
-        job.wait_view(lambda view: trains(view, "0"))
-        shell.wait_for(r"leaves at the next commit: host b is gone\n")
-        job.let_finish()
-        assert shell.end() == 0, shell.text
-    finally:
-        server.close()
+def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob, server: SshServer) -> None:
+    hosts(job, "localhost:1", "b:1")
+    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+    first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
+    assert first is not None
+    assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(first.identity, "environ"))
+    assert job.identity("worker_1") != first.identity, "the pid file names the ssh that holds it"
+    signal_process(first.identity, signal.SIGKILL)
+    again = job.wait_view(_moved)
+    assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(again.workers[1].identity, "environ"))
+    assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
+    hosts(job, "localhost:1")
+    job.wait_view(lambda view: trains(view, "0"))
+    shell.wait_for(r"leaves at the next commit: host b is gone\n")
+    job.let_finish()
+    assert shell.end() == 0, shell.text
 
 
 def _moved(view: JobView) -> bool:
@@ -90,30 +93,21 @@ def _moved(view: JobView) -> bool:
     return len(view.workers) == 2 and trains(view, "0", view.workers[1].node) and view.workers[1].node != "1"
 
 
-def test_where_ssh_dies_alone_its_worker_leaves_and_another_takes_its_place(job: ShellJob) -> None:
+def test_where_ssh_dies_alone_its_worker_leaves_and_another_takes_its_place(job: ShellJob, server: SshServer) -> None:
     """As where the network between driver and host breaks: the worker goes on, and nobody holds it any more."""
-    if why_not := ssh_server.missing():
-        pytest.skip(f"no ssh on this machine: {why_not}")
-    server = SshServer(job.folder.parent / "ssh", "b")
-    try:
-        hosts(job, "localhost:1", "b:1")
-        shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
-        first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
-        assert first is not None
-        job.kill("worker_1")  # the ssh
-        seen = job.wait_view(_moved)
-        assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(seen.workers[-1].identity, "environ"))
-        assert first.identity.wait_for_exit(60.0), "nobody asked it to leave"
-        job.let_finish()
-        assert shell.end() == 0, shell.text
-    finally:
-        server.close()
+    hosts(job, "localhost:1", "b:1")
+    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
+    first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
+    assert first is not None
+    job.kill("worker_1")  # the ssh
+    seen = job.wait_view(_moved)
+    assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(seen.workers[-1].identity, "environ"))
+    assert first.identity.wait_for_exit(60.0), "nobody asked it to leave"
+    job.let_finish()
+    assert shell.end() == 0, shell.text
 
 
-def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob) -> None:
-    if why_not := ssh_server.missing():
-        pytest.skip(f"no ssh on this machine: {why_not}")
-    server = SshServer(job.folder.parent / "ssh", "b")
+def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob, server: SshServer) -> None:
     server.close()
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", START_GRACE="0.5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,21 @@ from runtime.service.events import line_of
 from runtime.store.event_log import EventLog
 from runtime.store.journal import Journal
 
+ROOT = Path(__file__).resolve().parents[2]
 BEGAN = 1_700_000_000.0
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """What a dashboard's process must be told of the folder, and of the machine."""
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "WORKER_NUM": str(settings.worker_num),
+        "ENABLE_RECOVERY": "1",
+        "RECOVERY_PATH": str(settings.recovery_path),
+        "LOG_DIR": str(settings.log_dir),
+        "SCHED_PORT": str(settings.sched_port),
+    }
 
 
 def told(kind: Kind, after_s: float, step: int = 0, node: str = "", text: str = "", **more: object) -> Event:

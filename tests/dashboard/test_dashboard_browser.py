@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from runtime.config import Settings
 from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from tests.dashboard.conftest import environment_of
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +32,7 @@ class Served:
     """``samebits dashboard`` over a folder, in a process of its own."""
 
     def __init__(self, settings: Settings, **more: str) -> None:
-        environment = {
-            **more,
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "WORKER_NUM": str(settings.worker_num),
-            "ENABLE_RECOVERY": "1",
-            "RECOVERY_PATH": str(settings.recovery_path),
-            "LOG_DIR": str(settings.log_dir),
-            "SCHED_PORT": str(settings.sched_port),
-        }
-        self._begin(settings.log_dir.parent, environment)
+        self._begin(settings.log_dir.parent, more | environment_of(settings))
 
     def _begin(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 
 import pytest
 
-from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory.memory_room import room_path
 from tests.store.checkpoint.conftest import HDFS, Folder
 from tests.store.checkpoint.remote.s3_server import step_of
+from tests.system.far_points import goes_on_after_all_was_lost
 from tests.system.job import Job
-from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS, TRAINED
+from tests.system.kill_list import GATED, TRAINED
 
 pytestmark = pytest.mark.system
 
@@ -26,18 +24,4 @@ def points_in(folder: Folder, slot: int) -> list[int]:
 def test_a_job_killed_whole_goes_on_from_hdfs(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     folder = Folder(f"{os.environ[HDFS]}/{os.getpid()}/job")
     job = new_job(*TRAINED, *GATED, workers=2, settings={"CHECKPOINT_PATH": folder.url})
-    job.start()
-    job.open_gates(0)
-    job.wait_for_step(MIDDLE)
-    job.wait_until(lambda: min(max(points_in(folder, slot), default=0) for slot in job.ranks) or None, "point in HDFS")
-    job.kill_everything()
-    of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
-    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host
-    held = min(points_in(folder, slot)[-1] for slot in job.ranks)
-    job.open_gates(GATE)
-    job.start()
-    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
-    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
-    assert int(resumed[1]) >= held > 0
-    assert not job.checkpoints.exists()
-    assert [points_in(folder, slot)[-1] for slot in job.ranks] == [STEPS, STEPS]
+    goes_on_after_all_was_lost(job, lambda slot: points_in(folder, slot), undisturbed)

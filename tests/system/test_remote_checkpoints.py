@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory.memory_room import room_path
 from tests.store.checkpoint.remote.s3_server import BUCKET, S3Server, step_of
+from tests.system.far_points import goes_on_after_all_was_lost
 from tests.system.job import Job
-from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS, TRAINED
+from tests.system.kill_list import GATED, STEPS, TRAINED
 
 pytestmark = pytest.mark.system
 
@@ -34,23 +32,7 @@ def test_a_job_killed_whole_goes_on_from_the_bucket(
     s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, *GATED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
-    job.start()
-    job.open_gates(0)
-    job.wait_for_step(MIDDLE)
-    job.wait_until(
-        lambda: min(max(points_in(s3, slot), default=0) for slot in job.ranks) or None, "point in the bucket"
-    )
-    job.kill_everything()
-    of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
-    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host: only the bucket knows
-    held = min(points_in(s3, slot)[-1] for slot in job.ranks)
-    job.open_gates(GATE)
-    job.start()
-    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
-    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
-    assert int(resumed[1]) >= held > 0
-    assert not job.checkpoints.exists()
-    assert [points_in(s3, slot)[-1] for slot in job.ranks] == [STEPS, STEPS]
+    goes_on_after_all_was_lost(job, lambda slot: points_in(s3, slot), undisturbed)
 
 
 def test_no_step_waits_for_a_bucket_that_is_away(

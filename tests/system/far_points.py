@@ -1,0 +1,40 @@
+"""A job whose checkpoints lie elsewhere than on its host, which is lost with all that ran there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+
+from runtime.store.checkpoint import SHARED_MEMORY
+from runtime.store.checkpoint.memory.memory_room import room_path
+from tests.system.job import Job
+from tests.system.kill_list import GATE, MIDDLE, STEPS, TRAINED
+
+
+def goes_on_after_all_was_lost(
+    job: Job, points_of: Callable[[int], Sequence[int]], undisturbed: Callable[..., str]
+) -> None:
+    """Start it, kill everything once every slot has a point there, and see it end with the undisturbed bits.
+
+    Args:
+        job: of two workers, gated, not started yet.
+        points_of: the steps of a slot's whole points in the store, in order.
+        undisturbed: as the fixture.
+    """
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(MIDDLE)
+    job.wait_until(
+        lambda: min(max(points_of(slot), default=0) for slot in job.ranks) or None, "point of every slot in the store"
+    )
+    job.kill_everything()
+    of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
+    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host: only the store knows
+    held = min(points_of(slot)[-1] for slot in job.ranks)
+    job.open_gates(GATE)
+    job.start()
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
+    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
+    assert int(resumed[1]) >= held > 0
+    assert not job.checkpoints.exists()
+    assert [points_of(slot)[-1] for slot in job.ranks] == [STEPS, STEPS]
