@@ -279,8 +279,9 @@ def test_the_round_asks_again_whoever_has_joined_with_what_came_after() -> None:
     assert house.core.state.generation_number == 1, "held until it is known what to go back to"
     explain(house, 100, "1")
     assert house.last("s0", RoundOpened).back_to == BACK
-    house.join("0", live=(104, 1))
-    assert house.core.state.generation_number == 1, "it was said before the news came there"
+    for node in "012":
+        house.join(node, live=(104, 1))
+    assert house.core.state.generation_number == 1 and house.ended is None, "they were said before the news came there"
     go_back(house)
     assert house.committed().restore == BACK and house.core.state.generation_number == 2
 
