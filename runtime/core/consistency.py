@@ -21,6 +21,7 @@ from runtime.core.messages import FINAL, Activity
 from runtime.core.point import Point
 from runtime.core.ready import Level
 from runtime.core.records import RolledBack
+from runtime.core.witnesses import Member
 
 MOST_AT_ONE_STEP = 3
 """Who differ at the same step so often will not be equal there."""
@@ -41,7 +42,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Everybody goes back to ``to``; the ranks in ``suspects`` take it from the others."""
+    """Everybody goes back to ``to``; the ranks in ``suspects``, if anybody knows them, take it from the others."""
 
     to: Point
     suspects: tuple[int, ...]
@@ -54,23 +55,30 @@ class Stop:
     why: str
 
 
-def decide(found: Difference, mends: Mend, repairs: Sequence[Repair] = ()) -> GoBack | Stop:
+def decide(
+    found: Difference, mends: Mend, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
+) -> GoBack | Stop:
     """What is done about a difference: a function of what was reported, and of what was done before.
+
+    Where a generation has begun since all were equal, a rank that knew better may be lost: then nobody needs to be
+    believed for all to go back, each to what it has kept itself.
 
     Args:
         found: the difference.
         mends: who is believed.
         repairs: of this job so far.
+        origins: whose state each rank holds; by default its own.
     """
     judgement, equal = found.judgement, found.equal
     if equal is None or mends is Mend.STOP:
         was_equal = equal is not None and equal.step > 0 and mends is Mend.STOP
         return Stop("nobody goes back (CONSISTENCY=stop)" if was_equal else "")
-    believed = _believed(judgement, mends)
-    if believed is None:
+    believed = _believed(judgement, mends, origins or {})
+    if believed is None and equal.generation == found.one.point.generation:
         return Stop(f"no majority: {_against(judgement)}, and nobody knows who is right" if equal.step else "")
-    suspects = tuple(sorted(rank for group in judgement.groups if group is not believed for rank in group))
-    values = {rank: found.values[rank] for rank in suspects}
+    groups = () if believed is None else judgement.groups
+    suspects = tuple(sorted(rank for group in groups if group is not believed for rank in group))
+    values = {rank: found.values[rank] for rank in suspects or found.values}
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
         return Stop("after everybody went back the same came out: it is no device that failed")
@@ -81,11 +89,13 @@ def decide(found: Difference, mends: Mend, repairs: Sequence[Repair] = ()) -> Go
     return GoBack(equal, suspects)
 
 
-def _believed(judgement: Judgement, mends: Mend) -> tuple[int, ...] | None:
+def _believed(judgement: Judgement, mends: Mend, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
     """The group whose state stands; None where there is none."""
     if mends is Mend.LEADER:
         return next(group for group in judgement.groups if 0 in group)
-    return judgement.groups[0] if judgement.has_majority else None
+    witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
+    most = max(witnesses, key=witnesses.__getitem__)
+    return most if 2 * witnesses[most] > sum(witnesses.values()) else None
 
 
 def _against(judgement: Judgement) -> str:
@@ -106,13 +116,16 @@ class Consistency:
         """Have everybody go back, which is written down and said; why the job must end, where that cannot be."""
         ledger, committed = self._ledger, self._ledger.state.generation
         mends = ledger.policy.mends if ledger.policy.recovery else Mend.STOP
-        decision = decide(found, mends, self._repairs)
+        since = 0 if found.equal is None else found.equal.generation
+        origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
+        decision = decide(found, mends, self._repairs, origins)
         if isinstance(decision, Stop) or committed is None:
             why = decision.why if isinstance(decision, Stop) else ""
             return f"{sentence(found.judgement, found.one, found.other)}{f'. Not mended: {why}' if why else ''}"
-        nodes = [committed.members[rank][0] for rank in decision.suspects]
-        values = {rank: found.values[rank] for rank in decision.suspects}
+        values = {rank: found.values[rank] for rank in decision.suspects or found.values}
         self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
+        # Who only has the value from another is not to blame for it.
+        nodes = [committed.members[rank][0] for rank in decision.suspects if origins[rank] == committed.members[rank]]
         text = self._text(found, decision, nodes)
         suspects = tuple(committed.members[rank] for rank in decision.suspects)
         ledger.write(RolledBack(committed.generation, decision.to, suspects, found.step, text))
@@ -128,17 +141,21 @@ class Consistency:
         row = ledger.policy.causes.of(Observation(notice=Notice.UNEQUAL))
         alike = tuple(rank for rank in sorted(found.values) if rank not in decision.suspects)
         who = ", ".join(f"worker {node}, {ledger.process_of(node)}" for node in nodes[:NAMED_PARTS])
+        what, whose = f"{ranks_of(decision.suspects)} ({who or 'of a lost worker'}) differs from {ranks_of(alike)}", ""
+        if not decision.suspects:
+            what = " differs from ".join(map(ranks_of, found.judgement.groups[:NAMED_PARTS]))
+            whose = ", and whoever could tell which is lost"
         at = f"at the end, step {found.step}" if found.one.commits == FINAL else f"after step {found.step}"
         first = found.first_part()
         begins = decision.to.step + 1
-        since = f"since step {begins}" if begins >= found.step else f"since some step from {begins} to {found.step}"
+        since = f"since step {begins}" if begins == found.step else f"since some step from {begins} to {found.step}"
+        since = "since that commit" if begins > found.step else since
         furthest = max((ledger.presences[node].step for node, _ in committed.members), default=0)
         again = max(furthest, found.step) - decision.to.step
-        redone = "1 step is" if again == 1 else f"{again} steps are"
+        redone = "1 step is" if again == 1 else f"{again or 'no'} steps are"
         return (
-            f"{ranks_of(decision.suspects)} ({who}) differs from {ranks_of(alike)} {at}"
-            f"{f', first in {first}' if first else ''}, {since}: {row.fault} ({row.cause.value}); everybody goes back "
-            f"to step {decision.to.step}, where all were equal, and {redone} done again"
+            f"{what} {at}{f', first in {first}' if first else ''}, {since}: {row.fault} ({row.cause.value}){whose}; "
+            f"everybody goes back to step {decision.to.step}, where all were equal, and {redone} done again"
         )
 
     def _drain(self, nodes: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ from runtime.core.ready import Ready, Send
 from runtime.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from runtime.core.state import JobState, Seat
 from runtime.core.suspicion import COUNTED, Arrivals
+from runtime.core.witnesses import Witnesses
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
 
@@ -139,6 +140,7 @@ class Ledger:
     """Slots that are expected and have no live holder → until when an elastic world waits for one."""
     vacated: set[int] = field(default_factory=set)
     """Those of ``absent`` that somebody holds, though nobody who is believed alive."""
+    witnesses: Witnesses = field(default_factory=Witnesses)
     version: int = 0  # of who is present: every change counts
     _in_order: list[int] = field(default_factory=list)  # ``absent``, rising, among some that are not absent any more
     _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # of this version and so many records

@@ -332,11 +332,14 @@ class Rendezvous:
         generation, lost = next_generation(state, by_rank.values())
         if lost:
             ledger.ready.say(lost, Level.WARNING)
+        members = tuple((seat.node, seat.incarnation) for seat in seats)
+        if state.rolled_back is None:  # else all begin with what they were equal at
+            ledger.witnesses.begin(generation, members, restore.sources)
         ledger.write(
             GenerationCommitted(
                 generation=generation,
                 round=round_.id,
-                members=tuple((seat.node, seat.incarnation) for seat in seats),
+                members=members,
                 restore=restore.point,
                 line=next_line(state.generation, restore.point),
                 numerics=by_rank[0].numerics,

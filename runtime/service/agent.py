@@ -18,7 +18,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from runtime.config import Settings, fixed_settings
 from runtime.core.agent import AgentCore, AgentPolicy
@@ -390,6 +390,11 @@ class Agent:
         with self._changed:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
         return self._told_to_end()
+
+    def wait_for_end_of_generation(self) -> NoReturn:
+        """Wait until the scheduler ends this generation, or the job, and raise that; a difference leads to one."""
+        self._wait(lambda: None, until_interrupted=True)
+        raise AssertionError("nothing else ends that wait")
 
     def check(self) -> None:
         """Raise what ended this process's place in the job or its generation; else return at once."""

@@ -35,6 +35,7 @@ from runtime.core.records import GenerationCommitted, JobInterrupted, RolledBack
 from runtime.core.restore import Joined, choose
 from runtime.core.state import JobState
 from runtime.core.values import replace
+from runtime.core.witnesses import MOST_GENERATIONS, Witnesses
 from runtime.errors import ProtocolError
 from tests.core.desk import training, waiting
 from tests.core.house import NUMERICS, House, policy
@@ -168,6 +169,40 @@ def test_who_never_comes_past_a_step_does_not_go_back_for_ever() -> None:
     before = [Repair(100, 50, {1: b"1"}), Repair(100, 50, {1: b"2"})]
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before[:1]), GoBack)
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before), Stop)
+
+
+def test_who_took_anothers_state_is_no_witness_of_it() -> None:
+    a, b = ("0", 1), ("1", 1)
+    difference = found(b"x", b"a", b"a", b"x")
+    assert decide(difference, Mend.MAJORITY, (), {0: a, 1: b, 2: ("2", 1), 3: a}) == GoBack(BACK, (0, 3))
+    assert decide(difference, Mend.MAJORITY, (), {0: a, 1: b, 2: b, 3: ("3", 2)}) == GoBack(BACK, (1, 2))
+    most = found(b"x", b"a", b"x")
+    assert decide(most, Mend.MAJORITY) == GoBack(BACK, (1,))
+    assert isinstance(decide(most, Mend.MAJORITY, (), {0: a, 1: b, 2: a}), Stop)
+
+
+def test_where_who_knew_better_is_lost_all_go_back_and_nobody_is_named() -> None:
+    """The other one was a member when all were equal, in the generation before."""
+    since = Point(40, 0)
+    assert decide(found(b"x", b"a", equal=since), Mend.MAJORITY) == GoBack(since, ())
+    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.STOP), Stop)
+    again = [Repair(100, 40, {0: b"x", 1: b"a"})]
+    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.MAJORITY, again), Stop), "the same came out"
+    assert isinstance(decide(found(b"y", b"a", equal=since), Mend.MAJORITY, again), GoBack)
+
+
+def test_a_state_is_followed_through_generations() -> None:
+    zero, one, two, three = ("0", 1), ("1", 1), ("2", 1), ("3", 1)
+    witnesses = Witnesses()
+    witnesses.begin(2, (zero, ("1", 2), two), {1: 0})
+    witnesses.begin(3, (three, ("1", 2), two), {0: 1})
+    witnesses.begin(4, (three, ("1", 2), ("2", 2)), {})
+    assert witnesses.origins((three, ("1", 2), two), since=1) == {0: zero, 1: zero, 2: two}
+    assert witnesses.origins((three, ("1", 2), two), since=2) == {0: ("1", 2), 1: ("1", 2), 2: two}
+    assert witnesses.origins((three, one), since=4) == {0: three, 1: one}
+    for generation in range(5, 5 + 2 * MOST_GENERATIONS):
+        witnesses.begin(generation, (zero, one), {1: 0})
+    assert len(witnesses._took) <= MOST_GENERATIONS
 
 
 # ---- the scheduler

@@ -62,6 +62,7 @@ class Plan:
     rank_dies: bool = False  # one, once a difference was found
     mends: Mend = Mend.MAJORITY
     dies_meanwhile: bool = False  # the scheduler, while all are to go back
+    dies_behind_flip: bool = False  # another rank than the flipped one, before anybody has compared
 
 
 def drawn(seed: int) -> Plan:
@@ -73,7 +74,9 @@ def drawn(seed: int) -> Plan:
     # Not both: where a flipped rank and the scheduler die before anything is written, nobody is left who knows of it.
     rank_dies = draw.random() < 0.3
     deaths = () if rank_dies else tuple(sorted(draw.randrange(20, 400) for _ in range(draw.choice((0, 0, 1, 2)))))
-    return Plan(size, flips, deaths, rank_dies, dies_meanwhile=draw.random() < 0.3)
+    meanwhile = draw.random() < 0.3
+    behind = not (rank_dies or deaths or meanwhile) and draw.random() < 0.6
+    return Plan(size, flips, deaths, rank_dies, dies_meanwhile=meanwhile, dies_behind_flip=behind)
 
 
 def mixed(*numbers: int) -> int:
@@ -137,6 +140,8 @@ class ConsistencyWorld:
         self._dies_meanwhile = plan.dies_meanwhile
         self._sessions = 0
         self._begun = 0  # the last generation
+        self._are_unlike = False  # its ranks, as it began
+        self._behind: list[int] = []  # ranks that have flipped, and another dies before it is found
         self._disks: list[dict[Point, int]] = [{} for _ in range(plan.size)]
         self.ranks = [self._new(node) for node in range(plan.size)]
         self._load()
@@ -275,8 +280,12 @@ class ConsistencyWorld:
             self._tell(rank, Trains(place.generation))
             if restore is None:
                 self._save(rank)
-        if len({rank.number for rank in self.ranks}) > 1:
-            raise Wrong("a generation begins with unlike states")
+        self._are_unlike = len({rank.number for rank in self.ranks}) > 1
+        for rank in self.ranks if self._are_unlike else ():
+            assert rank.place is not None
+            rank.point, point = Point(rank.step, rank.place.generation), rank.point
+            self._report(rank, [self._digest(rank, rank.step)])
+            rank.point = point
 
     def _save(self, rank: Rank) -> None:
         assert rank.point is not None
@@ -285,7 +294,7 @@ class ConsistencyWorld:
         self._tell(rank, Saved(tuple(sorted(self._disks[rank.node]))[-8:]))
 
     def _train(self) -> None:
-        if not all(rank.trains and rank.step < LAST for rank in self.ranks):
+        if self._are_unlike or not all(rank.trains and rank.step < LAST for rank in self.ranks):
             return
         numbers = [rank.number for rank in self.ranks]
         for rank in self.ranks:
@@ -300,6 +309,7 @@ class ConsistencyWorld:
                 self._to_flip.discard((rank.node, rank.step))
                 self.flipped.append((rank.node, rank.step))
                 rank.number ^= 1 << 20
+                self._behind += [rank.node] if self.plan.dies_behind_flip else []
         if self.ranks[0].step == LAST:
             for rank in self.ranks:
                 assert rank.place is not None
@@ -333,7 +343,6 @@ class ConsistencyWorld:
     # ---- what must hold
 
     def _check(self, record: Record) -> None:
-        # Who comes anew may take the state of the one whose bit has flipped, and then two are wrong alike.
         if isinstance(record, RolledBack) and self.plan.mends is Mend.MAJORITY and not self.plan.rank_dies:
             self._check_named(record)
         if isinstance(record, GenerationCommitted) and record.restore is not None and self._is_mended():
@@ -342,11 +351,14 @@ class ConsistencyWorld:
                 raise Wrong(f"all begin again from step {record.restore.step}, which is not the undisturbed run's")
 
     def _is_mended(self) -> bool:
-        """Whether everybody who is behind a flip was sent back."""
-        return bool([one for one in self.journal if isinstance(one, RolledBack)])
+        """Whether everybody who is behind a flip was sent back, and nobody has trained since."""
+        kinds = [type(one) for one in self.journal if isinstance(one, RolledBack | GenerationCommitted)]
+        return kinds[-2:] == [RolledBack, GenerationCommitted]
 
     def _check_named(self, record: RolledBack) -> None:
         nodes = {int(node) for node, _ in record.suspects}
+        if self.plan.dies_behind_flip and (not nodes or any(rank in nodes for rank, _ in self.flipped)):
+            return  # who comes anew may have taken the state with the flip, or who knew better is gone
         if 2 * len(nodes) >= self.plan.size:
             raise Wrong("a minority was believed")
         steps = [step for rank, step in self.flipped if rank in nodes and record.to.step <= step < record.step]
@@ -363,6 +375,10 @@ class ConsistencyWorld:
             if loop in self.plan.scheduler_dies or (self._dies_meanwhile and is_back and self._draw.random() < 0.3):
                 self._dies_meanwhile = self._dies_meanwhile and not is_back
                 self._scheduler_dies()
+            if self._behind and self._draw.random() < 0.2:
+                others = [rank for rank in self.ranks if rank.node != self._behind[0]]
+                del self._behind[0]
+                self._rank_dies(self._draw.choice(others))
             is_time = self.core.state.rolled_back is not None or self.core._equality.is_in_question
             if self._kills and is_time and self._draw.random() < 0.1:
                 self._kills -= 1
@@ -391,8 +407,6 @@ class ConsistencyWorld:
 
     def _check_end(self) -> None:
         ended = [record.cause for record in self.journal if isinstance(record, JobInterrupted)]
-        if ended and self.plan.rank_dies and "no majority" in ended[0]:
-            return
         if ended:
             raise Wrong(f"the job ended: {ended[0]}")
         if {rank.number for rank in self.ranks} != {self.right[LAST]}:

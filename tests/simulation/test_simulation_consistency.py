@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from runtime.core import consistency
 from runtime.core.consistency import Consistency
-from runtime.core.equality import Difference, Equality, Judgement
+from runtime.core.equality import Difference, Equality
 from runtime.core.ledger import Mend
 from runtime.core.messages import Digests
 from runtime.core.point import Point
@@ -16,6 +17,7 @@ from runtime.core.records import JobInterrupted, Record, RolledBack
 from runtime.core.rendezvous import Rendezvous
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
+from runtime.core.witnesses import Witnesses
 from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
 
 SEEDS = 60
@@ -29,6 +31,12 @@ def test_every_flip_is_found_in_time_named_and_mended() -> None:
         flips += len(world.flipped)
         assert 1 <= len([one for one in world.journal if isinstance(one, RolledBack)]) <= len(world.plan.flips)
     assert flips > SEEDS // 2
+
+
+def test_who_is_killed_behind_a_flip_costs_nothing_but_steps() -> None:
+    for seed in range(SEEDS // 2):
+        plan = Plan(3 + seed % 3, ((seed % 3, 2 + seed % 37),), dies_behind_flip=True)
+        ConsistencyWorld(seed, plan).run()
 
 
 @pytest.mark.thorough
@@ -100,22 +108,11 @@ class _GoesBackToTheNewest(Consistency):
         return super().judge(Difference(found.judgement, found.one, found.other, found.values, near))
 
 
-class _BelievesTheMinority(Consistency):
-    """The largest group is taken for the odd one."""
-
-    def judge(self, found: Difference) -> str:
-        groups = found.judgement.groups
-        turned = Judgement((groups[-1], *groups[1:-1], groups[0]))
-        object.__setattr__(found, "judgement", turned)
-        return super().judge(found)
-
-
 MUTANTS: Mapping[str, type[SchedulerCore]] = {
     "only two ranks are compared": broken(_equality=_ComparesTheFirstTwo),
     "a difference is found and forgotten": broken(_equality=_NeverAnswers),
     "what is told of the line that is left counts": broken(_equality=_HearsTheOldLine),
     "all go back to a point that nobody has compared": broken(_consistency=_GoesBackToTheNewest),
-    "the minority is believed": broken(_consistency=_BelievesTheMinority),
 }
 
 
@@ -137,11 +134,17 @@ def _without_going_back(records: Iterable[Record]) -> JobState:
     [
         ("everybody joins with what is newest", Rendezvous, {"begin_again": lambda self, reason: None}),
         ("a scheduler that starts again has forgotten it", JobState, {"replay": _without_going_back}),
+        ("the minority is believed", consistency, {"_believed": lambda judgement, *_: judgement.groups[-1]}),
+        (
+            "who took another's state is a witness",
+            Witnesses,
+            {"origins": lambda self, members, since: dict(enumerate(members))},
+        ),
         ("what came after is not left out", Equality, {"_equal_before": lambda self, key: key[0]}),
     ],
 )
 def test_a_broken_part_is_noticed(
-    name: str, where: type, what: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, where: object, what: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for attribute, value in what.items():
         monkeypatch.setattr(where, attribute, value)

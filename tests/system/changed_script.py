@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import runtime
-from runtime.errors import LayoutError
+from runtime.errors import UnequalError
 
 PAUSE = 3  # after so many steps all wait for a loss, so that every survivor goes on from its own memory
 CHANGED = 0  # the rank that does it
@@ -52,6 +52,6 @@ def train(state: runtime.elastic.TorchState) -> None:
 
 try:
     train(state)
-except LayoutError:
+except UnequalError:
     print(f"dies at {time.monotonic()}", flush=True)
     raise

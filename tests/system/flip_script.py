@@ -2,6 +2,7 @@
 
 ``--flip RANK:STEP`` (any number of them) flips one bit behind the commit of that step, once, in the worker that began
 with that rank; ``--always`` flips the same bit behind every step from then on, as a script's own mistake would.
+``--die RANK:STEP`` kills the worker that began with that rank when all have committed that step, once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +24,20 @@ import runtime
 parser = argparse.ArgumentParser()
 parser.add_argument("--what", choices=("weight", "moment"), default="weight")
 parser.add_argument("--flip", action="append", default=[], help="RANK:STEP")
+parser.add_argument("--die", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--always", action="store_true")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=1000)
 parser.add_argument("--pause-ms", type=float, default=0.0)
 arguments = parser.parse_args()
-flips = {int(one.partition(":")[2]) for one in arguments.flip if one.partition(":")[0] == os.environ.get("NODE_ID")}
+
+
+def mine(pairs: list[str]) -> set[int]:
+    """The steps of those RANK:STEP that are this worker's."""
+    return {int(step) for rank, _, step in (one.partition(":") for one in pairs) if rank == os.environ.get("NODE_ID")}
+
+
+flips, deaths = mine(arguments.flip), mine(arguments.die)
 flipped = 0
 
 runtime.init()
@@ -62,6 +73,20 @@ def flip_where_it_is_time() -> None:
     print(f"flipped a bit of a {arguments.what} behind step {state.completed_steps}", flush=True)
 
 
+def die_where_it_is_time() -> None:
+    """Leave as kill -9 does, once all have committed that step; who is started again in its place lives."""
+    step = state.completed_steps
+    if not any(one.endswith(f":{step}") for one in arguments.die):
+        return
+    Path(f"past-{step}-{os.environ['NODE_ID']}").touch()
+    died = Path(f"died-{step}-{os.environ['NODE_ID']}")
+    if step in deaths and not died.exists():
+        while len(list(Path().glob(f"past-{step}-*"))) < int(os.environ["WORKER_NUM"]):
+            time.sleep(0.01)
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @runtime.elastic.run
 def train(state: runtime.elastic.TorchState) -> None:
     """Epochs until there are enough."""
@@ -74,6 +99,7 @@ def train(state: runtime.elastic.TorchState) -> None:
             state.commit()
             flip_where_it_is_time()
             print(f"epoch {state.epoch} step {state.completed_steps} loss 0 at {time.monotonic():.4f}", flush=True)
+            die_where_it_is_time()
             time.sleep(arguments.pause_ms / 1000)
         state.epoch += 1
         sampler.set_epoch(state.epoch)

@@ -126,3 +126,45 @@ def test_a_scheduler_that_is_killed_meanwhile_finds_it_afterwards(
     job.start_scheduler()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
     assert len(job.matches("scheduler", NAMED)) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank", "lost", "at", "what", "has_spare"),
+    [
+        (3, 1, 2, 17, "weight", False),  # seen when the survivors meet
+        *(
+            pytest.param(*where, what, has_spare, marks=pytest.mark.thorough)
+            for where in ((3, 1, 2, 17), (3, 0, 2, 18), (4, 0, 3, 18), (4, 2, 1, 18), (3, 2, 0, 17))
+            for what in ("weight", "moment")
+            for has_spare in (False, True)
+            if (*where, what, has_spare) != (3, 1, 2, 17, "weight", False)
+        ),
+    ],
+)
+def test_a_bit_flips_and_another_rank_is_killed_before_anybody_has_compared(
+    workers: int,
+    rank: int,
+    lost: int,
+    at: int,
+    what: str,
+    has_spare: bool,
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+) -> None:
+    """Who comes anew has no copy to go back to, and its state may be the one with the flip."""
+    settings = {**COMPARED, "SPARE_NUM": str(int(has_spare))}
+    flaws = ("--what", what, "--flip", f"{rank}:17", "--die", f"{lost}:{at}")
+    job = new_job(*flaws, script=SCRIPT, workers=workers, settings=settings)
+    job.start()
+    if has_spare:
+        job.start_worker(workers)
+    job.wait_killed(lost)
+    if not has_spare:
+        job.start_worker(lost)
+    statuses = job.wait_ended()
+    assert {name: status for name, status in statuses.items() if status} == ({lost: -9} if has_spare else {})
+    assert len(job.matches(rank, "flipped a bit")) == 1
+    (said,) = job.matches("scheduler", r"differ.* after step (\d+), .* everybody goes back to step (\d+),")
+    print(said.string)
+    assert 17 <= int(said[1]) <= at + 1 and int(said[2]) == 15
+    assert job.sha256() == undisturbed(script=SCRIPT, workers=workers)

@@ -119,6 +119,15 @@ class Digests:
             self._due.append(digest)
         self._agent.report_digests(self._all())
 
+    def now(self, point: Point, commits: int, *, averages: bool) -> Digest:
+        """Of the state as it stands; it is not told."""
+        self.settle()
+        return self._digest(point, commits, averages=averages)
+
+    def tell(self, digest: Digest) -> None:
+        """One that all are to be compared by, as those of commits are."""
+        self._remember(digest, is_first=False, is_save=False, is_due=True)
+
     def through(self, point: Point, *, averages: bool) -> Sequence[Digest]:
         """The training function has returned, with the state as it stands: what is to be reported with that."""
         self.settle()

@@ -510,14 +510,40 @@ class StatePoints:
         has to wait for it before something is made of the state that could not be taken back.
 
         Returns:
-            What waits for the outcome, and raises LayoutError, on every rank, where it differs.
+            What waits for the outcome. Where it differs the scheduler is told what each rank holds, and its word is
+            waited for: GenerationEndedError where everybody is to go back. LayoutError, on every rank, where that
+            cannot be mended.
         """
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
             digest.update(snapshot.bytes_of(tensor))
         digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
         gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
-        return lambda: transfer.require_equal(gathered(), "the restored state")
+
+        def finish() -> None:
+            digests = gathered()
+            if len(set(digests)) > 1:
+                self._tell_difference()
+            transfer.require_equal(digests, "the restored state")
+
+        return finish
+
+    def _tell_difference(self) -> None:
+        """A bit has changed since the last comparison: where that is all there is, the scheduler knows what to do.
+
+        Every rank comes here, and with the same outcome: it returns where what differs is not the state's values.
+        """
+        generation, device = self.present(), self._process.device
+        can_go_back = generation.restore is not None and self._process.settings.enable_recovery
+        if not can_go_back or self._state.compared() is None:
+            return
+        layouts = xxhash.xxh3_64_intdigest(repr((self._state.completed_steps, ddp.capture_all())).encode())
+        point = Point(self._state.completed_steps, generation.generation)
+        now = self.digests.now(point, self.commits, averages=bool(self.layouts))
+        values = transfer.gather(int.from_bytes(now.shared[:7]), device)
+        if len(set(transfer.gather(layouts >> 1, device))) == 1 < len(set(values)):
+            self.digests.tell(now)
+            self._process.agent.wait_for_end_of_generation()
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this, or the group is broken."""
