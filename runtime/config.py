@@ -55,6 +55,7 @@ __all__ = [
     "replace_environment",
     "require_secret",
     "secret_environment",
+    "visible_npus",
     "whole_environment",
 ]
 
@@ -127,6 +128,13 @@ class Settings:
     health_memory_limit: float
     health_disk: str
     health_disk_limit: float
+    health_device_errors: str
+    health_device_heat: str
+    health_device_heat_limit: int
+    health_device_slowed: str
+    health_device_memory: str
+    health_device_memory_limit: float
+    health_device_shared: str
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float
@@ -488,6 +496,11 @@ def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.envir
     """Let CANN keep the operators that it compiles in ``folder``, so many MiB at most, unless the user has set it."""
     environ.setdefault("ASCEND_CACHE_PATH", str(folder))
     environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", str(_MOST_OPERATORS_MIB))
+
+
+def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Which of the Ascend devices that are there this process sees; None: all of them."""
+    return environ.get("ASCEND_RT_VISIBLE_DEVICES")
 
 
 def publish_place(

@@ -282,7 +282,7 @@ _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
 _HANG = _one_of("end", "tell")
-_POLICY = _one_of("tell", "drain", "off")
+_POLICY = _one_of("tell", "drain", "refuse", "off")
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _DETECTOR = _one_of("fixed", "phi")
 _STRAGGLER = _one_of("tell", "swap", "off")
@@ -519,9 +519,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HEALTH_CPU", "health_cpu", _POLICY, "tell", _HEALTH,
         "What follows where two looks in a row find HEALTH_CPU_LIMIT reached: `tell` says it, `drain` has the worker "
-        "leave at a commit once a spare is warm, `off` does not look.",
+        "leave at a commit once a spare is warm, `refuse` does so too and keeps who finds it before it has a seat from "
+        "asking for one, `off` does not look.",
         "连续两次查看都达到 HEALTH_CPU_LIMIT 时：`tell` 只说明；`drain` 在有热备时让该 worker 于某次提交后离开；"
-        "`off` 不查看。",
+        "`refuse` 同 `drain`，且尚无席位者查到时不申请席位；`off` 不查看。",
     ),
     Variable(
         "HEALTH_CPU_LIMIT", "health_cpu_limit", _SHARE, "0.9", _HEALTH,
@@ -548,6 +549,42 @@ VARIABLES: tuple[Variable, ...] = (
         "HEALTH_DISK_LIMIT", "health_disk_limit", _SHARE, "0.9", _HEALTH,
         "Share of each of these disks that may be full.",
         "上述每个磁盘可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_ERRORS", "health_device_errors", _POLICY, "tell", _HEALTH,
+        "The same for what the device's vendor calls a fault: memory errors that were not corrected, a health that is "
+        "not OK, an Xid of the device's own.",
+        "同上，针对设备厂商判为故障者：未纠正的内存错误、非 OK 的健康状态、属于设备本身的 Xid。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_HEAT", "health_device_heat", _POLICY, "tell", _HEALTH,
+        "The same for the device's temperature.",
+        "同上，针对设备温度。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_HEAT_LIMIT", "health_device_heat_limit", _whole(1, 200), "90", _HEALTH,
+        "°C that it may have.",
+        "设备可达到的温度（°C）。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_SLOWED", "health_device_slowed", _POLICY, "tell", _HEALTH,
+        "The same for a device that slows itself down for heat or power (NVIDIA).",
+        "同上，针对因温度或供电而自行降频的设备（NVIDIA）。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_MEMORY", "health_device_memory", _POLICY, "tell", _HEALTH,
+        "The same for the device's memory, at commits; what torch only caches counts as free.",
+        "同上，针对设备内存（于提交时查看）；torch 仅缓存者视为空闲。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_MEMORY_LIMIT", "health_device_memory_limit", _SHARE, "0.9", _HEALTH,
+        "Share of it that may be taken.",
+        "设备内存可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_SHARED", "health_device_shared", _POLICY, "tell", _HEALTH,
+        "The same for a device of whose memory others have a tenth, and that is 90 % busy.",
+        "同上，针对他人占用其内存十分之一以上且使用率达 90 % 的设备。",
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,

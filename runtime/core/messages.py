@@ -119,12 +119,18 @@ class Phase(enum.IntEnum):
 
 
 class Sign(enum.IntEnum):
-    """What a host may lack."""
+    """What a host may lack, or what is wrong with the device that a worker trains on."""
 
     CPU = 1
     MEMORY = 2
     DISK = 3
     DESCRIPTORS = 4
+    DEVICE_MEMORY = 5
+    DEVICE_HEAT = 6  # in hundreds of °C
+    DEVICE_ERRORS = 7  # of its memory, that were not corrected: how many
+    DEVICE_FAULT = 8  # that its driver tells
+    DEVICE_SLOWED = 9  # its clock, for heat or power
+    DEVICE_SHARED = 10  # how busy it is, where others use it as well
 
 
 class KeyOp(enum.IntEnum):
@@ -215,10 +221,10 @@ class Progress(NamedTuple):
 
 
 class Ailment(NamedTuple):
-    """Of something that a worker's host has, more than the limit is taken."""
+    """Of something that a worker's host or device has, more than the limit is taken."""
 
     sign: Sign
-    where: Annotated[str, Meta(max_length=MAX_PLACE_CHARS)]  # of DISK, the path
+    where: Annotated[str, Meta(max_length=MAX_PLACE_CHARS)]  # of DISK, the path; of a device, which, and its fault
     share: Share
     limit: Share
     drains: bool  # the worker is to leave for a spare

@@ -93,6 +93,7 @@ from runtime.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAwa
 from runtime.net.curve import cluster_keys
 from runtime.scheduler_hosts import names_one, shown
 from runtime.service import clock, log
+from runtime.service.device_look import WatchedDevice
 from runtime.service.health import HealthLook
 from runtime.service.host import this_process
 from runtime.service.launched import proof_for
@@ -293,6 +294,10 @@ class Agent:
             until_interrupted=True,
         )
         return found.blobs
+
+    def watch_device(self, device: WatchedDevice) -> None:
+        """Have this device's health looked at, and told with the host's."""
+        self._health.watch_device(device)
 
     def trains(self, generation: int) -> None:
         """The group stands and the state is restored."""

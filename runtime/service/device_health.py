@@ -1,19 +1,19 @@
 """What the vendors' own tools say of this machine's accelerators: ``nvidia-smi`` and ``npu-smi``, where they are there.
 
-Here lives the reading of their output. Never here: torch, or what follows. The one idea: a tool that is not there,
-hangs or says something else is no fault of the device; only a device that its tool calls unhealthy is.
+Here lives what is asked, and which answer is a fault. Never here: torch, or what follows. The one idea: a tool that is
+not there, hangs or says something else is no fault of the device; only what its tool calls one is.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-TIMEOUT_S = 10.0
-MOST_DEVICES = 64
-_NVIDIA = ("index", "name", "temperature.gpu", "memory.used", "memory.total", "ecc.errors.uncorrected.volatile.total")
+from runtime.service import vendor_texts
+from runtime.service.vendor_texts import NVIDIA_FIELDS, SLOWED_FIELDS, Told
+from runtime.service.vendor_tool import VendorTool
+
+_NO_FAULT = {"OK", "NA", "UNKNOWN", "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +27,68 @@ class Device:
 
 def devices() -> list[Device]:
     """Those of this machine; none where no tool is there."""
-    return [*_nvidia(), *_ascend()]
+    told = [*(NvidiaTool().look() or []), *(AscendTool().look() or [])]
+    return [Device(one.name, _found(one), "; ".join(problems(one))) for one in told]
 
 
-def _nvidia() -> list[Device]:
-    text = _told("nvidia-smi", f"--query-gpu={','.join(_NVIDIA)}", "--format=csv,noheader,nounits")
+def problems(told: Told) -> list[str]:
+    """What its tool calls a fault of it, whatever the limits are."""
     found = []
-    for line in text.splitlines()[:MOST_DEVICES]:
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) != len(_NVIDIA) or not parts[0].isdigit():
-            continue
-        index, name, celsius, used, total, errors = parts
-        problem = f"{errors} uncorrected memory errors since it was started" if errors.isdigit() and int(errors) else ""
-        found.append(Device(f"NVIDIA {index}", f"{name}, {celsius} °C, {used} of {total} MiB taken", problem))
+    if told.errors:
+        found.append(f"{told.errors:.0f} uncorrected memory errors since it was started")
+    if fault := fault_of(told):
+        found.append(fault)
     return found
 
 
-def _ascend() -> list[Device]:
-    numbers = re.findall(r"^\s*NPU ID\s*:\s*([0-9]{1,4})\s*$", _told("npu-smi", "info", "-l"), re.MULTILINE)
-    found = []
-    for number in numbers[:MOST_DEVICES]:
-        text = _told("npu-smi", "info", "-t", "health", "-i", number)
-        states = re.findall(r"^\s*Health(?: Status)?\s*:\s*(\w+)\s*$", text, re.MULTILINE)
-        codes = re.findall(r"^\s*Error Code\s*:\s*([0-9A-Fa-fx]+)\s*$", text, re.MULTILINE)
-        sick = [state for state in states if state.upper() != "OK"]
-        what = f"health {', '.join(dict.fromkeys(states)) or 'not told'}"
-        code = f", error code {', '.join(codes)}" if codes else ""
-        found.append(Device(f"Ascend {number}", what, f"its health is {sick[0]}{code}" if sick else ""))
-    return found
+def fault_of(told: Told) -> str:
+    """``its health is Alarm``, or nothing."""
+    return "" if told.state.upper() in _NO_FAULT or not told.state else f"its health is {told.state}"
 
 
-def _told(*command: str) -> str:
-    """What a tool prints; nothing where it is not there, fails or takes too long."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout[: 1 << 20].decode(errors="replace") if done.returncode == 0 else ""
+class NvidiaTool:
+    """``nvidia-smi``, asked by one thread."""
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._tool = VendorTool("nvidia-smi", timeout_s)
+        self._slowed: tuple[str, ...] = SLOWED_FIELDS
+
+    def look(self, uuid: str = "") -> list[Told] | None:
+        """Its devices, or the one with this UUID; None where it gives no answer."""
+        which = (f"--id={uuid}",) if uuid else ()
+        for fields in (*((*NVIDIA_FIELDS, one) for one in self._slowed), NVIDIA_FIELDS):
+            text = self._tool.ask(f"--query-gpu={','.join(fields)}", *which, "--format=csv,noheader,nounits")
+            if text is not None:
+                self._slowed = fields[len(NVIDIA_FIELDS) :]  # the first that this driver knows
+                return vendor_texts.nvidia(text)
+        return None
+
+
+class AscendTool:
+    """``npu-smi``, asked by one thread."""
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._tool = VendorTool("npu-smi", timeout_s)
+
+    def look(self, wanted: Callable[[int], bool] = lambda place: True) -> list[Told] | None:
+        """Its devices whose place in its list is wanted; None where it gives no answer."""
+        text = self._tool.ask("info")
+        if text is None:
+            return None
+        told = [one for place, one in enumerate(vendor_texts.ascend(text)) if wanted(place)]
+        return [replace(one, errors=self._errors(one.number)) for one in told]
+
+    def _errors(self, number: str) -> float | None:
+        text = self._tool.ask("info", "-t", "ecc", "-i", number)
+        return None if text is None else vendor_texts.ascend_errors(text)
+
+
+def _found(told: Told) -> str:
+    parts = [told.model]
+    if told.state:
+        parts.append(f"health {told.state}")
+    if told.celsius is not None:
+        parts.append(f"{told.celsius:.0f} °C")
+    if told.used_mib is not None and told.total_mib is not None:
+        parts.append(f"{told.used_mib:.0f} of {told.total_mib:.0f} MiB taken")
+    return ", ".join(parts)

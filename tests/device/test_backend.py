@@ -38,6 +38,11 @@ host, first = torch.get_rng_state(), torch.rand(3, device=device).cpu()
 print("the host's numbers are its own:", torch.equal(host, torch.get_rng_state()))
 torch.manual_seed(3)
 print("seeded:", torch.equal(first, torch.rand(3, device=device).cpu()))
+from runtime.training.process.device_view import DeviceView
+view = DeviceView(device, 60.0)
+view.committed()
+seen, watched = view.watched().memory(), view.watched()
+print("seen:", seen.total - seen.free == seen.held == seen.used == torch.trial.memory_allocated() > 0, watched.name)
 held = torch.trial.memory_allocated()
 del rows
 print("freed:", torch.trial.memory_allocated() < held)
@@ -61,7 +66,7 @@ def test_its_memory_streams_and_numbers_are_its_own(tmp_path: Path) -> None:
     )
     assert ran.stdout.splitlines() == [
         *("numpy refused", "mixed refused: True", "full: True", "before it is waited for: 0.0", "after: True"),
-        *("the host's numbers are its own: True", "seeded: True", "freed: True"),
+        *("the host's numbers are its own: True", "seeded: True", "seen: True trial:0", "freed: True"),
     ], ran.stderr
     assert ran.returncode == -signal.SIGSEGV, "the host reads the device's memory as if it were its own"
 

@@ -1,4 +1,8 @@
-"""What is made of the output of nvidia-smi and npu-smi, by programs of those names that a test has written."""
+"""What is made of the output of nvidia-smi and npu-smi, by programs of those names that a test has written.
+
+No device is here: the texts are what those tools print elsewhere, as people have published it (npu-smi 24.1 of a 910B,
+25.5 of an Ascend910 with two chips; nvidia-smi's CSV).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,55 @@ from pathlib import Path
 
 import pytest
 
-from runtime.service import device_health
-from runtime.service.device_health import Device, devices
+from runtime.service import vendor_tool
+from runtime.service.device_health import AscendTool, Device, NvidiaTool, devices
+from runtime.service.vendor_texts import Told, ascend, ascend_errors, nvidia
+from runtime.service.vendor_tool import VendorTool
 
 Tool = Callable[[str, str], None]
+OF_910B = """\
++------------------------------------------------------------------------------------------------+
+| npu-smi 24.1.rc1                 Version: 24.1.rc1                                             |
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B2C              | OK            | 86.8        35                0    / 0             |
+| 0                         | 0000:66:00.0  | 0           0    / 0          59356/ 65536         |
++===========================+===============+====================================================+
+| 3     910B2C              | Alarm         | 103.1       37                0    / 0             |
+| 0                         | 0000:19:00.0  | 100         0    / 0          3351 / 65536         |
++===========================+===============+====================================================+
++---------------------------+---------------+----------------------------------------------------+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
++===========================+===============+====================================================+
+| 0       0                 | 1712733       | python                   | 55954                   |
+| No running processes found in NPU 3                                                            |
++===========================+===============+====================================================+
+"""
+OF_910C = """\
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 4     Ascend910           | OK            | 170.7       49                0    / 0             |
+| 0     8                   | 0000:8D:00.0  | 0           0    / 0          51255/ 65536         |
++------------------------------------------------------------------------------------------------+
+| 4     Ascend910           | OK            | -           51                0    / 0             |
+| 1     9                   | 0000:8F:00.0  | 7           0    / 0          45292/ 65536         |
++===========================+===============+====================================================+
+"""
+ECC = """\
+        NPU ID                                   : 0
+        Chip Count                               : 1
+
+        DDR Single Bit Error Count               : 4
+        DDR Double Bit Error Count               : 1
+        HBM Single Bit Error Count               : 9
+        HBM Double Bit Error Count               : {}
+        HBM Double Bit Aggregate Total Err Cnt   : 7
+        HBM Double Bit Isolated Pages Count      : 5
+"""
+H100 = "0, NVIDIA H100 80GB HBM3, 00000000:65:00.0, 41, 1024, 81559, 97, 0"
 
 
 @pytest.fixture
@@ -26,47 +75,132 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return write
 
 
+def printing(text: str) -> str:
+    return f"cat <<'END'\n{text}\nEND"
+
+
 def test_where_no_tool_is_there_no_device_is_told(tool: Tool) -> None:
     assert devices() == []
+    assert NvidiaTool().look() is None and AscendTool().look() is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_slowed"),
+    [
+        ("0x0000000000000000", False),
+        ("0x0000000000000001", False),  # idle
+        ("0x0000000000000004", False),  # the power cap: how such a device always runs
+        ("0x0000000000000048", True),  # the hardware, for heat
+        ("0x0000000000000024", True),  # the driver, for heat
+        ("[N/A]", None),
+        ("Not Active", None),
+    ],
+)
+def test_a_line_of_nvidias(mask: str, is_slowed: bool | None) -> None:
+    assert nvidia(f"{H100}, {mask}\n") == [
+        Told(
+            *("NVIDIA 0", "NVIDIA H100 80GB HBM3"),
+            bus="00000000:65:00.0",
+            celsius=41,
+            used_mib=1024,
+            total_mib=81559,
+            busy=0.97,
+            errors=0,
+            is_slowed=is_slowed,
+        )
+    ]
+
+
+def test_of_half_a_line_the_half_that_can_be_counts() -> None:
+    (told,) = nvidia("2, NVIDIA GeForce RTX 4090, [N/A], 4e9, 99999, 24564, 101, [N/A]\n")
+    assert told == Told("NVIDIA 2", "NVIDIA GeForce RTX 4090", bus="[N/A]")
+    text = f"a line of something else\n{H100[:30]}\nx, y, z, 1, 2, 3, 4, 5\n\x00\n"
+    assert nvidia(text) == []
+    assert len(nvidia(f"{H100}\n" * 1000)) == 64
+
+
+def test_the_tables_of_npu_smi() -> None:
+    assert ascend(OF_910B) == [
+        Told("Ascend 0", "910B2C", "0", celsius=35, used_mib=59356, total_mib=65536, busy=0.0, state="OK"),
+        Told("Ascend 3", "910B2C", "3", celsius=37, used_mib=3351, total_mib=65536, busy=1.0, state="Alarm"),
+    ]
+    assert [(one.name, one.number, one.celsius, one.used_mib, one.busy) for one in ascend(OF_910C)] == [
+        ("Ascend 4", "4", 49, 51255, 0.0),
+        ("Ascend 4 chip 1", "4", 51, 45292, 0.07),
+    ]
+
+
+def test_of_a_table_that_ends_early_the_chips_before_count() -> None:
+    assert [one.name for one in ascend(OF_910B[: OF_910B.index("0000:19")])] == ["Ascend 0"]
+    for end in range(len(OF_910C)):
+        assert len(ascend(OF_910C[:end])) + len(ascend(OF_910C[end:])) <= 2
+    assert ascend("| 0 x | OK | - |\n| 0 | y | |") == [Told("Ascend 0", "x", "0", state="OK")]
+
+
+def test_only_errors_that_were_not_corrected_count() -> None:
+    assert ascend_errors(ECC.format(0)) == 1
+    assert ascend_errors(ECC.format(3)) == 4
+    assert ascend_errors("NPU ID : 0\nHBM Double Bit Error Count : many\n") is None
 
 
 def test_an_nvidia_device_with_uncorrected_errors_is_sick(tool: Tool) -> None:
-    tool(
-        "nvidia-smi",
-        'case "$1" in --query-gpu=index,name,*ecc*) ;; *) exit 9;; esac\n'
-        "echo '0, NVIDIA H100 80GB HBM3, 41, 1024, 81559, 0'\n"
-        "echo '1, NVIDIA H100 80GB HBM3, 83, 0, 81559, 3'\n"
-        "echo '2, NVIDIA GeForce RTX 4090, 50, 5, 24564, [N/A]'\n"
-        "echo 'a line of something else'",
-    )
+    sick = H100.replace("0, NVIDIA", "1, NVIDIA").replace("97, 0", "0, 3")
+    tool("nvidia-smi", printing(f"{H100}, 0x1\n{sick}, 0x1"))
     assert devices() == [
         Device("NVIDIA 0", "NVIDIA H100 80GB HBM3, 41 °C, 1024 of 81559 MiB taken"),
         Device(
             "NVIDIA 1",
-            "NVIDIA H100 80GB HBM3, 83 °C, 0 of 81559 MiB taken",
+            "NVIDIA H100 80GB HBM3, 41 °C, 1024 of 81559 MiB taken",
             "3 uncorrected memory errors since it was started",
         ),
-        Device("NVIDIA 2", "NVIDIA GeForce RTX 4090, 50 °C, 5 of 24564 MiB taken"),
     ]
+
+
+def test_a_driver_that_does_not_know_a_field_is_asked_without_it(tool: Tool, tmp_path: Path) -> None:
+    tool(
+        "nvidia-smi",
+        f'echo "$1" >> {tmp_path}/asked\ncase "$1" in *event_reasons*) exit 2;; *) echo "{H100}, 0x40";; esac',
+    )
+    asked, found = NvidiaTool(), []
+    for _ in range(2):
+        found.append(asked.look("GPU-1"))
+    assert [one[0].is_slowed for one in found if one] == [True, True]
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3, "the second time it is known what the driver knows"
 
 
 def test_an_ascend_device_whose_health_is_not_ok_is_sick(tool: Tool) -> None:
-    tool(
-        "npu-smi",
-        'if [ "$2" = -l ]; then\n'
-        "  printf '\\tTotal Count : 2\\n\\tNPU ID : 0\\n\\tChip Count : 1\\n\\tNPU ID : 3\\n\\tChip Count : 1\\n'\n"
-        'elif [ "$5" = 0 ]; then printf "\\tHealth Status : OK\\n\\tError Code : NA\\n"\n'
-        'else printf "\\tHealth Status : Alarm\\n\\tError Code : 80E01801\\n"; fi',
-    )
-    assert devices() == [
-        Device("Ascend 0", "health OK"),
-        Device("Ascend 3", "health Alarm", "its health is Alarm, error code 80E01801"),
+    tool("npu-smi", f'if [ "$2" = -t ]; then {printing(ECC.format(0))}\nelse {printing(OF_910B)}\nfi')
+    assert [(one.name, one.problem) for one in devices()] == [
+        ("Ascend 0", "1 uncorrected memory errors since it was started"),
+        ("Ascend 3", "1 uncorrected memory errors since it was started; its health is Alarm"),
     ]
 
 
-@pytest.mark.parametrize("body", ["exit 3", "echo nonsense", "head -c 3000000 /dev/zero", "sleep 60"])
+@pytest.mark.parametrize(
+    "body",
+    ["exit 3", "echo nonsense", "head -c 3000000 /dev/zero", "exec sleep 60", "sleep 60", "yes", "echo half; sleep 60"],
+)
 def test_a_tool_that_fails_is_no_fault_of_the_device(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_health, "TIMEOUT_S", 0.3)
-    tool("nvidia-smi", f"exec {body}" if body.startswith("sleep") else body)
-    tool("npu-smi", body if not body.startswith("sleep") else "exit 1")
+    monkeypatch.setattr(vendor_tool, "TIMEOUT_S", 0.3)
+    tool("nvidia-smi", body)
+    tool("npu-smi", body)
     assert devices() == []
+
+
+def test_a_tool_that_cannot_be_ended_is_left_and_asked_again_when_it_has_ended(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    tool("nvidia-smi", f"echo x >> {tmp_path}/asked\n[ -e {gate} ] || exec sleep 600\necho {H100}")
+    monkeypatch.setattr(vendor_tool, "_ENDS_IN_S", 0.1)
+    kill = vendor_tool.os.killpg
+    monkeypatch.setattr(vendor_tool.os, "killpg", lambda pid, signal: None)  # as in a driver that hangs
+    asked = VendorTool("nvidia-smi", 0.5)
+    assert [asked.ask() for _ in range(3)] == [None, None, None]
+    assert (tmp_path / "asked").read_text() == "x\n", "asked once, while it hangs"
+    left = asked._left
+    assert left is not None
+    kill(left.pid, 9)
+    left.wait()
+    gate.touch()
+    assert asked.ask() == f"{H100}\n"

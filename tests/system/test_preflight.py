@@ -14,7 +14,9 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("anomaly_script.py")
 SICK = """#!/bin/sh
-case "$2" in -l) echo "NPU ID : 5";; *) echo "Health Status : Alarm";; esac
+[ "$2" = "" ] || exit 1
+echo "| 5     910B3 | Alarm        | 92.0 39 0 / 0             |"
+echo "| 0           | 0000:C2:00.0 | 0    0  / 0  3314 / 65536 |"
 """
 
 

@@ -29,7 +29,7 @@ from runtime.config import Role, Settings
 from runtime.core.lines import root_of
 from runtime.core.messages import Admitted, GenerationStarted, Place
 from runtime.errors import SameBitsError, UntrainedError, UsageError
-from runtime.service import host, log, stacks
+from runtime.service import health, host, log, stacks
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
 from runtime.service.buddy import CopyListener
@@ -42,6 +42,7 @@ from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
 from runtime.training.process import numerics, plain_group, preflight
 from runtime.training.process.compiled_code import keep_compiled_code
+from runtime.training.process.device_view import DeviceView
 from runtime.training.process.exit_status import ExitStatus
 from runtime.training.process.forking import Forking
 from runtime.training.process.last_words import last_words, named, watch_threads
@@ -92,6 +93,11 @@ class Worker:
     is_over: bool = False  # training is finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
+    device_view: DeviceView = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Where its device stands."""
+        self.device_view = _view(self.settings, self.device)
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
@@ -152,6 +158,12 @@ class Worker:
         self.admitted = self.agent.register()
         self.publish_place()
         _say_seated(self.agent, self.admitted)
+        self.watch_device()
+
+    def watch_device(self) -> None:
+        """Have the agent look at the health of this process's device, where it is an accelerator."""
+        if (watched := self.device_view.watched()) is not None:
+            self.agent.watch_device(watched)
 
     def take_next_group(self, place: Place) -> NextGroup:
         """The group in which this process will have this place, begun now if it is not yet."""
@@ -228,6 +240,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     stacks.open_channel()
     if settings.preflight:
         preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
+    if health.may_refuse(settings):
+        health.require(settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched())
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
@@ -237,6 +251,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     addresses = addresses_of(settings.sched_host, settings.sched_port)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.next_group, process.copy_listener = next_group, listener
+    process.watch_device()
     ending.recovers = settings.enable_recovery
     if settings.enable_recovery:
         ending.departure = process.departure
@@ -250,6 +265,10 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         process.generation = plain_group.join_plain_group(agent, settings)
     Forking(process.settle, process.let_go_in_child).install()
     return process
+
+
+def _view(settings: Settings, chosen: torch.device) -> DeviceView:
+    return DeviceView(chosen, settings.health_interval_s, config.visible_npus())
 
 
 def _say_seated(agent: Agent, admitted: Admitted) -> None:

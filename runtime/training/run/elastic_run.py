@@ -195,6 +195,7 @@ class ElasticRun:
         else:
             points.leave_out(step)
         self._agent.pace = self._step_times.commit_ends(step)
+        self._process.device_view.committed()
 
     def flush(self) -> None:
         """Return once everything saved so far is durable."""

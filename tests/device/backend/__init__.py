@@ -122,6 +122,8 @@ def _module(built: Any) -> ModuleType:
     module.set_rng_state = lambda state, device=None: generator(device).set_state(state)
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module.memory_allocated = lambda device=None: built.memory_allocated()
+    module.memory_reserved = module.memory_allocated
+    module.mem_get_info = lambda device=None: (built.total_memory() - built.memory_allocated(), built.total_memory())
     module.max_memory_allocated = lambda device=None: built.max_memory_allocated()
     module.total_memory = built.total_memory
     for name in ("stop_device", "restart_device"):
