@@ -37,6 +37,7 @@ from runtime.core.agent_events import (
     MustEnd,
     Over,
     Passed,
+    RefusedByAll,
     Reported,
     Saved,
     SawDeath,
@@ -260,6 +261,9 @@ class AgentCore:
             case GaveUp(ticket):
                 self._key_calls.give_up(ticket)
                 self._call_keys()
+            case RefusedByAll(text):
+                if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
+                    self._end(EndReason.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text):
                 if self._seat is not None:
                     self._send(Leave(self._seat.sender, on_purpose, text))
@@ -353,7 +357,8 @@ class AgentCore:
         if (self._link.state is LinkState.OPEN or is_unsure) and self._ask_at <= self._now:
             self._register()
         if self._link.is_open and self._elsewhere.is_over(self._now):
-            self._look_elsewhere(f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s")
+            said_nothing = f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s"
+            self._look_elsewhere(LookElsewhere(said_nothing))
         if self._beat_at <= self._now and (sender := self._sender):
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
@@ -380,9 +385,9 @@ class AgentCore:
             return link.away_since + self._policy.topo_timeout_s
         return None
 
-    def _look_elsewhere(self, why: str) -> None:
+    def _look_elsewhere(self, objection: LookElsewhere) -> None:
         self._elsewhere.opened(self._now)  # until the connection is gone
-        self._ready.notices.append(LookElsewhere(why))
+        self._ready.notices.append(objection)
 
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
@@ -468,7 +473,7 @@ class AgentCore:
 
     def _hear(self, message: FromScheduler) -> None:
         objection = self._elsewhere.objection(message, self.job, self.term)
-        if objection:
+        if objection is not None:
             self._look_elsewhere(objection)
             return
         self._elsewhere.heard(message, self._now)

@@ -200,6 +200,13 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedByAll:
+    """At each address where the scheduler may be, another job's refuses this process; what they have said."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The process ends now."""
 
@@ -225,6 +232,7 @@ AgentEvent = (
     | Reported
     | Called
     | GaveUp
+    | RefusedByAll
     | Leaving
 )
 

@@ -19,6 +19,7 @@ class LookElsewhere:
     """The scheduler at the present address is not the one, or says nothing: try the next one."""
 
     text: str
+    is_refusal: bool = False  # it is another job's, and says so
 
 
 class Elsewhere:
@@ -42,24 +43,28 @@ class Elsewhere:
         wait_s = max(0.0, message.retry_after_s) if isinstance(message, Refused) else 0.0
         self._heard_at = now + wait_s
 
-    def objection(self, message: FromScheduler, job: str, term: int) -> str:
-        """Why whoever says this is not to be listened to; empty where nothing speaks against it.
+    def objection(self, message: FromScheduler, job: str, term: int) -> LookElsewhere | None:
+        """Why whoever says this is not to be listened to; None where nothing speaks against it.
 
         Args:
             job: the worker's; empty where it has none yet.
             term: the highest that the worker knows of.
         """
         if not self.has_choice or isinstance(message, Status | Finished):
-            return ""
+            return None
         said = "" if isinstance(message, Pending | KeyAnswer) else message.job
         if isinstance(message, Refused) and message.refusal in _STRANGERS:
             is_other = message.job != job if job else message.refusal is Refusal.OTHER_JOB
-            return message.text if is_other else ""
+            return LookElsewhere(message.text, is_refusal=True) if is_other else None
         if job and said and said != job:
-            return f"the scheduler there runs job {said}, and this worker belongs to job {job}"
+            return LookElsewhere(
+                f"the scheduler there runs job {said}, and this worker belongs to job {job}", is_refusal=True
+            )
         if 0 < message.term < term:
-            return f"the scheduler there is of term {message.term}, and term {term} has begun: it was replaced"
-        return ""
+            return LookElsewhere(
+                f"the scheduler there is of term {message.term}, and term {term} has begun: it was replaced"
+            )
+        return None
 
     def is_doubtful(self, now: float) -> bool:
         """Whether it has said nothing for so long that it is asked for a word."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, addresses_in, addresses_of_file, file_in, names_one
 
 MAX_FILE_BYTES = 64 << 10
+MOST_SHOWN = 4
 
 
 def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
@@ -86,6 +87,7 @@ class AddressBook:
         self._reader: threading.Thread | None = None
         self._read: tuple[SchedulerAddress, ...] | NotHostsError | None = None
         self._said = ""
+        self._refusals: dict[SchedulerAddress, str] = {}
         self._all = addresses_in(host, port)
         if self._file is not None:
             with contextlib.suppress(NotHostsError):  # said by whoever takes what is read next
@@ -109,12 +111,24 @@ class AddressBook:
         """The present one was the right one."""
         self._turns = 0
 
+    def refuses(self, why: str) -> str:
+        """The present one will not have this process; what all of them have said, once each did when last tried."""
+        if self.present is not None:
+            self._refusals[self.present] = why
+        if not self._refusals.keys() >= set(self._all):
+            return ""
+        said = [f"{address}: {self._refusals[address]}" for address in self._all]
+        more = f"; and {len(said) - MOST_SHOWN} more" if len(said) > MOST_SHOWN else ""
+        return "; ".join(said[:MOST_SHOWN]) + more
+
     def turn(self) -> None:
         """Go on to the next one, after the last to the first."""
         self._index += 1
         if self._index >= len(self._all):
             self._index = 0
             self._turns += 1
+        if self.present is not None:
+            self._refusals.pop(self.present, None)
 
     def look(self) -> None:
         """Have the file read again, where there is one and nobody is at it; ``wake`` is called after that."""
@@ -139,6 +153,7 @@ class AddressBook:
         if read == self._all:
             return False, ""
         is_first, present = not self._all, self.present
+        self._refusals.clear()
         self._all, self._index, self._turns = read, read.index(present) if present in read else 0, 0
         return True, "" if is_first else f"{self._file} names {', '.join(map(str, read))} now"
 

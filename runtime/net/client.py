@@ -119,7 +119,6 @@ class Client:
         self._keys = keys
         self._identity, self._silence_s = identity, silence_s
         self._handshake_s = max(1.0, silence_s)
-        self._shut_out_by: set[SchedulerAddress] = set()
         self._said_elsewhere: set[str] = set()
         self.peer: tuple[str, int] | None = None
         self._context = zmq.Context()
@@ -190,10 +189,15 @@ class Client:
         """Make ``wait`` return; callable from any thread."""
         self._waker.wake()
 
-    def look_elsewhere(self) -> None:
-        """Leave the present address: whoever answers there is of no use. Without effect where there is no choice."""
-        if self._book.has_choice:
-            self._leave_soon()
+    def look_elsewhere(self, refusal: str = "") -> str:
+        """Leave the present address: whoever answers there is of no use. Without effect where there is no choice.
+
+        ``refusal``: how this process was refused there as another job's; what all have said comes back, once all have.
+        """
+        if not self._book.has_choice:
+            return ""
+        self._leave_soon()
+        return self._book.refuses(refusal) if refusal else ""
 
     def _leave_soon(self) -> None:
         """After a moment, which is longer where all addresses were tried in vain."""
@@ -270,7 +274,6 @@ class Client:
             self._failures, self._said = 0, set()
             self._dismiss()
             self._is_up, self._leave_at, self._up_at = True, None, time.monotonic()
-            self._shut_out_by.clear()
             yield Up()
         elif event == zmq.EVENT_DISCONNECTED:
             self._book.look()
@@ -288,17 +291,13 @@ class Client:
 
     def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
         """Where there is a choice, one address that is of no use is passed over; all of them are a verdict."""
-        present = self._book.present
-        if not self._book.has_choice or present is None:
+        if not self._book.has_choice:
             yield told
             return
         self._leave_soon()
-        if isinstance(told, ShutOut):
-            self._shut_out_by.add(present)
-            if self._shut_out_by.issuperset(self._book.every):
-                yield told
-                return
-        if told.text not in self._said_elsewhere:
+        if isinstance(told, ShutOut) and self._book.refuses(told.text):
+            yield told
+        elif told.text not in self._said_elsewhere:
             self._said_elsewhere.add(told.text)
             yield PassedOver(f"{told.text}; the next address of SCHED_HOST is tried")
 

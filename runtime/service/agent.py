@@ -53,6 +53,7 @@ from runtime.core.agent_events import (
     Over,
     Pace,
     Passed,
+    RefusedByAll,
     Reported,
     Saved,
     SawDeath,
@@ -529,8 +530,8 @@ class Agent:
                     self._changed.notify_all()
             case ToldToWait():
                 self._told_to_wait(notice)
-            case LookElsewhere(text):
-                self._look_elsewhere(text)
+            case LookElsewhere():
+                self._look_elsewhere(notice)
             case BreakGroup(text):
                 log.warn(text)
                 self._interrupt(text)
@@ -604,12 +605,15 @@ class Agent:
         else:
             log.warn(f"{text}; this worker keeps its seat and tries again")
 
-    def _look_elsewhere(self, why: str) -> None:
-        text = f"{self._client.address}: {why}; the next address of SCHED_HOST is tried"
+    def _look_elsewhere(self, told: LookElsewhere) -> None:
+        text = f"{self._client.address}: {told.text}; the next address of SCHED_HOST is tried"
         if text not in self._said_elsewhere and len(self._said_elsewhere) < MOST_SAID:
             self._said_elsewhere.add(text)
             log.warn(text)
-        self._client.look_elsewhere()
+        by_all = self._client.look_elsewhere(told.text if told.is_refusal else "")
+        if by_all:
+            fix = "Fix: name this job's own scheduler in SCHED_HOST"
+            self._events.append(RefusedByAll(f"every address of SCHED_HOST refuses it: {by_all}. {fix}"))
 
     def _told_to_wait(self, told: ToldToWait) -> None:
         now = clock.now_s()

@@ -7,7 +7,9 @@ import pytest
 from runtime.core.agent_events import (
     Connected,
     Disconnected,
+    EndReason,
     MustEnd,
+    RefusedByAll,
     SchedulerAway,
     Seated,
     ToldToWait,
@@ -101,6 +103,26 @@ def test_who_has_no_seat_yet_leaves_another_jobs_scheduler_and_ends_for_settings
     assert look(desk) == ["was started for another"] and desk.told(MustEnd) == []
     desk.hear(Refused("mine", Refusal.OTHER_SETTINGS, 0.0, "WORKER_NUM differs", "job-1", 1))
     assert look(desk) == [] and len(desk.told(MustEnd)) == 1
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_who_is_refused_at_every_address_ends_at_once_unless_it_trains(trains: bool) -> None:
+    desk = desk_at() if trains else Desk(elsewhere_s=PATIENCE_S)
+    desk.step(Connected())
+    desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "another's", "job-9", 5))
+    assert [notice.is_refusal for notice in desk.told(LookElsewhere)] == [True]
+    desk.step(RefusedByAll("all of them"))
+    ends = [] if trains else [MustEnd(EndReason.REFUSED, "worker 3: all of them")]
+    assert desk.told(MustEnd) == ends
+
+
+def test_a_scheduler_that_was_replaced_or_is_silent_refuses_nobody() -> None:
+    replaced = desk_at(term=2)
+    replaced.hear(OLD_WORDS[0])
+    silent = Desk(elsewhere_s=PATIENCE_S)
+    silent.step(Connected())
+    silent.passes(2 * PATIENCE_S)
+    assert [notice.is_refusal for one in (replaced, silent) for notice in one.told(LookElsewhere)] == [False, False]
 
 
 def test_with_one_address_all_is_as_it_was() -> None:

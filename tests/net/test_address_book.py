@@ -45,6 +45,35 @@ def test_each_is_tried_in_turn_and_turns_in_vain_are_slower() -> None:
     assert book.slowness(4) == 1
 
 
+def test_all_refuse_once_each_has_when_it_was_last_tried() -> None:
+    book = AddressBook("10.0.0.1,10.0.0.2", PORT)
+    said = []
+    for refuses in (True, False, True, True, True):
+        said.append(book.refuses(f"{len(said)}") if refuses else "-")
+        book.turn()
+    assert said[:3] == ["", "-", ""], "the second one was silent, or not there"
+    assert said[3] == "10.0.0.1:8118: 2; 10.0.0.2:8118: 3"
+    assert said[4] == "10.0.0.1:8118: 4; 10.0.0.2:8118: 3"
+
+
+def test_of_many_that_refuse_a_few_are_quoted() -> None:
+    book = AddressBook(",".join(f"10.0.0.{number}" for number in range(1, 7)), PORT)
+    for _ in range(5):
+        assert book.refuses("no") == ""
+        book.turn()
+    assert book.refuses("no").endswith("10.0.0.4:8118: no; and 2 more")
+
+
+def test_what_addresses_refused_is_forgotten_when_the_file_names_others(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
+    read = Read(tmp_path / "hosts")
+    assert read.book.refuses("no") == ""
+    read.again("10.0.0.2\n10.0.0.1\n")
+    assert read.book.present == A
+    read.book.turn()
+    assert read.book.refuses("no") == ""
+
+
 def test_one_host_leaves_no_choice() -> None:
     book = AddressBook("10.0.0.1", PORT)
     book.turn()

@@ -16,7 +16,7 @@ import pytest
 
 from runtime.core import records
 from runtime.core.records import GenerationCommitted, JobInterrupted, SeatLost
-from runtime.errors import SchedulerLeftError, SupersededError
+from runtime.errors import RefusedError, SchedulerLeftError, SupersededError
 from runtime.ops.job_view import JobView
 from runtime.ops.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
 from runtime.service.agent import Agent
@@ -205,3 +205,19 @@ def test_another_jobs_scheduler_at_the_first_address_is_passed_over(
         assert Linked(f"127.0.0.1:{house.ports[1]}") in seen
     finally:
         link.close()
+
+
+def test_a_worker_whom_all_refuse_as_anothers_ends_at_once_with_what_they_said(
+    places: Callable[..., TwoPlaces],
+) -> None:
+    one, other, house = places("one", JOB_NAME="one"), places("other", JOB_NAME="other"), places(JOB_NAME="ours")
+    hosts = [f"127.0.0.1:{foreign.ports[0]}" for foreign in (one, other)]
+    house.environ["SCHED_HOST"] = ",".join(hosts)
+    one.serves()
+    other.serves()
+    agent = Agent(house.settings("worker", "0"), "ours", "cpu")
+    house.agents.append(agent)
+    with pytest.raises(RefusedError, match="every address of SCHED_HOST refuses it") as told:
+        agent.register()
+    for host, name in zip(hosts, ("one", "other"), strict=True):
+        assert f"{host}: worker 0 was started for 'ours', this scheduler runs '{name}'" in str(told.value)
