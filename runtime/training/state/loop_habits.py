@@ -1,7 +1,8 @@
 """Habits of a training loop that give other bits after a loss, told in a sentence while the loop still runs.
 
-Here live three looks at the script's own code: at a batch that was taken before the commit that it follows, at a loop
-that commits the number of the step it has just taken, and at counters outside the state. Never here: a refusal; each of
+Here live four looks at the script's own code: at a batch that was taken before the commit that it follows, at a loop
+that commits the number of the step it has just taken, at what it changes behind its commit, and at counters outside the
+state. Never here: a refusal; each of
 these loops is right as long as nobody is lost. The one idea: what a loop carries from one step to the next is seen
 where it commits, in the frame that calls ``commit()``, and the first steps show it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import dis
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 
 from runtime.service import log
 from runtime.training.group.calling_place import calling_place
+from runtime.training.state.behind_commit import change_behind_commit, loop_around
 
 __all__ = ["LoopHabits", "OutsideCounters"]
 
@@ -33,13 +35,20 @@ class LoopHabits:
     Args:
         modules: of the state, whose forward passes show which batch a step uses.
         counters: the names of the state's plain values.
+        values: what the state holds, by name, as it is at this moment.
         has_position: whether a sampler of the state has been told of samples.
     """
 
     def __init__(
-        self, modules: Collection[nn.Module], counters: Collection[str], *, has_position: Callable[[], bool]
+        self,
+        modules: Collection[nn.Module],
+        counters: Collection[str],
+        values: Callable[[], Mapping[str, Any]],
+        *,
+        has_position: Callable[[], bool],
     ) -> None:
         self._counters = counters
+        self._values = values
         self._has_position = has_position
         self._commits = 0
         self._used: list[weakref.ref[torch.Tensor]] = []
@@ -47,11 +56,13 @@ class LoopHabits:
         self._at_commit: list[weakref.ref[torch.Tensor]] = []
         self._hooks = [one.register_forward_pre_hook(self._forward, with_kwargs=True) for one in modules]
 
-    def committed(self, frame: FrameType) -> None:
-        """``commit()`` was called from here."""
+    def committed(self, state: object, frame: FrameType) -> None:
+        """The state's ``commit()`` was called from here."""
         if self._commits >= _LOOKED_AT:
             return
         self._commits += 1
+        if self._commits == 1:
+            self._look_behind(state, frame)
         if self._commits == 1 and not self._has_position():
             self._look_at_loop(frame)
         self._used, self._used_before = [], self._used
@@ -77,8 +88,18 @@ class LoopHabits:
                 return
             self._used.append(weakref.ref(given))
 
+    def _look_behind(self, state: object, frame: FrameType) -> None:
+        change = change_behind_commit(frame, state, self._values())
+        if change is not None:
+            line, text = change
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{line}: {text} comes behind the commit of line "
+                f"{frame.f_lineno}, in the same loop: a recovery at that commit does not do it again, and what follows "
+                "may have other bits than a run without a loss. Fix: do it before state.commit()"
+            )
+
     def _look_at_loop(self, frame: FrameType) -> None:
-        name = _counted_by_loop(frame.f_code, frame.f_lasti)
+        name = _counted_by_loop(frame)
         if name in self._counters:
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
@@ -127,11 +148,9 @@ class OutsideCounters:
                 yield name, value
 
 
-def _counted_by_loop(code: CodeType, at: int) -> str | None:
+def _counted_by_loop(frame: FrameType) -> str | None:
     """``x`` where the innermost loop around this instruction is ``for state.x in …``."""
-    instructions = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
-    jumps = (one for one in instructions if "JUMP_BACKWARD" in one.opname)
-    begins = max((one.argval for one in jumps if one.argval <= at <= one.offset), default=None)
+    instructions, begins, _ = loop_around(frame)
     for number, one in enumerate(instructions):
         if one.offset == begins and one.opname == "FOR_ITER":
             load, store = instructions[number + 1 : number + 3]

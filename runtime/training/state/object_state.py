@@ -68,6 +68,13 @@ class ObjectState(State):
 
     def _handler_of(self, name: str, value: Any) -> StateHandler:
         handler = handler_of(value) or PlainHandler(self, name)
+        inside = _kept_inside(value)
+        if isinstance(handler, PlainHandler) and inside is not None:
+            raise UsageError(
+                f"{type(self).__name__}({name}=…): a {type(inside).__name__} inside a {type(value).__name__} cannot be "
+                f"followed, saved nor restored. Fix: give each its own name, as "
+                f"{type(self).__name__}(model, optimizer, model_2=…, optimizer_2=…)"
+            )
         if isinstance(handler, (ModuleHandler, OptimizerHandler)) and not self._follows_optimizers:
             raise UsageError(
                 f"{type(self).__name__}({name}=…): a {type(value).__name__} changes in an optimizer step, which only "
@@ -260,3 +267,9 @@ class ObjectState(State):
         if seed is None and self._samplers:
             seed = self._samplers[0].seed
         return int(seed or 0)
+
+
+def _kept_inside(value: Any) -> object | None:
+    """The first of a list's, tuple's or dict's values that has a state of its own."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((one for one in items if hasattr(one, "state_dict")), None)

@@ -87,13 +87,14 @@ class TorchState(ObjectState):
         self._habits = LoopHabits(
             [one.value for one in self.handlers.values() if isinstance(one, ModuleHandler)],
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
+            lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
         )
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
 
     def commit(self) -> None:
         """As :meth:`State.commit`."""
-        self._habits.committed(sys._getframe(1))
+        self._habits.committed(self, sys._getframe(1))
         super().commit()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -117,6 +118,97 @@ def test_a_commit_that_names_the_step_just_taken_is_told(said: list[str]) -> Non
     line = counts_by_the_loop.__code__.co_firstlineno + 4
     assert len(said) == 1
     assert said[0].startswith(f"test_loop_habits.py:{line}: state.batch is the loop's own variable")
+
+
+def steps_a_schedule_late(state: TorchState) -> None:
+    schedule = state.schedule
+    while state.epoch < 2:
+        for number in range(6):
+            train_on(state, torch.ones(4, 3))
+            state.commit()
+            if number % 3 == 0:
+                schedule.step()  # late: schedule.step()
+        state.epoch += 1
+
+
+def averages_late(state: TorchState) -> None:
+    for _ in range(3):
+        train_on(state, torch.ones(4, 3))
+        state.commit()
+        state.average.update_parameters(state.model)  # late: state.average.update_parameters()
+
+
+def counts_late(state: TorchState) -> None:
+    while state.epoch < 3:
+        train_on(state, torch.ones(4, 3))
+        state.commit()
+        state.epoch += 1  # late: state.epoch = …
+
+
+def keeps_the_best_late(state: TorchState) -> None:
+    for _ in range(3):
+        with torch.enable_grad():
+            train_on(state, torch.ones(4, 3))
+        state.commit()
+        loss = state.model(torch.ones(4, 3)).sum().item()
+        state.best = min(state.best, loss)  # late: state.best = …
+
+
+def lists_late(state: TorchState) -> None:
+    for _ in range(3):
+        train_on(state, torch.ones(4, 3))
+        state.commit()
+        state.history.append(1)  # late: state.history.append()
+
+
+@pytest.mark.parametrize("loop", [steps_a_schedule_late, averages_late, counts_late, keeps_the_best_late, lists_late])
+def test_what_is_changed_behind_the_commit_in_its_loop_is_told_once(loop: Loop, said: list[str]) -> None:
+    loop(state_with_much())
+    lines = inspect.getsource(loop).splitlines()
+    number, text = next((at, line.partition("late: ")[2]) for at, line in enumerate(lines) if "late: " in line)
+    [told] = said
+    assert told.startswith(
+        f"test_loop_habits.py:{loop.__code__.co_firstlineno + number}: {text} comes behind the commit of line "
+    )
+    assert "Fix: do it before state.commit()" in told
+
+
+def changes_in_time(state: TorchState) -> None:
+    schedule = state.schedule
+    while state.epoch < 2:
+        for _ in range(3):
+            schedule.step()
+            train_on(state, torch.ones(4, 3))
+            state.history.append(1)
+            state.average.update_parameters(state.model)
+            state.commit()
+            print(schedule.get_last_lr(), state.best, state.completed_steps)
+        state.epoch += 1
+        schedule.step()
+        state.best = 0.0
+
+
+def test_what_is_changed_before_it_or_behind_its_loop_is_not(said: list[str]) -> None:
+    changes_in_time(state_with_much())
+    assert said == []
+
+
+def state_with_much() -> TorchState:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TorchState(
+        model,
+        optimizer,
+        sampler=ElasticSampler(range(8)),
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        average=torch.optim.swa_utils.AveragedModel(model),
+        epoch=0,
+        best=9.0,
+        history=[],
+        rng="per_step",
+    )
+    Commits(state)
+    return state
 
 
 def epochs_around_batches(state: TorchState) -> None:

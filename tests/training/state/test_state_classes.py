@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -293,3 +294,12 @@ def test_gradients_of_a_step_that_a_notice_cut_off_do_not_flow_into_the_next() -
     backward(state)
     state.begin(Point(0, 2))  # also of a rank that had nothing to recall
     assert all(one.grad is None for one in state.weights())
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda both: dict(enumerate(both))], ids=["list", "tuple", "dict"])
+def test_several_models_in_one_value_are_refused_with_what_to_write(kind: Callable[[list[nn.Module]], Any]) -> None:
+    models = kind([nn.Linear(1, 1), nn.Linear(1, 1)])
+    with pytest.raises(UsageError, match=r"TorchState\(model=…\): a Linear inside a .*Fix: give each its own name"):
+        elastic.TorchState(models, rng="per_step")
+    with pytest.raises(UsageError, match=r"TorchState\(others=…\)"):
+        elastic.TorchState(nn.Linear(1, 1), others=models)
