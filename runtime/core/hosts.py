@@ -111,6 +111,9 @@ class Hosts:
         for host in hosts:
             known = self._known.setdefault(host.name, _Known(host))
             known.host, known.is_there = host, True
+        gone = [name for name, known in self._known.items() if not known.is_there and not known.failures]
+        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # where each answer has new names
+            del self._known[name]
 
     def failed(self, name: str, now_s: float) -> float:
         """A worker on this host has failed by the host's doing; until when nothing is started there."""

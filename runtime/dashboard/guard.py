@@ -96,6 +96,10 @@ class Guard:
         """Whether a page that sends these headers could act."""
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
+    def knows(self, token: str) -> bool:
+        """Whether this is the token that a reader, or an action, must show."""
+        return any(_shows(own, {}, token) for own in (self.token, self.action_token) if own is not None)
+
     def _is_own(self, host: str) -> bool:
         name = host_name(host)
         if name is None:
@@ -134,7 +138,7 @@ def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
 
 def _shows(expected: str, headers: Mapping[str, str], token: str | None) -> bool:
     shown = token or _bearer(headers) or _cookie(headers)
-    return shown is not None and hmac.compare_digest(shown.encode(), expected.encode())
+    return shown is not None and hmac.compare_digest(shown.encode(errors="replace"), expected.encode())
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

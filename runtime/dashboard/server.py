@@ -210,7 +210,8 @@ class _Guarded:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
             answer = RedirectResponse("/", 303)  # so that the token stays in no history
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            if self._guard.knows(token):  # a link with another one, from wherever, must not replace the right one
+                answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return answer
         return self._app
 

@@ -31,12 +31,15 @@ class PreemptionLook:
         command: split into words as a shell does, and read by none.
         told: takes why this worker is to leave.
         every_s: seconds from one answer to the next question.
+        timeout_s: how long the command may take.
     """
 
-    def __init__(self, command: str, told: Callable[[str], object], every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, command: str, told: Callable[[str], object], every_s: float = EVERY_S, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._words = shlex.split(command)
         self._told = told
-        self._every_s = every_s
+        self._every_s, self._timeout_s = every_s, timeout_s
         self._over = threading.Event()
         self._problem = ""
 
@@ -63,22 +66,15 @@ class PreemptionLook:
 
     def _is_announced(self) -> bool:
         try:
-            done = subprocess.run(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+            status = self._status()
         except subprocess.TimeoutExpired:
-            problem = f"has not ended after {TIMEOUT_S:g} s"
+            problem = f"has not ended after {self._timeout_s:g} s"
         except (OSError, ValueError) as error:
             problem = f"cannot be run: {error.strerror if isinstance(error, OSError) else error}"
         else:
-            if done.returncode == 0:
+            if status == 0:
                 return True
-            problem = f"ended with status {done.returncode}" if done.returncode >= _SHELLS_OWN else ""
+            problem = f"ended with status {status}" if status >= _SHELLS_OWN else ""
         if problem and problem != self._problem:
             log.warn(
                 f"PREEMPTION_COMMAND: {self._words[0]} {problem}: nobody hears of a preemption before SIGTERM. Fix: "
@@ -86,6 +82,26 @@ class PreemptionLook:
             )
         self._problem = problem
         return False
+
+    def _status(self) -> int:
+        """What the command ends with. One that hangs is ended with all that it has started, else each look leaves more.
+
+        Raises:
+            subprocess.TimeoutExpired: it hung.
+        """
+        command = subprocess.Popen(
+            self._words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return command.wait(self._timeout_s)
+        finally:
+            if command.returncode is None:  # not reaped yet, so that the number is still its own
+                os.killpg(command.pid, signal.SIGKILL)
+                command.wait()
 
 
 def _leave(why: str) -> None:

@@ -130,7 +130,7 @@ class Tail:
             data = self._rest + file.read(found.st_size - self._offset)
         self._offset = found.st_size
         whole, _, self._rest = data.rpartition(b"\n")
-        return whole.decode(errors="replace").splitlines(), False
+        return list(_whole_lines(whole + b"\n")), False
 
 
 def _part(directory: Path, number: int) -> Path:

@@ -61,6 +61,16 @@ def test_a_host_that_fails_rests_twice_as_long_each_time() -> None:
     assert known.failed("a", 204) == 214
 
 
+def test_hosts_that_never_come_back_are_forgotten_once_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.core.hosts.MOST_HOSTS", 3)
+    hosts = Hosts()
+    hosts.failed("bad", 0.0)
+    for number in range(20):
+        hosts.seen([Host("stays", 1), Host(f"new-{number}", 1)])
+    assert set(hosts._known) == {"stays", "bad", "new-19"}
+    assert hosts.usable(1.0) == (Host("stays", 1), Host("new-19", 1))
+
+
 def test_workers_on_a_host_that_rests_stay() -> None:
     known = Hosts()
     known.seen(hosts(a=2))

@@ -117,6 +117,16 @@ def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings
         assert client.get("/api/everything").status_code == 200
 
 
+@pytest.mark.parametrize("wrong", ["another", "%ff%fe", "%0d%0aset-cookie:%20a=b", "%ed%a0%80"])
+def test_a_token_that_is_not_ours_becomes_no_cookie(settings: Settings, wrong: str) -> None:
+    """A link of anybody's may hold one: it must not take the place of the right one."""
+    for guard in (Guard(frozenset(), None), Guard(frozenset(), None, "t0ken")):
+        with TestClient(app_of(Pages(Watch(settings, None)), guard, lambda: ""), base_url=HOST) as client:
+            answer = client.get(f"/?token={wrong}", follow_redirects=False)
+            assert answer.status_code == 303
+            assert "set-cookie" not in answer.headers
+
+
 def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> None:
     left = threading.Event()
     pages = Pages(Watch(settings, None), linger_s=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from pathlib import Path
 
@@ -47,3 +49,22 @@ def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
     assert [look._is_announced() for _ in range(3)] == [False] * 3
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1 and said in lines[0] and "Fix: " in lines[0]
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_has_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has started holds the end of a fifo that nobody else writes: the end of the file is its end."""
+    os.mkfifo(tmp_path / "held")
+    reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    look = PreemptionLook(
+        f"sh -c 'exec 3>\"{tmp_path}/held\"; echo x >&3; sleep 1000 & wait'", pytest.fail, timeout_s=1.0
+    )
+    assert not look._is_announced()
+    assert os.read(reader, 10) == b"x\n", "it had begun"
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    assert poll.poll(PATIENCE_S * 1000), "what it has started runs on"
+    assert os.read(reader, 10) == b""
+    assert "has not ended after 1 s" in caplog.records[0].getMessage()
+    os.close(reader)

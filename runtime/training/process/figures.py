@@ -42,7 +42,7 @@ def report(**figures: Any) -> None:
             )
         try:
             value = float(given)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise UsageError(f"runtime.report({name}=…): it is no number ({error}). Fix: give one number") from None
         if not math.isfinite(value):
             raise UsageError(f"runtime.report({name}={value}): expected a finite number. Fix: leave it out")

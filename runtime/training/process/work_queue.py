@@ -73,6 +73,10 @@ class WorkQueue:
             UsageError: an item is not as above.
             KeyValueError: there is no room: 512 puts are not done with, or ``runtime.kv`` is full.
         """
+        if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Iterable):
+            raise UsageError(
+                f"runtime.WorkQueue.put(): a {type(items).__name__} is one item, expected several. Fix: put([item])"
+            )
         parts = list(_parts(items))
         name = hashlib.blake2b(key.encode(errors="surrogatepass") if key is not None else b"".join(parts)).digest()
         for number, part in enumerate(parts):

@@ -35,6 +35,7 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({"queue": "many"}, "it is no number"),
         ({"queue": torch.ones(2)}, "it is no number"),
         ({"queue": None}, "it is no number"),
+        ({"queue": 10**400}, "it is no number"),
         ({"queue": float("nan")}, "expected a finite number"),
         ({"queue": float("inf")}, "expected a finite number"),
         ({"cpu": 1.0}, "by itself"),

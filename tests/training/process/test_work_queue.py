@@ -157,6 +157,9 @@ def test_what_makes_no_sense_is_refused(process: Process) -> None:
         queue.put([object()])
     with pytest.raises(UsageError, match=rf"an item of {MAX_VALUE_BYTES + 5} bytes.*Fix: "):
         queue.put([b"x" * MAX_VALUE_BYTES])
+    for one in ("a text", b"bytes", 7):
+        with pytest.raises(UsageError, match=r"is one item, expected several.*Fix: put\(\[item\]\)"):
+            queue.put(one)  # type: ignore[arg-type]
     for name in ("", "x" * 193, 7):
         with pytest.raises(UsageError, match=r"1 to 192 bytes.*Fix: "):
             runtime.WorkQueue(name)  # type: ignore[arg-type]
