@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--last", type=int, default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
-    recovery_path = kept_start.settings_here().recovery_path
+    recovery_path = kept_start.settings_here(only_looks=True).recovery_path
     if options.follow:
         return _follow(EventStream(recovery_path), as_json=options.json)
     events = required_events(recovery_path)

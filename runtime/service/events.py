@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,12 +68,20 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     found = []
     for line in lines:
         try:
-            event = event_in(json.loads(line))
+            event = event_in(json.loads(line, parse_constant=_finite, parse_float=_finite))
         except (ValueError, RecursionError):
             continue
         if event is not None:
             found.append(event)
     return found
+
+
+def _finite(text: str) -> float:
+    """A number that JSON has: the page's browser reads no other, and would show nothing at all."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no number of JSON's")
+    return number
 
 
 def read_events(recovery_path: Path) -> list[Event]:

@@ -47,6 +47,8 @@ def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> 
     looked = job.shell(python, "-P", "-m", "runtime", "ckpt", folder=copy)
     looked.end()
     assert str(job.folder / "ckpt_of_rank") not in looked.text
+    looked = job.shell(python, "-P", "-m", "runtime", "history", folder=copy)
+    assert looked.end() == 0 and "every member trains" in looked.text, looked.text
 
     settings = {**job.settings, "SCHED_PORT": str(free_port())}
     worker = str(ROOT / "tests" / "ops" / "tiny_worker.py")

@@ -112,6 +112,17 @@ def test_who_looks_again_gets_what_is_new(tmp_path: Path) -> None:
     assert is_all and lines == read_lines(tmp_path)
 
 
+def test_a_line_ends_only_where_the_log_ends_it(tmp_path: Path) -> None:
+    """A script's error may hold what Unicode counts as the end of a line, and JSON keeps it as it is."""
+    log, tail = log_in(tmp_path), Tail(tmp_path)
+    log.append(["first"])
+    assert tail.new_lines() == (["first"], True)
+    text = "a\u2028b\x85c\x0bd"
+    log.append([text])
+    assert tail.new_lines() == ([text], False)
+    assert read_lines(tmp_path) == ["first", text]
+
+
 def test_who_looks_again_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / EVENTS_FILE
     path.write_bytes(b"a\n")
