@@ -21,6 +21,9 @@ FREE = 3
 FORGOTTEN_BY_HALF_S = 10.0
 """A place's deaths weigh half as much after this time."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0  # under 2 × NODE_TIMEOUT, after which a job without a worker is given up
+SAME_ERRORS, SAME_ERROR_WITHIN_S = 10, 60.0
+"""So often in a row a place may meet one error of its program's own, each so soon after the last, at whatever step: the
+others may make steps without it."""
 OWN_ERROR_WAIT_S = 1.0
 """What its own program ended: the others may meet the same error a moment later, and then the job's end is decided."""
 
@@ -72,6 +75,7 @@ class _Place:
     weight: float = 0.0  # of those remembered, at the last one
     last_at: float = 0.0
     own: tuple[str, int] | None = None  # the last error of its program's own
+    alike: int = 0  # in a row, each soon after the one before
 
 
 class Restarts:
@@ -96,6 +100,10 @@ class Restarts:
             own = (loss.essence, loss.step)
             if known.own == own:
                 return Never(f"twice at step {loss.step} with the same error: trying again does not help")
+            is_alike = known.own is not None and known.own[0] == loss.essence
+            known.alike = known.alike + 1 if is_alike and now - known.last_at <= SAME_ERROR_WITHIN_S else 1
+            if known.alike >= SAME_ERRORS:
+                return Never(f"{known.alike} times in a row with the same error: trying again does not help")
             known.own = own
         while known.deaths and now - known.deaths[0] >= WINDOW_S:
             known.deaths.popleft()

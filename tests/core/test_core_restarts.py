@@ -87,6 +87,21 @@ def test_another_error_or_another_step_is_another_matter(between: Loss) -> None:
         assert isinstance(budget.died("2", loss, 0.0), Again)
 
 
+def test_the_same_error_in_a_row_ends_the_job_although_the_others_make_steps() -> None:
+    budget = Restarts(32767)
+    told = [budget.died("2", own(step=step), 3.0 * step) for step in range(restarts.SAME_ERRORS)]
+    assert [type(one) for one in told] == [Again] * (restarts.SAME_ERRORS - 1) + [Never]
+    assert "10 times in a row with the same error" in told[-1].why  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("apart_s", [3.0, restarts.SAME_ERROR_WITHIN_S + 1])
+def test_an_error_that_comes_seldom_or_between_others_is_tried_again(apart_s: float) -> None:
+    budget = Restarts(32767)
+    for step in range(100):
+        error = own("ValueError: x" if apart_s > restarts.SAME_ERROR_WITHIN_S or step % 5 else "KeyError: y", step)
+        assert isinstance(budget.died("2", error, apart_s * step), Again)
+
+
 def test_a_kill_between_does_not_make_an_error_new() -> None:
     budget = Restarts(32767)
     assert isinstance(budget.died("2", own(), 0.0), Again)
