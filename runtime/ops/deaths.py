@@ -23,6 +23,8 @@ MISSING_LINES = (
     "`import runtime` and `runtime.init()` at its beginning and `@runtime.elastic.run` above its training function"
 )
 _NO_RANK = re.compile(r"\b(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+_STATUS = re.compile(r"ended with status (\d+): ")
+OWN_ADVICE = "do what that message says"
 _OURS = range(64, 100)  # the exit codes of runtime.errors: such a process has said in its own words what to do
 
 
@@ -139,6 +141,9 @@ def correction(error: str) -> str:
     """What to do in a script that failed so."""
     if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
         return "call runtime.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE"
+    status = _STATUS.search(error)
+    if status is not None and int(status[1]) in _OURS:
+        return OWN_ADVICE
     return "correct the script"
 
 

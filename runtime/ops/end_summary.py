@@ -11,12 +11,12 @@ import sys
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.ops import kept_start
-from runtime.ops.deaths import correction, missing
+from runtime.ops.deaths import OWN_ADVICE, correction, missing
 from runtime.ops.following import Following, Result
 from runtime.ops.history_show import summary_of_folder
 from runtime.ops.job_view import EndKind
 from runtime.ops.progress import JsonScreen, Screen
-from runtime.ops.verdict import Verdict
+from runtime.ops.verdict import EXIT_CODES, Verdict
 
 _ENDED = {
     EndKind.FAILED: "failed",
@@ -86,4 +86,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
             return f"correct the script, then {spelled('run', '--fresh', script)}"
         case EndKind.FAILED:
             return ""
-    return recover if settings.enable_recovery else ""
+    if not settings.enable_recovery:
+        return ""
+    has_own_advice = verdict.exit_code != EXIT_CODES[EndKind.INTERRUPTED]  # one of ours, which trying again cannot help
+    return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
