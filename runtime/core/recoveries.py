@@ -83,9 +83,11 @@ class Recoveries:
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
     _has_trained: bool = False
+    _reached: int = 0  # the greatest step that was seen on the line that trains, or that a checkpoint holds
 
     def add(self, event: Event) -> None:
         """Take one event into account."""
+        self._reach(event)
         match event.kind:
             case Kind.TRAINING:
                 self._close(event)
@@ -97,10 +99,20 @@ class Recoveries:
             case _ if self._open is not None:
                 self._go_on(self._open, event)
 
+    def _reach(self, event: Event) -> None:
+        """A scheduler that starts together with all workers knows no step: earlier events and checkpoints tell it."""
+        match event.kind:
+            case Kind.TRAINING:
+                self._reached = event.step
+            case Kind.STEP:
+                self._reached = max(self._reached, event.step)
+            case Kind.COMMITTED:
+                self._reached = max(self._reached, int(_number(event.more.get("point"))))
+
     def _begin(self, event: Event) -> None:
         if event.kind is Kind.ROUND and event.more.get("gently"):
             return
-        row = Recovery(len(self.rows) + 1, event.text, [], event.at, event.step)
+        row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
         if event.kind is Kind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
             row.cause = f"worker {event.node}: {event.text}"
@@ -127,6 +139,7 @@ class Recoveries:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
                 row.restore_step = restore if type(restore) is int else 0
+                row.step = max(row.step, row.restore_step)
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
 

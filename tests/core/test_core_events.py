@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from runtime.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
 from runtime.core.messages import Activity, Join, SavedPoints
 from runtime.core.point import Point
@@ -129,6 +131,25 @@ def test_after_a_restart_those_who_trained_on_are_training_again_without_a_round
     later = house.events[before:]
     assert [event.kind for event in later if event.kind is not Kind.RETURNED] == [Kind.SCHEDULER, Kind.TRAINING]
     assert (later[-1].term, later[-1].step) == (2, 33)
+
+
+@pytest.mark.parametrize(("seen", "at_least"), [(130, 130), (90, 100), (0, 100)])
+def test_where_everything_was_killed_the_recovery_tells_the_step_that_was_reached(seen: int, at_least: int) -> None:
+    house = trained()
+    house.now += 2
+    for node in "01":
+        house.beat(node, step=seen)
+    house.crash(after_s=60)
+    house.tick(5)
+    house.now += 30
+    for node in "01":
+        house.register(node, f"s{node}-2")
+    for node in "01":
+        house.join(node, [(100, 1)])
+    for node in "01":
+        house.beat(node, step=100)
+    (row,) = recoveries_of(house.events)
+    assert (row.step, row.restore_step, row.steps_lost) == (at_least, 100, at_least - 100)
 
 
 def test_a_thousand_seats_in_one_pass_are_few_events() -> None:
