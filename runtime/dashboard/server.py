@@ -1,7 +1,8 @@
 """The web server: a few routes over one ``Watch``, and one stream of server-sent events for every open page.
 
 Here live routes, the stream and its bounds; who may ask is ``guard``'s. The one idea: one task looks at the job and
-makes each message once, whoever many pages are open; a page that reads too slowly is closed and comes back by itself.
+makes each message once, however many pages are open; a page that reads too slowly is closed and comes back by itself.
+What the scheduler tells is passed on at once; what only files tell is looked for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from runtime.dashboard.guard import ACTION, COOKIE, HEADERS, Guard
 from runtime.dashboard.metrics import exposition
 from runtime.dashboard.watching import Watch
 
-LOOK_S = 0.25
+LOOK_S = 0.25  # how often the files are looked at where the scheduler tells nothing
+REST_S = 0.05  # between two looks, however much it tells
 STATE_S = 1.0  # how often the state is told where nothing but time has passed
 MOST_PAGES = 32
 MOST_WAITING = 64  # messages that a page has not read yet
@@ -67,7 +69,22 @@ class Pages:
             if self._queues and (changed.is_told or now - told_at >= STATE_S):
                 told_at = now
                 self._tell("state", await asyncio.to_thread(self.state))
+            await asyncio.sleep(REST_S)
+            await self._news()
+
+    async def _news(self) -> None:
+        """Until the scheduler has told something, or it is time to look at the files."""
+        source = self._watch.source
+        if source is None:
             await asyncio.sleep(LOOK_S)
+            return
+        loop, is_told = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(source, is_told.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_told.wait(), LOOK_S)
+        finally:
+            loop.remove_reader(source)
 
     def state(self) -> dict[str, Any]:
         """What every message of that name holds."""

@@ -73,6 +73,11 @@ class Watch:
         self._losses: dict[int, float] = {}  # by step
         self._logs: dict[Path, int] = {}  # how much of each was read
 
+    @property
+    def source(self) -> int | None:
+        """A descriptor that is readable while the scheduler has told what no ``look`` has taken in; None: no link."""
+        return None if self._link is None else self._link.fileno()
+
     def look(self) -> Changed:
         """Take in what is new."""
         is_told = self._take_news()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +18,13 @@ from starlette.testclient import TestClient
 
 from runtime.config import Settings
 from runtime.core.events import Kind
+from runtime.dashboard import server
 from runtime.dashboard.guard import Guard
 from runtime.dashboard.report import gathered, html_of_folder
 from runtime.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from runtime.dashboard.watching import LOG_BYTES, Watch
+from runtime.ops.job_view import JobView
+from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
 from tests.dashboard.conftest import told
 
 HOST = "http://127.0.0.1:8265"
@@ -133,6 +140,53 @@ def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> 
     pages.leave = left.set
     with TestClient(app_of(pages, Guard(frozenset(), None), lambda: ""), base_url=HOST):
         assert left.wait(60)
+
+
+class Rung(SchedulerLink):
+    """A link that stands from the beginning and tells what the test has it tell."""
+
+    def __init__(self) -> None:
+        self._news: deque[Linked | Unlinked] = deque()
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.ring(Linked())
+
+    def ring(self, news: Linked | Unlinked) -> None:
+        self._news.append(news)
+        os.write(self._writable, b"t")
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def take(self) -> list[Linked | Unlinked | JobView]:
+        with suppress(BlockingIOError):
+            os.read(self._readable, 64)
+        told = list(self._news)
+        self._news.clear()
+        return list(told)
+
+
+def test_what_the_scheduler_tells_is_in_the_page_without_waiting_for_the_next_look(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 3600.0)
+    link = Rung()
+    pages = Pages(Watch(settings, link))
+
+    async def told_of_the_death() -> bool:
+        looking = asyncio.create_task(pages.run())
+        async with asyncio.timeout(60):
+            messages = aiter(pages.stream())
+            await anext(messages)
+            while not pages.watch.is_linked:
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                await asyncio.to_thread(link.ring, Unlinked())
+                while b"event: state" not in (message := await anext(messages)):
+                    pass
+        looking.cancel()
+        return b'"linked":false' in message
+
+    assert asyncio.run(told_of_the_death())
 
 
 def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:
