@@ -15,7 +15,7 @@ import msgspec
 from runtime.core import agent_events
 from runtime.core.agent_events import Answered, GaveUp, KeyAsk
 from runtime.core.key_records import SCHEMA, KeyRecord
-from runtime.core.messages import KeyOp
+from runtime.core.messages import KeyAnswer, KeyOp
 from runtime.core.scheduler import SchedulerCore
 from tests.core.linearizability import Called
 
@@ -42,8 +42,10 @@ class Keys:
         self._journals: dict[str, list[bytes]] = defaultdict(list)  # by job
         self._under_way: dict[tuple[str, int], Called] = {}  # by session and ticket
         self._given_up: set[tuple[str, int]] = set()
+        self._said: set[KeyAnswer] = set()  # by schedulers of the present job
         self._moment = self._tickets = 0
         self.history: dict[bytes, list[Called]] = defaultdict(list)
+        world.when_said[KeyAnswer].append(self._answers)
 
     # ---- the journal
 
@@ -74,6 +76,7 @@ class Keys:
 
     def begin_job(self) -> None:
         """No key is there; what is not answered may be said again, to whoever keeps the keys then."""
+        self._said.clear()
         for key in KEYS:
             self.history[key] = [called for called in self._under_way.values() if called.ask.key == key]
 
@@ -111,10 +114,15 @@ class Keys:
             self._given_up.add((worker.session, ticket))
             worker.says(GaveUp(ticket))
 
+    def _answers(self, _session: str, answer: KeyAnswer) -> None:
+        self._said.add(answer)
+
     def answered(self, worker: Worker, notice: Answered) -> None:
-        """The process hears an answer."""
+        """The process hears an answer. One that the job before gave, late, tells nothing of this job's keys."""
         called = self._under_way.pop((worker.session, notice.ticket), None)
-        if called is not None and (worker.session, notice.ticket) not in self._given_up:
+        if called is None or notice.answer not in self._said:
+            return
+        if (worker.session, notice.ticket) not in self._given_up:
             self._moment += 1
             called.ended, called.answer = self._moment, notice.answer
             self._world.count("key call answered")
