@@ -7,12 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.config import Settings
+from runtime.core.events import Kind
+from runtime.service.events import read_events
 from runtime.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
@@ -192,14 +197,97 @@ def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_i
     assert left == []
 
 
-def test_a_worker_is_killed_from_the_page_by_who_has_the_token_alone(
-    make_folder: Callable[..., Settings], browse: Callable[..., Browser]
-) -> None:
-    settings = make_folder(2, port=free_port())
-    worker = subprocess.Popen(
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The address of another server's empty page, on the same host: the browser sends it the same cookies."""
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def settings(make_folder: Callable[..., Settings]) -> Settings:
+    return make_folder(2, port=free_port())
+
+
+@pytest.fixture
+def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a pid file of the job says is worker 1."""
+    started = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
     )
-    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(worker.pid))
+    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(started.pid))
+    yield started
+    started.kill()
+    started.wait()
+
+
+def orders_from(page: Any, address: str) -> list[tuple[str, int]]:
+    """The ways in which a page can post the order to kill worker 1, and what the server has answered each."""
+    answers: list[tuple[str, int]] = []  # of a request that the browser itself keeps back there is none
+    page.on("response", lambda one: answers.append((one.request.method, one.status)) if "api/act" in one.url else None)
+    order = '{"do": "kill", "node": "1"}'
+    for mode, kind in (("cors", "application/json"), ("no-cors", "text/plain"), ("no-cors", "application/json")):
+        page.evaluate(
+            """async ([url, mode, kind, body]) => { try {
+                 const answer = await fetch(url, {method: "POST", mode, credentials: "include",
+                   headers: {"content-type": kind}, body});
+                 await answer.text();
+               } catch { /* refused */ } }""",
+            [f"{address}api/act", mode, kind, order],
+        )
+    if page.url.startswith(address):
+        return answers  # its policy lets it send no form
+    with page.expect_navigation(timeout=WAIT_MS):
+        page.evaluate(
+            """([url, order]) => {
+                 const form = document.createElement("form"), field = document.createElement("input");
+                 form.method = "post"; form.enctype = "text/plain"; form.action = url;
+                 field.name = order; form.append(field); document.body.append(form); form.submit();
+               }""",
+            [f"{address}api/act", order],
+        )
+    return answers
+
+
+@pytest.mark.parametrize("acts", ["1", "0"])
+def test_nobody_is_killed_from_another_page_or_without_the_token_or_without_actions(
+    acts: str, settings: Settings, worker: subprocess.Popen[bytes], elsewhere: str, browse: Callable[..., Browser]
+) -> None:
+    served = Served(settings, DASHBOARD_ACTIONS=acts)
+    address = served.url.partition("?")[0]
+    try:
+        own = browse(served.url)
+        own.page.wait_for_selector(".rank")
+        stranger = own.page.context.new_page()
+        stranger.goto(elsewhere)
+        plain = browse(address).page
+        plain.wait_for_selector(".rank")
+        told = {"with the cookie": orders_from(stranger, address), "with no token": orders_from(plain, address)}
+        for who, answers in told.items():
+            posted = [status for method, status in answers if method == "POST"]
+            assert posted and all(status in (401, 403, 405, 415) for status in posted), (who, answers)
+        assert acts == "1" or own.page.is_hidden("#kill")
+        assert worker.poll() is None
+        assert [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED] == []
+    finally:
+        served.close()
+
+
+def test_a_worker_is_killed_from_the_page_by_who_has_the_token_alone(
+    settings: Settings, worker: subprocess.Popen[bytes], browse: Callable[..., Browser]
+) -> None:
     served = Served(settings, DASHBOARD_ACTIONS="1")
     try:
         address = served.url.partition("?")[0]
@@ -223,5 +311,3 @@ def test_a_worker_is_killed_from_the_page_by_who_has_the_token_alone(
         assert [one for one in own.complaints if not one.startswith(address)] == []
     finally:
         served.close()
-        worker.kill()
-        worker.wait()
