@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from runtime.ops.drill.faults import flip_bit
 from runtime.ops.drill.page import html_of
 from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
+from runtime.ops.drill.span import Span
 from runtime.service.events import read_events
 from runtime.store.checkpoint import PointHeader, TensorPart, write_point
 from tests.store.points import LAYOUT, TREE, save
@@ -125,6 +128,30 @@ def test_buckets_that_do_not_sum_to_what_the_drill_has_measured_fail_it_and_say_
     off = report(Outcome(long), Outcome(long, seen_s=1006.0), Compared((50,), 2, 3), 7, [])
     near = report(Outcome(long), Outcome(long, seen_s=1004.0), Compared((50,), 2, 3), 7, [])
     assert (off["passed"], near["passed"]) == (False, True), "half a percent of a long one"
+
+
+def test_the_last_event_is_seen_when_it_comes_whatever_the_drill_waits_for(tmp_path: Path) -> None:
+    looked = threading.Event()
+
+    class Told(Span):
+        def _look(self) -> None:
+            super()._look()
+            looked.set()
+
+    path = tmp_path / "events.jsonl"
+    path.write_text("{}\n")
+    began_s, span = time.monotonic(), Told(tmp_path)
+    with path.open("a") as file:
+        file.write("{}\n")
+    for _ in range(2):  # one look may be under way
+        looked.clear()
+        assert looked.wait(60)
+    noticed_s = time.monotonic()
+    time.sleep(0.1)
+    seen_s = span.close()
+    assert seen_s is not None and seen_s <= noticed_s - began_s
+    assert span.close() == seen_s
+    assert Span(tmp_path / "nothing").close() is None
 
 
 def test_a_job_that_has_just_lost_a_member_does_not_train() -> None:

@@ -87,9 +87,9 @@ BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 class Scene:
     """What a fault is given to, at the moment when it is due.
 
-    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. ``wait`` returns
-    once the job's events satisfy what it is given, False where they never will. ``leave`` ends whoever would bring back
-    at once what is gone.
+    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. ``events`` are
+    the job's so far; ``wait`` returns once they satisfy what it is given, False where they never will. ``leave`` ends
+    whoever would bring back at once what is gone.
     """
 
     folder: Path
@@ -100,6 +100,7 @@ class Scene:
     slots: Mapping[str, int]
     planned: Planned
     tools: Tools
+    events: Callable[[], list[Event]]
     wait: Callable[[Callable[[list[Event]], bool]], bool]
     leave: Callable[[], None]
 
@@ -198,30 +199,37 @@ def _slow_rank(scene: Scene) -> Given:
 
 def _host(scene: Scene) -> Given:
     lost = host_of(scene.members, scene.planned.draw)
+    has_gone_on = _grown(scene, Kind.TRAINING)
     scene.leave()
     did = _signal(scene, lost, signal.SIGKILL)
-    return Given(lost[0], f"{did}; {_forget_memory(scene, lost)}")
+    return Given(lost[0], f"{did}; {_forget_memory(scene, lost, has_gone_on)}")
 
 
 def _until_loss(scene: Scene) -> Callable[[], bool]:
-    losses = 0
-
-    def count(events: list[Event]) -> bool:
-        nonlocal losses
-        losses = sum(event.kind is Kind.LOST for event in events)
-        return True
-
-    scene.wait(count)
-    return lambda: scene.wait(lambda events: sum(event.kind is Kind.LOST for event in events) > losses)
+    is_lost = _grown(scene, Kind.LOST)
+    return lambda: scene.wait(is_lost)
 
 
-def _forget_memory(scene: Scene, names: Sequence[str]) -> str:
-    """A machine that has lost its power has an empty /dev/shm; the rooms are free once their processes are gone."""
+def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
+    """Whether these events hold more of a kind than there are now."""
+
+    def count(events: list[Event]) -> int:
+        return sum(event.kind is kind for event in events)
+
+    before = count(scene.events())
+    return lambda events: count(events) > before
+
+
+def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[list[Event]], bool]) -> str:
+    """A machine that has lost its power has an empty /dev/shm; the rooms are free once their processes are gone.
+
+    Once the job has gone on, whoever came in a lost one's place holds its room, with points of its own.
+    """
     deadline = time.monotonic() + GONE_S
     rooms = {slot: room_path(checkpoint.SHARED_MEMORY, scene.job, slot) for slot in map(scene.slots.__getitem__, names)}
     left = {slot for slot, path in rooms.items() if path.exists()}
     count = len(left)
-    while left and time.monotonic() < deadline:
+    while left and time.monotonic() < deadline and not is_too_late(scene.events()):
         left = {slot for slot in left if not checkpoint.remove_room(checkpoint.SHARED_MEMORY, scene.job, slot)}
         time.sleep(_LOOK_S)
     return f"points of {count - len(left)} ranks in /dev/shm removed" + (f" ({len(left)} were held)" if left else "")
@@ -329,7 +337,7 @@ def _bitflip(scene: Scene) -> Given:
     did = _signal(scene, list(scene.running), signal.SIGKILL)
     for identity in scene.running.values():
         identity.wait_for_exit(GONE_S)
-    memory = _forget_memory(scene, scene.members)
+    memory = _forget_memory(scene, scene.members, lambda _: False)
     entries = [one for one in checkpoint.survey(root) if one.slot == slot and one.state is EntryState.WHOLE]
     if not entries:
         return Given(SCHEDULER, f"{did}; {memory}; rank {slot} had saved nothing in which a bit could be changed")

@@ -23,6 +23,7 @@ from runtime.ops import kept_start
 from runtime.ops.drill.faults import Scene, Tools, give
 from runtime.ops.drill.impossible import ImpossibleError
 from runtime.ops.drill.plan import Fault, Notice, Planned
+from runtime.ops.drill.span import Span
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from runtime.service.events import read_events
@@ -96,7 +97,6 @@ class Rehearsal:
         self._start, self._port = ["--sched-port", str(port), *start], port
         self._followers: list[subprocess.Popen[bytes]] = []
         self._whole_at = 0.0
-        self._seen: tuple[int, float, float] | None = None  # events, and when the first and the last of them came
         self._answered = 0  # ends of the job after which the drill brings it back
         self._tools = Tools()
 
@@ -107,6 +107,7 @@ class Rehearsal:
         kinds = {planned.fault for planned in plan}
         self._tools = Tools.made(self._folder, kinds, self._port, self._environment)
         self._environment.update(self._tools.environment)
+        span = Span(self._folder / "recovery")
         try:
             self._follow(["run", *self._start])
             for planned in plan:
@@ -119,8 +120,8 @@ class Rehearsal:
             outcome.wall_s = time.monotonic() - began
             self._end()
             self._tools.close()
+            outcome.seen_s = span.close()
         outcome.events = self._events()
-        outcome.seen_s = None if self._seen is None else self._seen[2] - self._seen[1]
         outcome.said = warnings_in(self._folder / "device")
         outcome.problem = self._problem(outcome)
         return outcome
@@ -141,13 +142,9 @@ class Rehearsal:
 
     def _events(self) -> list[Event]:
         try:
-            found = read_events(self._folder / "recovery")
+            return read_events(self._folder / "recovery")
         except StoreError:
             return []
-        now = time.monotonic()
-        if found and (self._seen is None or self._seen[0] != len(found)):
-            self._seen = len(found), now if self._seen is None else self._seen[1], now
-        return found
 
     def _is_over(self, events: Sequence[Event]) -> bool:
         """Whether the job is finished, or was ended by something that the drill has not meant to end it."""
@@ -240,7 +237,6 @@ class Rehearsal:
     def _end(self) -> None:
         deadline = time.monotonic() + GRACE_S
         while any(one.poll() is None for one in self._followers) and time.monotonic() < deadline:
-            self._events()  # the last ones are seen when they come
             time.sleep(LOOK_S)
         self._leave_followers()
         for identity in self._running().values():
@@ -267,6 +263,7 @@ class Rehearsal:
             slots,
             planned,
             self._tools,
+            self._events,
             self._wait,
             self._leave_followers,
         )
