@@ -11,13 +11,18 @@ from tests.foreign.frameworks.conftest import EXAMPLES, Started, final
 
 pytestmark = pytest.mark.system
 
-LOOP = EXAMPLES / "plain_loop.py"
-
 
 def test_a_loop_for_torchrun_ends_with_the_undisturbed_bits(
     ends_with_the_undisturbed_bits: Callable[..., None],
 ) -> None:
-    ends_with_the_undisturbed_bits(LOOP, "--steps", "40", steps=40, kills=["1:17", "0:29"])
+    ends_with_the_undisturbed_bits(EXAMPLES / "plain_loop.py", "--steps", "40", steps=40, kills=["1:17", "0:29"])
+
+
+@pytest.mark.thorough
+def test_a_loop_over_epochs_ends_with_the_undisturbed_bits(ends_with_the_undisturbed_bits: Callable[..., None]) -> None:
+    """With a schedule, batch norm, dropout and a test between epochs; killed in the middle of one and at its end."""
+    loop, words = EXAMPLES / "classifier_loop.py", ("--epochs", "2", "--pictures", "640")
+    ends_with_the_undisturbed_bits(loop, *words, steps=40, kills=["1:17", "0:20"])
 
 
 ASKS = """\
