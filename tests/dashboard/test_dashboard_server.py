@@ -18,6 +18,8 @@ from starlette.testclient import TestClient
 
 from runtime.config import Settings
 from runtime.core.events import Kind
+from runtime.core.goodput import Bucket
+from runtime.core.recoveries import Recovery
 from runtime.dashboard import server
 from runtime.dashboard.guard import Guard
 from runtime.dashboard.report import gathered, html_of_folder
@@ -187,6 +189,14 @@ def test_what_the_scheduler_tells_is_in_the_page_without_waiting_for_the_next_lo
         return b'"linked":false' in message
 
     assert asyncio.run(told_of_the_death())
+
+
+def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> None:
+    css, words = (STATIC / "page.css").read_text(), (STATIC / "words.js").read_text()
+    phases = Recovery(1, "", [], 0.0, 0, decided_at=1, seated_at=2, formed_at=3, trains_at=4).phases()
+    for name in [*map(str, Bucket), *phases]:
+        assert re.search(rf"\.{name}\b[^{{}}]*\{{ background: var\(--\w+\); \}}", css), name
+        assert len(re.findall(rf"\b{name}: ", words)) >= 2, name
 
 
 def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:

@@ -79,6 +79,7 @@
   }
 
   const lookOf = (rank) => rank.role === "retired" ? "retired" : rank.state !== "alive" ? rank.state : rank.role === "spare" ? (rank.activity === "seated" ? "warming" : "warm") : rank.activity;
+  const stepOf = (rank) => rank.step > 0 ? `${word("step")} ${rank.step}` : ""; // of a spare, or of a dead job's rank, nobody knows one
   function paintRanks() {
     const box = $("ranks"), ranks = state.ranks.filter((rank) => rank.role !== "retired");
     box.classList.toggle("many", ranks.length > MANY);
@@ -94,16 +95,16 @@
       cell.children[0].textContent = SIGNS[look] || "·";
       cell.children[1].textContent = rank.slot === null ? `${word("spares")} ${rank.node}` : String(rank.slot) === rank.node ? rank.node : `${rank.slot} (${rank.node})`;
       cell.children[2].textContent = of("a", look);
-      cell.children[3].textContent = `${word("step")} ${rank.step} · ${rank.host} · ${rank.pid}`;
+      cell.children[3].textContent = [stepOf(rank), rank.host, rank.pid].filter(Boolean).join(" · ");
       cell.setAttribute("aria-selected", String(chosen === rank.node));
-      cell.setAttribute("aria-label", `${rank.node}: ${of("a", look)}, ${word("step")} ${rank.step}, ${rank.host}, pid ${rank.pid}`);
-      cell.title = `${rank.node}: ${of("a", look)} · ${word("step")} ${rank.step}`;
+      cell.setAttribute("aria-label", [`${rank.node}: ${of("a", look)}`, stepOf(rank), rank.host, `pid ${rank.pid}`].filter(Boolean).join(", "));
+      cell.title = [`${rank.node}: ${of("a", look)}`, stepOf(rank)].filter(Boolean).join(" · ");
     });
     const rank = ranks.find((one) => one.node === chosen);
     $("detail").hidden = !rank;
     if (rank) {
       put("who", `worker ${rank.node}`);
-      put("facts", `${of("a", lookOf(rank))} · ${word("step")} ${rank.step} · pid ${rank.pid} · ${rank.host} · incarnation ${rank.incarnation}${rank.reason ? ` · ${rank.reason}` : ""}`);
+      put("facts", [of("a", lookOf(rank)), stepOf(rank), `pid ${rank.pid}`, rank.host, `incarnation ${rank.incarnation}`, rank.reason].filter(Boolean).join(" · "));
     }
   }
 
@@ -153,10 +154,12 @@
   const plots = {};
   function speeds() {
     const at = [], rate = [];
+    let from = 0; // over half a second at least: a shorter stretch says more of when it was looked at than of the pace
     for (let i = 1; i < steps.length; i++) {
-      const seconds = steps[i][0] - steps[i - 1][0], done = steps[i][1] - steps[i - 1][1];
-      if (seconds < 0.2 && i < steps.length - 1) continue;
-      if (seconds > 0) { at.push(steps[i][0]); rate.push(Math.max(0, done) / seconds); }
+      const seconds = steps[i][0] - steps[from][0], done = steps[i][1] - steps[from][1];
+      if (seconds < 0) from = i; // the clock was set back
+      if (seconds < 0.5) continue;
+      at.push(steps[i][0]); rate.push(Math.max(0, done) / seconds); from = i;
     }
     return [at, rate];
   }
