@@ -1,6 +1,8 @@
 """``python -m benchmarks.pictures``: the two pictures of the README, of what was measured and of a job that is killed.
 
-``bars`` draws figures that a benchmark has measured, kept in docs/until-stepping.json with how they were; ``kill`` runs
+``figures`` takes what ``python -m benchmarks.recovery`` has printed, puts its figures into docs/until-stepping.json
+(a peer that it has not measured keeps its own, and that is told there) and draws the bars anew, in both languages;
+``bars`` draws one of them from the figures as they are kept; ``kill`` runs
 the digits with a spare, kills a worker, and writes down what the follower has said and when, as docs/kill.txt; ``play``
 draws such a record as a terminal that plays it again (waits of more than two seconds are cut to two, and of several
 lines of one phase but training the first is shown). The one idea: a picture is made of a record, so that whoever doubts
@@ -30,6 +32,7 @@ DIGITS = ROOT / "examples" / "digits" / "train.py"
 MOST_WAIT_S = 2.0
 STAYS_S = 4.0
 KILL_AT = 200
+_TOLD = ("title", "title_zh", "how")
 FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Noto Sans', 'Noto Sans CJK SC', sans-serif"
 
@@ -57,6 +60,41 @@ def bars_of(content: str, language: str = "") -> tuple[str, list[Bar]]:
     told, name = json.loads(content), f"name{language}"
     bars = [Bar(one[name], float(one["seconds"]), bool(one["ours"])) for one in told["bars"]]
     return told[f"title{language}"], bars
+
+
+def renewed(kept: str, run: str, when: str) -> str:
+    """The kept figures with those of a run in their places, seconds with two significant digits.
+
+    Args:
+        kept: the file as it is.
+        run: what ``benchmarks.recovery`` has printed; its last line counts.
+        when: the day of the run.
+
+    Raises:
+        ValueError: the run is none of that benchmark, or has no figure of ours.
+    """
+    told, found = json.loads(kept), json.loads(run.strip().splitlines()[-1])
+    if found.get("benchmark") != "recovery":
+        raise ValueError(f"expected the output of benchmarks.recovery, found {found.get('benchmark')!r}")
+    older = []
+    for one in told["bars"]:
+        place: object = found
+        for name in one["of"].split("."):
+            place = place.get(name) if isinstance(place, dict) else None
+        if isinstance(place, int | float):
+            one["seconds"] = float(f"{place:.2g}")
+        elif one["ours"]:
+            raise ValueError(f"the run has no {one['of']}: it was cut short, or measured a part")
+        else:
+            older.append(one["name"])
+    versions, machine = found["versions"], found["machine"]
+    told["how"] = (
+        f"python -m benchmarks.recovery, {when}, torch {versions['torch']}, gloo, {machine['cores']} cores: trust the "
+        "ratios, not the seconds." + "".join(f" {name}: of an earlier run." for name in older)
+    )
+    rows = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in told["bars"])
+    head = ",\n".join(f" {json.dumps(name)}: {json.dumps(told[name], ensure_ascii=False)}" for name in _TOLD)
+    return f'{{\n{head},\n "bars": [\n{rows}\n ]\n}}\n'
 
 
 def chart(title: str, bars: Sequence[Bar]) -> str:
@@ -183,6 +221,11 @@ def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
     )
 
 
+def _draw_bars(figures: Path, file: Path) -> None:
+    language = "_zh" if ".zh-CN." in file.name else ""
+    file.write_text(chart(*bars_of(figures.read_text(encoding="utf-8"), language)), encoding="utf-8")
+
+
 def _free_port() -> int:
     import socket
 
@@ -193,17 +236,22 @@ def _free_port() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
-    parser.add_argument("what", choices=["bars", "kill", "play"])
-    parser.add_argument("file", type=Path, help="the SVG to write; of `kill` the record")
+    parser.add_argument("what", choices=["figures", "bars", "kill", "play"])
+    parser.add_argument("file", type=Path, help="the SVG to write; of `kill` the record; of `figures` the run, to read")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="of the bars")
     parser.add_argument("--record", type=Path, default=RECORD, help="of what is played")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
+    figures: Path = options.figures
+    if options.what == "figures":
+        run, when = options.file.read_text(encoding="utf-8"), time.strftime("%Y-%m-%d")
+        figures.write_text(renewed(figures.read_text(encoding="utf-8"), run, when), encoding="utf-8")
+        for name in (f"{figures.stem}.svg", f"{figures.stem}.zh-CN.svg"):
+            _draw_bars(figures, figures.with_name(name))
+        return
     if options.what == "bars":
-        language = "_zh" if ".zh-CN." in options.file.name else ""
-        drawn = chart(*bars_of(options.figures.read_text(encoding="utf-8"), language))
-        options.file.write_text(drawn, encoding="utf-8")
+        _draw_bars(figures, options.file)
         return
     if options.what == "play":
         said = from_text(options.record.read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,6 +20,8 @@ from benchmarks.pictures import (
     chart,
     cut,
     from_text,
+    main,
+    renewed,
     terminal,
 )
 
@@ -42,6 +45,39 @@ def test_every_figure_that_is_drawn_stands_in_the_comparison() -> None:
     table = (ROOT / "docs/comparison.md").read_text(encoding="utf-8").partition("## How it compares")[2]
     for one in bars:
         assert f"{one.seconds} s" in table or f"{one.seconds:.3f} s" in table, one
+
+
+RUN = {
+    "benchmark": "recovery",
+    "machine": {"cores": 64},
+    "versions": {"torch": "9.9"},
+    "peers": {"torchrun": {"total_s": 7.777}, "torchft": "missing"},
+    "ours": {"spare_median_s": 0.05432, "total_s": 1.2345},
+}
+
+
+def test_one_command_puts_a_run_into_the_figures_and_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, run = tmp_path / "until-stepping.json", tmp_path / "run.txt"
+    kept.write_text(FIGURES.read_text(encoding="utf-8"), encoding="utf-8")
+    run.write_text(f"a table\n\n{json.dumps(RUN)}\n")
+    monkeypatch.setattr("sys.argv", ["pictures", "figures", str(run), "--figures", str(kept)])
+    main()
+    content = kept.read_text(encoding="utf-8")
+    title, bars = bars_of(content)
+    older = bars_of(FIGURES.read_text(encoding="utf-8"))[1][2].seconds
+    assert [one.seconds for one in bars] == [0.054, 1.2, older, 7.8]
+    assert json.loads(content)["how"].endswith("torchft (restarts the one): of an earlier run.")
+    assert (tmp_path / "until-stepping.svg").read_text(encoding="utf-8") == chart(title, bars)
+    chinese = (tmp_path / "until-stepping.zh-CN.svg").read_text(encoding="utf-8")
+    assert chinese == chart(*bars_of(content, "_zh")) and "7.8 s" in chinese
+
+
+@pytest.mark.parametrize("run", [{**RUN, "benchmark": "goodput"}, {**RUN, "ours": {"total_s": 2.0}}])
+def test_what_is_no_whole_run_of_recovery_changes_no_figure(run: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"output of benchmarks\.recovery|has no ours\.spare_median_s"):
+        renewed(FIGURES.read_text(encoding="utf-8"), json.dumps(run), "2026-11-26")
 
 
 def test_bars_are_as_long_as_their_figures_from_zero() -> None:
