@@ -10,6 +10,8 @@ import contextlib
 import subprocess
 from collections.abc import Sequence
 
+from benchmarks.processes import start
+
 HERE, THERE = "10.98.0.1", "10.98.0.2"
 _MACS = {HERE: "02:00:00:00:98:01", THERE: "02:00:00:00:98:02"}
 _NOBODY = "02:00:00:00:98:fe"
@@ -68,7 +70,7 @@ class Nets:
         self._holders.clear()
 
     def _hold(self) -> subprocess.Popen[bytes]:
-        holder = subprocess.Popen(
+        holder = start(
             ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 86400"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from benchmarks.processes import free_port, start
+
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "until-stepping.json"
 RECORD = ROOT / "docs" / "kill.txt"
@@ -126,10 +128,11 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
 def recorded(workers: int, steps: int) -> list[Said]:
     """A job of the digits with one spare, of which worker 2 is killed in the middle: what its follower has said."""
     with tempfile.TemporaryDirectory(prefix="samebits-kill-") as folder:
-        words = ["run", "-n", str(workers), "--spares", "1", "--sched-port", str(_free_port())]
+        words = ["run", "-n", str(workers), "--spares", "1", "--sched-port", str(free_port())]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        job = subprocess.Popen(
+        job = start(
             [sys.executable, "-P", "-m", "runtime", *words, str(DIGITS), "--steps", str(steps)],
+            signal.SIGTERM,
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -224,14 +227,6 @@ def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
 def _draw_bars(figures: Path, file: Path) -> None:
     language = "_zh" if ".zh-CN." in file.name else ""
     file.write_text(chart(*bars_of(figures.read_text(encoding="utf-8"), language)), encoding="utf-8")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

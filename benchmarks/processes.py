@@ -2,6 +2,7 @@
 
 Here live a job of ours, its environment, and the end of everything. Never here: what is measured, or what a worker
 does. The one idea: whatever happens to a benchmark, leaving the ``with`` block leaves no process and no folder behind.
+A request to end (SIGTERM) leaves that block as Ctrl-C does; where a benchmark is killed the kernel ends its processes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from benchmarks.moments import CHANNEL, WHO, Channel
 from runtime.settings_table import VARIABLES
+from runtime.store.parent_death import die_with
 
 __all__ = [
     "REPOSITORY",
@@ -29,6 +33,7 @@ __all__ = [
     "Stage",
     "free_port",
     "processes_below",
+    "start",
     "wait_until_listening",
     "worker_module",
     "worker_name",
@@ -52,6 +57,22 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])
+
+
+def start(command: Sequence[str], ends_by: signal.Signals = signal.SIGKILL, **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that ends with this one, however this one ends.
+
+    Args:
+        command: what to run.
+        ends_by: what the kernel sends it if this process is killed: SIGTERM where it has to end processes of its own.
+        options: of ``subprocess.Popen``.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+    parent = os.getpid()
+    return subprocess.Popen(command, preexec_fn=lambda: die_with(parent, ends_by), **options)
 
 
 class Stage:
@@ -118,8 +139,9 @@ class Stage:
         """
         environment = {**_environment(), CHANNEL: str(self.channel.path), WHO: name, **variables}
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
+            process = start(
                 command,
+                signal.SIGTERM if is_parent else signal.SIGKILL,
                 env=environment,
                 cwd=self.folder,
                 stdin=subprocess.PIPE if gated else subprocess.DEVNULL,

@@ -16,13 +16,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with(parent: int) -> None:
-    """From now on this process is killed when its parent ends; at once where that is no longer ``parent``.
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """From now on this process is sent ``by`` when its parent ends; at once where that is no longer ``parent``.
 
     Off Linux nothing happens.
     """
     if not hasattr(_libc, "prctl"):
         return
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
     if os.getppid() != parent:  # it was gone before the kernel was asked
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), by)

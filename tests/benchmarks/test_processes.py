@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +27,17 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 print("started", child.pid, flush=True)
 signal.pause()
+"""
+BENCHMARK = f"""
+import sys
+from benchmarks.processes import Stage
+with Stage() as stage:
+    pid = stage.start("worker_0", {SLEEPER!r}, {{}}).pid
+    log = stage.folder / "torchrun.log"
+    stage.start("torchrun", [sys.executable, "-c", {PARENT!r}], {{}}, is_parent=True)
+    stage.channel.wait_for(lambda: "started" in log.read_text(), 30, "its start")
+    print(stage.folder, pid, log.read_text().split()[1], flush=True)
+    stage.channel.wait_for(lambda: False, 300, "the end")
 """
 
 
@@ -68,6 +83,22 @@ def test_a_parent_is_given_the_time_to_end_its_own() -> None:
         stage.end("torchrun")
         assert log.read_text().splitlines()[-1] == f"ended {child}"
     assert not is_alive(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_benchmark_that_is_ended_takes_along_what_it_has_started(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BENCHMARK], cwd=processes.REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        folder, *pids = benchmark.stdout.readline().split()
+        gone = [os.pidfd_open(int(pid)) for pid in pids]
+        benchmark.send_signal(number)
+        for descriptor in gone:
+            assert select.select([descriptor], [], [], 60)[0], "it has outlived the benchmark"
+            os.close(descriptor)
+    assert Path(folder).exists() == (number == signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_the_environment_of_another_job_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
