@@ -1,6 +1,6 @@
 """How soon a fault is noticed, and whether the right worker is named, with what holds it and in which line.
 
-``python -m benchmarks.detection [--count N] [--only FAULT ...]``. A job of two ranks loses one of them again and again,
+``python -m benchmarks.detection [--times N] [--only FAULT ...]``. A job of two ranks loses one of them again and again,
 each time to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock, Python's lock held
 in C, a loader that never returns, a rank that returns while the other is in a collective, a network that is cut in both
 directions (in namespaces of its own). The moment of the notice is that of the first line of the scheduler's log about
@@ -9,7 +9,8 @@ it; all settings are the defaults but REGISTER_COOLDOWN=0.
 The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
 silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun
 and, where an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
-their logs. ``--only`` measures some of the faults: twenty of each in parts of less than twelve minutes.
+their logs. Twenty of each take an hour: ``--only FAULT --times N --into FILE`` measures a part and adds it to a file,
+and ``--of FILE`` makes the report of all parts.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.detection_faults import FAULTS, VICTIM, Fault, first_notice, is_right
 from benchmarks.detection_nets import HERE, THERE, Nets, nets_need
+from benchmarks.detection_trials import FLOOR, OURS, Trial, Trials
 from benchmarks.processes import Job, Stage, worker_module, worker_name
 from benchmarks.recovery_peers import (
     LIGHTHOUSE,
@@ -54,25 +55,7 @@ NOTICED_WITHIN_S = 60.0
 PEERS_LOOK_S = 20.0
 LOOK_EVERY_S = 0.005
 FLOORS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One fault: seconds to the notice (None: there was none in time), what was said, and whether that is right."""
-
-    noticed_s: float | None
-    said: str
-    right: bool
-
-
-@dataclass(slots=True)
-class Trials:
-    """All that was measured."""
-
-    ours: dict[str, list[Trial]] = field(default_factory=dict)
-    floor_s: list[float] = field(default_factory=list)
-    peers: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # by peer and fault
-    nets_need: str = ""
+PEERS_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class Faulty:
@@ -180,8 +163,8 @@ class Faulty:
 def measure_ours(trials: Trials, faults: Sequence[Fault], count: int, progress: Progress) -> None:
     """Each fault so often, in a job of its own."""
     for fault in faults:
-        if fault.name == "partition" and trials.nets_need:
-            progress.say(f"partition takes no part: {trials.nets_need}")
+        if fault.name == "partition" and (needs := nets_need()):
+            progress.say(f"partition takes no part: {needs}")
             continue
         a_job = 1 if fault.ends_job else count
         numbers = list(range(1, count + 1))
@@ -196,22 +179,22 @@ def _measure_job(trials: Trials, fault: Fault, numbers: Sequence[int], count: in
         job.start()
         for number in numbers:
             trial = job.fail(fault)
-            trials.ours.setdefault(fault.name, []).append(trial)
+            trials.add(OURS, fault.name, trial)
             when = "not noticed" if trial.noticed_s is None else f"noticed after {trial.noticed_s:.3f} s"
             verdict = "right" if trial.right else "WRONG"
             progress.say(f"{fault.name} {number} of {count}: {when}, named {verdict}: {trial.said}")
 
 
-def measure_peer(trials: Trials, peer: str, count: int, python: str, rng: random.Random, progress: Progress) -> None:
-    """kill -9 and SIGSTOP of a rank, and the first line about either in any log of the peer's."""
+def measure_peer(trials: Trials, peer: str, name: str, count: int, python: str, rng: random.Random) -> Iterator[str]:
+    """kill -9 or SIGSTOP of a rank, and the first line about it in any log of the peer's; what there is to say."""
     trial = {TORCHRUN: _torchrun, TORCHFT: _torchft}[peer]
-    for name, sent, trials_ in (("kill", signal.SIGKILL, count), ("stop", signal.SIGSTOP, min(count, FLOORS))):
-        for number in range(1, trials_ + 1):
-            with Stage() as stage:
-                noticed_s = trial(stage, sent, python, rng)
-            trials.peers.setdefault(peer, {}).setdefault(name, []).append(noticed_s)
-            when = f"nothing within {PEERS_LOOK_S:g} s" if noticed_s is None else f"after {noticed_s:.3f} s"
-            progress.say(f"{peer}, {name} {number} of {trials_}: {when}")
+    count = count if name == "kill" else min(count, FLOORS)
+    for number in range(1, count + 1):
+        with Stage() as stage:
+            noticed_s = trial(stage, PEERS_FAULTS[name], python, rng)
+        trials.add(peer, name, Trial(noticed_s))
+        when = f"nothing within {PEERS_LOOK_S:g} s" if noticed_s is None else f"after {noticed_s:.3f} s"
+        yield f"{peer}, {name} {number} of {count}: {when}"
 
 
 def _torchrun(stage: Stage, sent: signal.Signals, _: str, rng: random.Random) -> float | None:
@@ -253,8 +236,8 @@ def report(trials: Trials) -> None:
     lease_s = float(next(one.default for one in VARIABLES if one.name == "NODE_TIMEOUT") or 0)
     ours: dict[str, Any] = {}
     rows = []
-    for name, of_fault in trials.ours.items():
-        seen = [one.noticed_s for one in of_fault if one.noticed_s is not None]
+    for name, of_fault in trials.of.get(OURS, {}).items():
+        seen = trials.seen_s(OURS, name)
         right = sum(one.right for one in of_fault)
         figures = {
             "noticed_s": median(seen) if seen else None,
@@ -265,25 +248,27 @@ def report(trials: Trials) -> None:
         ours[name] = figures
         shown = "-" if not seen else f"{statistics.median(seen):.3f}"
         rows.append((name, len(of_fault), shown, "-" if not seen else f"{max(seen):.3f}", f"{right}/{len(of_fault)}"))
-    kill_s = median(trials.floor_s) if trials.floor_s else None
+    floor_s = trials.seen_s(FLOOR, "kill")
+    kill_s = median(floor_s) if floor_s else None
     floor = {"kill_s": kill_s, "lease_s": lease_s, "step_timeout_s": LEAST_S}
     peers: dict[str, Any] = {TORCHRUN: MISSING, TORCHFT: MISSING}
-    for peer, of_peer in trials.peers.items():
+    measured = [peer for peer in peers if peer in trials.of]
+    for peer in measured:
         peers[peer] = {"looked_s": PEERS_LOOK_S}
-        for name, seen_ in of_peer.items():
-            known = [one for one in seen_ if one is not None]
+        for name, of_fault in trials.of[peer].items():
+            known = trials.seen_s(peer, name)
             peers[peer][f"{name}_s"] = median(known) if known else None
-            peers[peer][f"{name}_count"] = len(seen_)
+            peers[peer][f"{name}_count"] = len(of_fault)
             shown = f"{statistics.median(known):.3f}" if known else f"> {PEERS_LOOK_S:g}"
-            rows.append((f"{peer}: {name}", len(seen_), shown, "", "" if known else "nothing said"))
+            rows.append((f"{peer}: {name}", len(of_fault), shown, "", "" if known else "nothing said"))
     ratios = {
         "kill_to_floor": _ratio(ours, "kill", kill_s),
         "stop_to_lease": _ratio(ours, "stop", lease_s),
         "sleep_to_timeout": _ratio(ours, "sleep", LEAST_S),
         **{
             f"{name}_to_{peer}": _ratio(ours, name, peers[peer].get(f"{name}_s"))
-            for peer in trials.peers
-            for name in ("kill", "stop")
+            for peer in measured
+            for name in PEERS_FAULTS
         },
     }
     people = table(("fault", "trials", "noticed (s)", "slowest (s)", "named right"), rows)
@@ -299,29 +284,44 @@ def _ratio(ours: dict[str, Any], name: str, other: float | None) -> float | None
 def main(arguments: Sequence[str] | None = None) -> int:
     names = [fault.name for fault in FAULTS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
-    parser.add_argument("--count", type=int, default=5, help="of each fault (default 5)")
+    parser.add_argument("--times", type=int, default=5, metavar="N", help="of each fault (default 5)")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FAULT", help=", ".join(names))
+    parser.add_argument("--into", type=Path, metavar="FILE", help="add each trial to it, a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
     parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
     parser.add_argument("--no-peers", action="store_true", help="without torchrun and torchft")
     parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    count = 1 if options.quick else options.count
+    count = 1 if options.quick else options.times
     if count < 1:
-        parser.error("--count: expected 1 or more")
-    trials = Trials(nets_need=nets_need())
+        parser.error("--times: expected 1 or more")
+    try:
+        trials = Trials.read(options.of) if options.of is not None else Trials(into=options.into)
+    except (OSError, ValueError) as error:
+        parser.error(f"--of: {error}")
+    if options.of is None:
+        measure(trials, count, options)
+    report(trials)
+    return 0 if all(one.right for of_fault in trials.of.get(OURS, {}).values() for one in of_fault) else 1
+
+
+def measure(trials: Trials, count: int, options: argparse.Namespace) -> None:
+    """What is asked for, so often."""
     needs = {} if options.no_peers else {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
     missing = {peer: what for peer, what in needs.items() if what}
     progress = Progress(f"{count} of each of {len(options.only)} faults, in jobs of {RANKS} ranks", missing)
     if "kill" in options.only:
-        trials.floor_s = [detection_s() for _ in range(min(count, FLOORS))]
-        progress.say(f"floor of a kill: {median(trials.floor_s)} s from kill -9 to the end of the process's connection")
+        for _ in range(min(count, FLOORS)):
+            trials.add(FLOOR, "kill", Trial(detection_s()))
+        floor_s = median(trials.seen_s(FLOOR, "kill"))
+        progress.say(f"floor of a kill: {floor_s} s from kill -9 to the end of the process's connection")
     measure_ours(trials, [fault for fault in FAULTS if fault.name in options.only], count, progress)
     for peer in needs.keys() - missing.keys():
-        if {"kill", "stop"} & set(options.only):
-            measure_peer(trials, peer, count, options.torchft, random.Random(options.seed), progress)
-    report(trials)
-    return 0 if all(one.right for of_fault in trials.ours.values() for one in of_fault) else 1
+        rng = random.Random(options.seed)
+        for name in [name for name in PEERS_FAULTS if name in options.only]:
+            for said in measure_peer(trials, peer, name, count, options.torchft, rng):
+                progress.say(said)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.detection import Trial, Trials, report
+from benchmarks.detection import main, report
 from benchmarks.detection_faults import FAULTS, first_notice, is_right, line_of
+from benchmarks.detection_trials import FLOOR, OURS, Trial, Trials
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 LOST = "worker 1 (pid 7 on vm) is lost: "
@@ -50,10 +52,20 @@ def test_the_first_line_about_it_is_the_notice() -> None:
     assert first_notice(f"{head}generation 2 starts\n") == ""
 
 
+def some_trials(into: Path | None = None) -> Trials:
+    trials = Trials(into=into)
+    trials.add(FLOOR, "kill", Trial(0.05))
+    for noticed_s in (0.1, 0.3):
+        trials.add("torchrun", "kill", Trial(noticed_s))
+    trials.add("torchrun", "stop", Trial(None))
+    trials.add(OURS, "kill", Trial(0.1, "x", True))
+    trials.add(OURS, "stop", Trial(5.01, "x", True))
+    trials.add(OURS, "stop", Trial(None, "", False))
+    return trials
+
+
 def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
-    trials = Trials(floor_s=[0.05], peers={"torchrun": {"kill": [0.1, 0.3], "stop": [None]}})
-    trials.ours = {"kill": [Trial(0.1, "x", True)], "stop": [Trial(5.01, "x", True), Trial(None, "", False)]}
-    report(trials)
+    report(some_trials())
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["ours"]["stop"] == {"noticed_s": 5.01, "slowest_s": 5.01, "right_count": 1, "wrong_count": 1}
     assert document["peers"]["torchrun"] == {
@@ -69,3 +81,32 @@ def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> N
         "torchrun": "missing",
         "torchft": "missing",
     }
+
+
+def test_parts_add_to_a_file_and_the_report_is_of_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "detection.jsonl"
+    some_trials(file)
+    Trials(into=file).add(OURS, "kill", Trial(0.3, "y", True))
+    assert main(["--of", str(file)]) == 1, "one of them is wrong"
+    ours = json.loads(capsys.readouterr().out.splitlines()[-1])["ours"]
+    assert ours["kill"] == {"noticed_s": 0.2, "slowest_s": 0.3, "right_count": 2, "wrong_count": 0}
+    assert ours["stop"]["wrong_count"] == 1
+    assert Trials.read(file).of == {
+        **some_trials().of,
+        OURS: {**some_trials().of[OURS], "kill": [Trial(0.1, "x", True), Trial(0.3, "y", True)]},
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", '{"who": "samebits"}', '{"who":"x","fault":"y","trial":{"noticed_s":"1"}}']
+)
+def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "detection.jsonl"
+    some_trials(file)
+    with file.open("a") as written:
+        written.write(f"{line}\n")
+    with pytest.raises(SystemExit):
+        main(["--of", str(file)])
+    assert "detection.jsonl:8 is no trial: " in (said := capsys.readouterr().err) and "Fix: remove that line" in said
