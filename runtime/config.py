@@ -86,6 +86,10 @@ _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
     f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
 )
+_PLAIN_SCRIPT = (
+    "ROLE is not set: PLAIN=1 is for a script that is not ported, whose launcher holds the seat, and this one calls "
+    "runtime.init(). Fix: start the job without --plain and PLAIN=1, or take runtime's calls out of the script"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,8 @@ class _Reading:
         if variable.required:
             if self.role_required and self._says_nothing():
                 self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
+            elif self.role_required and self._is_in_a_plain_script():
+                self.problems += [_PLAIN_SCRIPT] if variable.name == "ROLE" else []
             elif self.role_required:
                 fix = _fix(variable, variable.name)
                 self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Fix: {fix}")
@@ -252,6 +258,10 @@ class _Reading:
         """Whether no required variable is set: then a script was started by hand that the scripts start."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
+
+    def _is_in_a_plain_script(self) -> bool:
+        """Whether a plain script's launcher has made this environment: with a rank, and without its own role."""
+        return is_plain(self.environ) and bool(self.environ.get("RANK"))
 
     def check_relations(self) -> None:
         """What no variable can get wrong alone; a relation with an unreadable value is left until that is fixed."""

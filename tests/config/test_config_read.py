@@ -444,6 +444,12 @@ def test_two_heartbeats_may_just_fit() -> None:
     assert read({**WORKER, "REGISTER_COOLDOWN": "0", "RECONNECT_GRACE": "60"})[1] == []
 
 
+def test_a_ported_script_in_plain_mode_is_not_sent_to_a_role() -> None:
+    told = the_problem({"PLAIN": "1", "RANK": "0", "WORKER_NUM": "2"})
+    assert "whose launcher holds the seat" in told and "Fix: start the job without --plain" in told
+    assert the_problem({"PLAIN": "1", "WORKER_NUM": "2"}).endswith("export ROLE=worker"), "its launcher, by hand"
+
+
 def test_a_plain_name_wins_over_a_prefixed_one_that_differs_with_one_warning() -> None:
     settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "9001"})
     assert settings.sched_port == 9000
