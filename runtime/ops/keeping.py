@@ -53,12 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     with Signals((signal.SIGCHLD,)) as signals:
         try:
             keeper = Keeper(command, signals)
+            status = keeper.run()
         except SameBitsError as error:
             if not options.stay:
                 raise
             _say(str(error))
             return _stay(error.exit_code, signals)
-        status = keeper.run()
         return _stay(status, signals) if options.stay and status in _FINAL and not keeper.asked else status
 
 
@@ -90,7 +90,11 @@ class Keeper:
         self.asked = False
 
     def run(self) -> int:
-        """Until starting again here cannot help, or is not for this process to do; with which status it is to end."""
+        """Until starting again here cannot help, or is not for this process to do; with which status it is to end.
+
+        Raises:
+            UsageError: there is no such program. One that did run once is waited for as one that died.
+        """
         said = ""
         while True:
             status, held_s = self._once(said)
@@ -111,6 +115,12 @@ class Keeper:
         try:
             self._child = os.posix_spawnp(self._command[0], self._command, config.whole_environment())
         except OSError as error:
+            if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and not said:
+                raise UsageError(
+                    f"keep: {self._command[0]!r} cannot be started: {error.strerror}. Fix: name a program of PATH, or "
+                    "one by its path that may be executed; a script comes after its interpreter, as in "
+                    "`samebits keep python3 train.py`"
+                ) from None
             _say(f"{self._command[0]}: {error.strerror}")
             return _UNKNOWN_COMMAND, 0.0
         if said:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.__main__ import main
+from runtime.errors import UsageError
 from runtime.ops.keeping import LevelsSpentError
 from tests.system.processes import environment_of_tests
 
@@ -86,11 +87,25 @@ def test_wrong_settings_stay_too(tmp_path: Path) -> None:
         assert keeper.wait(60) == 0
 
 
-def test_a_command_that_is_not_there_is_tried_at_no_end_of_attempts(tmp_path: Path) -> None:
-    with kept(tmp_path, "", RECOVER_ATTEMPTS="1", RECOVER_STRATEGY="dump", PATH="/nowhere") as keeper:
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("command", ["no-such-command", "/no/such", __file__, "/"])
+def test_what_cannot_be_started_at_all_is_said_once_and_not_tried_again(
+    command: str, stays: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runtime.ops.keeping._stay", lambda status, _signals: status)
+    assert main(["keep", *(["--stay"] if stays else []), command]) == UsageError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{command!r} cannot be started: " in line and "Fix: " in line
+
+
+def test_a_program_that_did_run_and_is_gone_is_tried_as_one_that_died(tmp_path: Path) -> None:
+    program = tmp_path / "sh"
+    program.write_text('#!/bin/sh\n/bin/rm "$0"; exit 3\n')
+    program.chmod(0o755)
+    with kept(tmp_path, "", RECOVER_ATTEMPTS="1", RECOVER_STRATEGY="process", PATH=str(tmp_path)) as keeper:
         said, _ = keeper.communicate(timeout=60)
     assert keeper.returncode == LevelsSpentError.exit_code
-    assert "sh: No such file or directory" in said and "no level is to be tried" in said
+    assert "sh: No such file or directory" in said and "1 attempt at the process level failed" in said
 
 
 def test_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
