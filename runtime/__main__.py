@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from runtime.commands import spelled
+from runtime.commands import near_name, spelled
 from runtime.errors import SameBitsError
 
 Arguments = Sequence[str]
@@ -51,7 +51,9 @@ def _run(words: list[str]) -> int:
         return 0 if words else _WRONG_USAGE
     subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
     if subcommand is None:
-        print(f"samebits: there is no subcommand {words[0]!r}\n{_usage()}", file=sys.stderr)
+        meant = near_name(words[0], (entry.name for entry in SUBCOMMANDS))
+        more = f": did you mean {meant}? Fix: samebits --help lists all" if meant else f"\n{_usage()}"
+        print(f"samebits: there is no subcommand {words[0]!r}{more}", file=sys.stderr)
         return _WRONG_USAGE
     try:
         return subcommand.run(words[1:])

@@ -1,12 +1,15 @@
 """What a user types to start a job, bring it back or change it, spelled so that the line works where it is read.
 
-Only the spelling lives here. The one idea: a fix that cannot be pasted is none: in a checkout it is the repository's
-script, by the path that reaches it from the current folder; where only the wheel is installed, the command.
+Only the spelling lives here, and which word a misspelt one was meant to be. The one idea: a fix that cannot be pasted
+is none: in a checkout it is the repository's script, by the path that reaches it from the current folder; where only
+the wheel is installed, the command.
 """
 
 from __future__ import annotations
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 _SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -27,3 +30,8 @@ def spelled(name: str, *args: str) -> str:
     except FileNotFoundError:  # it was removed under this process
         here = _SCRIPTS
     return shlex.join(["bash", str(path.relative_to(here) if path.is_relative_to(here) else path), *args])
+
+
+def near_name(typed: str, names: Iterable[str]) -> str | None:
+    """That of ``names`` which was probably meant; None where none is like it."""
+    return next(iter(difflib.get_close_matches(typed[:64], list(names), n=1, cutoff=0.7)), None)

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from runtime.commands import near_name
 from runtime.errors import SettingsError
 
 DEFAULT_WORKERS = 4
 SUPERVISED_RESTARTS = 32767
+_UNKNOWN = "unrecognized arguments: "  # as argparse begins
 _EPILOG = """\
 examples:
   samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
@@ -50,8 +52,15 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "required: script" in message:
             message = "which script? As in `samebits run train.py --epochs 3`"
+        elif message.startswith(_UNKNOWN) and (meant := self._meant(message.removeprefix(_UNKNOWN).split(" ")[0])):
+            message += f": did you mean {meant}?"
         self.print_usage(sys.stderr)
         self.exit(SettingsError.exit_code, f"{self.prog}: {message}\n")
+
+    def _meant(self, typed: str) -> str | None:
+        """The option that was probably meant by this word."""
+        shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
+        return near_name(typed.partition("=")[0], [name for one in shown for name in one.option_strings])
 
 
 def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -101,7 +101,16 @@ def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(subcommand.name in text and subcommand.summary in text for subcommand in SUBCOMMANDS)
     assert main([]) == 2
     assert main(["fly"]) == 2
-    assert "there is no subcommand 'fly'" in capsys.readouterr().err
+    assert "there is no subcommand 'fly'\nusage: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stauts", "status"), ("statu", "status"), ("recovr", "recover"), ("exit_codes", "exit-codes")]
+)
+def test_a_misspelt_subcommand_is_told_the_near_one(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([typed]) == 2
+    said = f"samebits: there is no subcommand {typed!r}: did you mean {meant}? Fix: samebits --help lists all\n"
+    assert capsys.readouterr().err == said
 
 
 def test_an_error_is_a_sentence_for_each_problem_and_its_exit_code(
