@@ -156,6 +156,9 @@ def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
         if (box := part.bounding_box())
     )
     assert right <= 360
+    shown = "([cell, which]) => getComputedStyle(document.querySelector(`#recoveries td.${cell}`), which).content"
+    units = [browser.page.evaluate(shown, place) for place in (("step", "::before"), ("ms", "::after"))]
+    assert units == ['"步 "', '" ms"'], "where the table has no head each number says what it is"
     assert browser.complaints == []
 
 

@@ -119,8 +119,9 @@
       strip.style.width = `${100 * (row.total_ms || 0) / longest}%`;
       for (const name of PHASES) if (row.phases_ms[name] > 0) { const part = make("span", name); part.style.flexGrow = row.phases_ms[name]; strip.append(part); }
       bars.append(strip);
-      line.append(make("td", "", String(row.number)), make("td", "", clock(row.noticed_at)), make("td", "", String(row.step)), make("td", "why", row.cause), bars,
-        make("td", "num", row.total_ms === null ? word("running") : String(Math.round(row.total_ms))), make("td", "num redo", String(row.steps_lost)), make("td", "wait", row.last_to_join));
+      const named = (name, label, text) => { const cell = make("td", name, text); cell.dataset.label = label; return cell; }; // a phone has no head
+      line.append(make("td", "", String(row.number)), make("td", "", clock(row.noticed_at)), named("step", word("step"), String(row.step)), make("td", "why", row.cause), bars,
+        make("td", row.total_ms === null ? "num" : "num ms", row.total_ms === null ? word("running") : String(Math.round(row.total_ms))), named("num redo", word("redone"), String(row.steps_lost)), make("td", "wait", row.last_to_join));
       return line;
     }));
   }
