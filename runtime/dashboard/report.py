@@ -21,7 +21,7 @@ from runtime.dashboard.watching import Watch
 from runtime.errors import StoreError, UsageError
 from runtime.ops import kept_start
 from runtime.ops.history_show import account, required_events
-from runtime.ops.local_processes import process_names
+from runtime.ops.local_processes import process_names, replaced_names
 from runtime.store import durable
 
 LOG_CHARACTERS = 8000  # of each process
@@ -58,7 +58,8 @@ def gathered(settings: Settings) -> dict[str, Any]:
     """All of it as plain values."""
     watch = Watch(settings, None)
     watch.look()
-    names = process_names(kept_start.nodes_of(settings.log_dir, settings))[: MOST_LOGS + 1]
+    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    names = [*process_names(nodes), *replaced_names(settings.log_dir, nodes)][: MOST_LOGS + 1]
     return {
         "state": watch.state(),
         "account": account(list(watch.events)),

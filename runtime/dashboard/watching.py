@@ -22,7 +22,7 @@ from runtime.core.recoveries import Recoveries
 from runtime.errors import JournalDamagedError, StoreError
 from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, WorkerView, stored_view
-from runtime.ops.local_processes import SCHEDULER, name_of
+from runtime.ops.local_processes import SCHEDULER, name_of, replaced_names
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
 from runtime.service.events import asked_events, events_in, merged
 from runtime.store import asked_log
@@ -222,7 +222,8 @@ class Watch:
         settings = self._settings
         nodes = {worker.node for worker in (self.view.nodes if self.view is not None else ())}
         nodes |= set(kept_start.nodes_of(settings.log_dir, settings))
-        if name not in {SCHEDULER, *map(name_of, nodes)} or "/" in name:
+        names = {SCHEDULER, *map(name_of, nodes), *replaced_names(settings.log_dir, nodes)}
+        if name not in names or "/" in name:
             return None
         return _end_of(settings.log_dir / f"{name}.log", LOG_BYTES).decode(errors="replace")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.core.lines import number_of, root_of
 from runtime.store.process_identity import ProcessIdentity, read_pid_file
 
 SCHEDULER = "scheduler"
@@ -35,6 +36,13 @@ def node_of(name: str) -> str | None:
 def name_of(node: str) -> str:
     """The name of the worker with this node id."""
     return f"{_WORKER_PREFIX}{node}"
+
+
+def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
+    """Workers in whose place these nodes, or earlier ones, were started, where they left a log; the newest first."""
+    there = set(nodes)
+    left = {node for log in log_dir.glob(f"{_WORKER_PREFIX}*.log") if (node := node_of(log.stem)) and node not in there}
+    return [name_of(node) for node in sorted(left, key=lambda node: (root_of(node), -number_of(node)))]
 
 
 def spoken(name: str) -> str:

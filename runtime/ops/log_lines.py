@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from runtime.core.lines import root_of
 from runtime.errors import UsageError
 from runtime.ops import kept_start
-from runtime.ops.local_processes import SCHEDULER, name_of, process_names
+from runtime.ops.local_processes import SCHEDULER, name_of, node_of, process_names, replaced_names
 
 LOOK_S = 0.2
 LAST_LINES = 20
@@ -60,14 +61,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-n", "--lines", type=int, default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here(only_looks=True)
-    names = process_names(kept_start.nodes_of(settings.log_dir, settings))
-    if not options.follow and not any((settings.log_dir / f"{name}.log").exists() for name in names):
+    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    if not options.follow and not any((settings.log_dir / f"{name}.log").exists() for name in process_names(nodes)):
         raise UsageError(f"LOG_DIR={settings.log_dir} holds no log. Fix: change to the folder the job was started in")
-    if options.worker is not None:
-        wanted = SCHEDULER if options.worker == SCHEDULER else name_of(options.worker)
-        if wanted not in names:
-            raise UsageError(f"there is no log of worker {options.worker!r} here: expected one of {', '.join(names)}")
-        names = [wanted]
+    names = _names(settings.log_dir, nodes, options.worker)
     width = max(map(len, names)) if len(names) > 1 else 0
     news = LogLines(settings.log_dir, names)
     for name in names:
@@ -79,6 +76,31 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         time.sleep(LOOK_S)
     return 0
+
+
+def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
+    """Whose logs are shown: of a worker also of those before it in its place; of one that said nothing, the one before.
+
+    Raises:
+        UsageError: there is no such worker.
+    """
+    names, replaced = process_names(nodes), replaced_names(log_dir, nodes)
+    if asked == SCHEDULER:
+        return [SCHEDULER]
+    if asked is None:
+        silent = {root_of(node) for node in nodes if not _size(log_dir / f"{name_of(node)}.log")}
+        for name in replaced:
+            root = root_of(node_of(name) or "")
+            if root in silent and _size(log_dir / f"{name}.log"):
+                silent.discard(root)
+                names.append(name)
+        return names
+    node = node_of(asked) or asked
+    found = [name for name in [*reversed(replaced), *names] if node in (node_of(name), root_of(node_of(name) or ""))]
+    if not found:
+        known = ", ".join(dict.fromkeys(map(root_of, nodes)))
+        raise UsageError(f"there is no log of worker {node!r} here: expected {SCHEDULER}, or one of {known}")
+    return found
 
 
 def _prefixed(name: str, line: str, width: int) -> str:

@@ -218,6 +218,14 @@ def test_a_folder_in_which_there_is_nothing_is_no_reason_to_fail(settings: Setti
     assert (watch.state()["job"], watch.losses(), watch.log_end("scheduler")) == (None, [], "")
 
 
+def test_the_log_of_who_was_replaced_is_in_the_page_and_in_the_report(settings: Settings) -> None:
+    (settings.log_dir / "worker_1.1.log").write_text("an error of the one before\n")
+    watch = Watch(settings, None)
+    watch.look()
+    assert watch.log_end("worker_1.1") == gathered(settings)["logs"]["worker_1.1"] == "an error of the one before\n"
+    assert watch.log_end("worker_1.2") is None
+
+
 def test_a_report_needs_nothing_else_and_no_log_breaks_out_of_it(settings: Settings, tmp_path: Path) -> None:
     html = html_of_folder(settings)
     assert not re.findall(r'(?:src|href)="(?!#)(?!report")', html)

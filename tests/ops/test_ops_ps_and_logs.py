@@ -61,7 +61,28 @@ def test_the_ends_of_all_logs_under_their_names_or_of_one_alone(here: Path, caps
     assert main(["logs", "scheduler"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["logs", "7"]) == 80
-    assert "no log of worker '7' here: expected one of scheduler, worker_0, worker_1" in capsys.readouterr().err
+    assert "no log of worker '7' here: expected scheduler, or one of 0, 1" in capsys.readouterr().err
+
+
+def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log_lines.kept_start, "nodes_of", lambda *_: ("0.10", "1"))
+    (here / "worker_0.2.log").write_text("an error\n")
+    (here / "worker_0.10.log").touch()
+    (here / "worker_2.log").write_text("of a line that is gone\n")
+    assert main(["logs", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "[worker_1]    worker_1 line 29\n[worker_0.2]  an error\n"
+    (here / "worker_0.10.log").write_text("the next error\n")
+    for asked in ("0", "worker_0"):
+        assert main(["logs", asked, "-n", "1"]) == 0
+        said = capsys.readouterr().out
+        lines = ["[worker_0]    worker_0 line 29", "[worker_0.2]  an error", "[worker_0.10] the next error"]
+        assert said.splitlines() == lines
+    assert main(["logs", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "[worker_0.10] the next error\n[worker_1]    worker_1 line 29\n"
+    assert main(["logs", "0.2"]) == 0
+    assert capsys.readouterr().out == "an error\n"
 
 
 def test_following_shows_what_is_written_from_then_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
