@@ -10,15 +10,13 @@ import asyncio
 import contextlib
 import json
 import pwd
-import socket
-import sys
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.config import Settings
+from runtime.dashboard.neighbour import uid_of
 from runtime.errors import SameBitsError
 from runtime.ops.acting import Deed, act
 
@@ -81,17 +79,12 @@ def asker_of(request: Request) -> str:
     """Whose request it is, as far as this machine knows: an address, and on loopback the user of the connection."""
     if request.client is None:
         return "the page"
-    host, port = request.client.host, request.client.port
-    user = user_of(host, port) if host.startswith("127.") else None
-    return f"the page at {host}" + (f", user {user}" if user is not None else "")
+    uid = uid_of(request.client, request.scope.get("server"))
+    return f"the page at {request.client.host}" + (f", user {_name_of(uid)}" if uid is not None else "")
 
 
-def user_of(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> str | None:
-    """The user of this machine whose socket this is (proc_net(5)); None where it is not known."""
-    own = f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+def _name_of(uid: int) -> str:
     try:
-        rows = [line.split() for line in table.read_text().splitlines()[1:]]
-        uid = next(int(row[7]) for row in rows if row[1] == own)
         return pwd.getpwuid(uid).pw_name
-    except (OSError, ValueError, IndexError, StopIteration, KeyError):
-        return None
+    except KeyError:
+        return str(uid)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from runtime.config import Settings, is_loopback
-from runtime.dashboard.guard import Guard, action_token_of, token_of
+from runtime.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
 from runtime.ops import kept_start
@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         )
     listener = _listen(options.host, options.port)
     names = frozenset({options.host.lower(), socket.gethostname().lower(), *_hosts(settings)})
-    guard = Guard(names, token, action_token_of(keys, is_on=settings.dashboard_actions))
+    action_token = action_token_of(keys, is_on=settings.dashboard_actions)
+    guard = Guard(names, token, action_token, others_token_of(token, action_token))
     return _serve(settings, options.host, listener, guard, options.linger)
 
 
@@ -86,6 +87,8 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
         address = f"http://{shown}:{listener.getsockname()[1]}/"
         token = guard.action_token or guard.token
         print(f"samebits: the dashboard is at {address}{f'?token={token}' if token else ''}", flush=True)
+        if token is None:
+            print(f"samebits: for other users of this machine: {address}?token={guard.others_token}", flush=True)
         config = uvicorn.Config(
             app,
             log_level="critical",

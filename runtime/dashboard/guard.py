@@ -2,8 +2,9 @@
 
 Only the judging lives here. The one idea: a page on loopback is reachable from every web site that the user's browser
 opens, so a request must name this server as its host (DNS rebinding needs a name of the attacker's), must come from no
-other site, can only read, and where the job has a secret must show a token that is made of it. An action, where they
-are on at all, must show a token in any case, and say itself that it comes from this very page.
+other site, can only read, and where the job has a secret must show a token that is made of it; where it has none,
+whoever is another user of this machine must show one that was made up. An action, where they are on at all, must show a
+token in any case, and say itself that it comes from this very page.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class Refused:
 class Guard:
     """``names`` are the host names, besides addresses and localhost, under which this server is reached.
 
-    ``token`` is what a reader must show, None: nothing; ``action_token`` what an action must, None: there are none.
+    ``token`` is what a reader must show, None: nothing; ``others_token`` what a reader who is another user of this
+    machine must show then, None: nothing either; ``action_token`` what an action must, None: there are none.
     """
 
     names: frozenset[str]
     token: str | None
     action_token: str | None = None
+    others_token: str | None = None
 
-    def judge(self, method: str, headers: Mapping[str, str], token: str | None) -> Refused | None:
+    def judge(
+        self, method: str, headers: Mapping[str, str], token: str | None, *, is_anothers: bool = False
+    ) -> Refused | None:
         """None where the request may be answered. ``headers`` have lower-case names."""
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
             return Refused(
@@ -77,6 +82,12 @@ class Guard:
                 "the job has a CLUSTER_SECRET, and this request shows no token of it. Fix: open the address that "
                 "`samebits dashboard` printed",
             )
+        if is_anothers and self.others_token is not None and not _shows(self.others_token, headers, token):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "only the user who trains is shown this page without a token, and this connection is another user's. "
+                "Fix: ask that user for the address with a token that `samebits dashboard` printed",
+            )
         return self._judge_action(headers) if method == "POST" else None
 
     def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
@@ -97,8 +108,9 @@ class Guard:
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def knows(self, token: str) -> bool:
-        """Whether this is the token that a reader, or an action, must show."""
-        return any(_shows(own, {}, token) for own in (self.token, self.action_token) if own is not None)
+        """Whether this is a token that a reader, or an action, must show."""
+        tokens = (self.token, self.action_token, self.others_token)
+        return any(_shows(own, {}, token) for own in tokens if own is not None)
 
     def _is_own(self, host: str) -> bool:
         name = host_name(host)
@@ -134,6 +146,11 @@ def token_of(keys: ClusterKeys | None) -> str | None:
 def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
     """What an action must show: the job's token, or, where the job has no secret, one that is made up here and now."""
     return (token_of(keys) or secrets.token_hex(24)) if is_on else None
+
+
+def others_token_of(token: str | None, action_token: str | None) -> str | None:
+    """What a reader of another user must show where nobody else must show anything; made up here and now."""
+    return None if token is not None else action_token or secrets.token_hex(24)
 
 
 def _shows(expected: str, headers: Mapping[str, str], token: str | None) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from runtime.core.events import Event
 from runtime.dashboard.actions import Actions
 from runtime.dashboard.guard import ACTION, COOKIE, HEADERS, Guard
 from runtime.dashboard.metrics import exposition
+from runtime.dashboard.neighbour import uid_of
 from runtime.dashboard.watching import Watch
 
 LOOK_S = 0.25  # how often the files are looked at where the scheduler tells nothing
@@ -31,6 +33,7 @@ STATE_S = 1.0  # how often the state is told where nothing but time has passed
 MOST_PAGES = 32
 MOST_WAITING = 64  # messages that a page has not read yet
 MAX_URL = 2048
+METRICS = "/metrics"  # nothing that the scheduler does not tell whoever asks it, where it has no secret
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _NAMES = ("page.js", "words.js", "page.css", "uplot.js", "uplot.css", "icon.svg", "LICENSE-uPlot")
@@ -183,7 +186,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actio
             Route("/api/log", log),
             Route("/api/health", health),
             *([Route(ACTION, act, methods=["POST"])] if actions is not None else []),
-            Route("/metrics", metrics),
+            Route(METRICS, metrics),
             Route("/report", mortem),
             Route("/", file),
             Route("/{name}", file),
@@ -214,15 +217,22 @@ class _Guarded:
                 message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in given)]
             await send(message)
 
-        await self._answer(scope)(scope, receive, send_with_headers)
+        await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
 
-    def _answer(self, scope: Any) -> Any:
+    async def _is_anothers(self, scope: Any) -> bool:
+        """Whether another user of this machine may be asking for what only the job's own may read."""
+        if self._guard.others_token is None or scope["path"] == METRICS:
+            return False
+        uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))
+        return uid not in (0, os.geteuid())
+
+    def _answer(self, scope: Any, is_anothers: bool) -> Any:
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL:
             return PlainTextResponse("that address is too long\n", 414)
         request = Request(scope)
         token = request.query_params.get("token")
         headers = dict(request.headers.items())
-        refused = self._guard.judge(scope["method"], headers, token)
+        refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from starlette.testclient import TestClient
 from runtime.config import Settings
 from runtime.core.events import Event, Kind
 from runtime.core.goodput import goodput_of
-from runtime.dashboard.actions import MOST_BYTES, Actions, order_in, user_of
+from runtime.dashboard.actions import MOST_BYTES, Actions, order_in
 from runtime.dashboard.guard import ACTION, Guard, action_token_of
 from runtime.dashboard.server import Pages, app_of
 from runtime.dashboard.watching import Watch
@@ -286,13 +285,3 @@ def test_what_was_asked_stands_where_it_was_asked_and_the_schedulers_order_stays
     told = [Event(Kind.STEP, 5.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 9.0)]
     found = merged(told, [Event(Kind.ASKED, 7.0)])
     assert [event.at for event in found] == [5.0, 3.0, 7.0, 9.0]
-
-
-def test_a_connection_of_this_machine_has_a_user(tmp_path: Path) -> None:
-    table = tmp_path / "tcp"
-    row = "   0: 0100007F:1F90 0100007F:2049 01 00000000:00000000 00:00000000 00000000  {}        0 12345\n"
-    table.write_text(f"head\n{row.format(os.getuid())}")
-    name = user_of("127.0.0.1", 0x1F90, table)
-    assert name is not None and user_of("127.0.0.1", 0x1F91, table) is None
-    table.write_text("nonsense\nmore of it\n")
-    assert user_of("127.0.0.1", 0x1F90, table) is None

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 import pytest
 
-from runtime.dashboard.guard import Guard, host_name, token_of
+from runtime.dashboard.guard import Guard, host_name, others_token_of, token_of
 from runtime.net.curve import derive_keys
 
 OPEN = Guard(frozenset({"trainer"}), None)
@@ -92,6 +92,27 @@ def test_who_shows_the_token_is_answered(headers: dict[str, str], token: str | N
 def test_who_does_not_is_refused(headers: dict[str, str], token: str | None) -> None:
     refused = CLOSED.judge("GET", {"host": "localhost", **headers}, token)
     assert refused is not None and refused.status is HTTPStatus.UNAUTHORIZED
+
+
+@pytest.mark.parametrize(
+    ("headers", "token", "may"),
+    [({}, None, False), ({}, "m4de", True), ({"cookie": "samebits_token=m4de"}, None, True), ({}, "wrong", False)],
+)
+def test_another_user_of_the_machine_shows_a_token_where_nobody_else_must(
+    headers: dict[str, str], token: str | None, may: bool
+) -> None:
+    guard, told = Guard(frozenset(), None, None, others_token="m4de"), {"host": "127.0.0.1", **headers}
+    refused = guard.judge("GET", told, token, is_anothers=True)
+    assert (refused is None) is may and guard.judge("GET", told, token) is None
+    assert refused is None or (refused.status is HTTPStatus.UNAUTHORIZED and "m4de" not in refused.text)
+    assert guard.knows("m4de") and not guard.knows("wrong")
+
+
+def test_a_token_for_others_is_made_up_at_each_start_and_only_where_there_is_no_other() -> None:
+    assert others_token_of("t0ken", None) is None
+    assert others_token_of(None, "4ct") == "4ct"
+    first, second = others_token_of(None, None), others_token_of(None, None)
+    assert first is not None and second is not None and first != second and len(first) == 48
 
 
 def test_the_token_follows_from_the_secret_and_tells_nothing_of_it() -> None:
