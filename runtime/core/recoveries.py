@@ -43,8 +43,8 @@ class Recovery:
 
     @property
     def total_ms(self) -> float | None:
-        """From the notice to training; None while it lasts."""
-        return None if self.trains_at is None else _ms(self.noticed_at, self.trains_at)
+        """From the notice to training; None while it lasts. A clock that went back is taken to have stood still."""
+        return None if self.trains_at is None else round(sum(self.phases().values()), 1)
 
     @property
     def steps_lost(self) -> int:

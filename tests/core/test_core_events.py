@@ -109,6 +109,24 @@ def test_a_round_after_a_failure_is_a_recovery_and_one_to_grow_is_none() -> None
     assert (row.generation, row.total_ms) == (3, 0.0)
 
 
+def test_a_clock_set_back_between_two_scheduler_starts_makes_no_recovery_of_negative_time() -> None:
+    def told(kind: Kind, at: float, **more: object) -> Event:
+        return Event(kind, at, 1, 1, 70, "", "", more)
+
+    (row,) = recoveries_of(
+        [
+            told(Kind.TRAINING, 5000.0),
+            told(Kind.LOST, 5010.0),
+            told(Kind.ROUND, 5010.5),
+            told(Kind.SCHEDULER, 1400.0),  # an hour was taken from it meanwhile
+            told(Kind.GENERATION, 1401.0),
+            told(Kind.TRAINING, 1402.0),
+        ]
+    )
+    assert row.phases() == {"decide": 500, "meet": 0, "restore": 0}
+    assert row.total_ms == 500
+
+
 def test_steps_are_noted_often_at_first_and_seldom_later() -> None:
     house = trained()
     for step in range(1, 20_000):
