@@ -70,13 +70,14 @@ def events_of_a_job(workers: int = 2) -> list[Event]:
 def make_folder(tmp_path: Path) -> Callable[..., Settings]:
     """Fills a folder and returns the settings that mean it."""
 
-    def make(workers: int = 2, *, port: int = 1) -> Settings:
+    def make(workers: int = 2, *, port: int = 1, first: str = "0") -> Settings:
         recovery, logs = tmp_path / "recovery", tmp_path / "device"
         for folder in (recovery, logs):
             folder.mkdir(mode=0o700, exist_ok=True)
         process = Process("host-a#1", 4000, 1, "cpu")
-        seats = [SeatGranted(str(node), node, 1, f"s{node}", process) for node in range(workers)]
-        members = tuple((str(node), 1) for node in range(workers))
+        nodes = [first, *map(str, range(1, workers))]
+        seats = [SeatGranted(node, slot, 1, f"s{slot}", process) for slot, node in enumerate(nodes)]
+        members = tuple((node, 1) for node in nodes)
         written: list[Record] = [
             JobCreated("job-1", "train.py", (("WORKER_NUM", str(workers)),)),
             TermStarted(1, "boot-1", 100.0),

@@ -162,6 +162,23 @@ def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
     assert browser.complaints == []
 
 
+def test_a_name_that_is_long_and_of_tags_is_text_within_a_phones_width(
+    make_folder: Callable[..., Settings], browse: Callable[..., Browser]
+) -> None:
+    from playwright.sync_api import expect
+
+    name = f"<img src=x onerror=alert(1)>{'n' * 90}"
+    served = Served(make_folder(2, port=free_port(), first=name))
+    try:
+        browser = browse(served.url, viewport={"width": 360, "height": 740}, locale="en-US")
+        browser.page.locator(".rank").first.click(timeout=WAIT_MS)
+        expect(browser.page.locator("#who")).to_have_text(f"worker {name}")
+        assert browser.page.evaluate("document.documentElement.scrollWidth") == 360
+        assert browser.complaints == []
+    finally:
+        served.close()
+
+
 def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_its_end(
     tmp_path: Path, browse: Callable[..., Browser]
 ) -> None:
