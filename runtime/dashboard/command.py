@@ -21,6 +21,9 @@ from runtime.ops.scheduler_link import SchedulerLink, known_addresses
 
 PORT = 8265
 MOST_CONNECTIONS = 128
+UNREAD_MS = 60_000
+"""So long may what was sent lie unread before the kernel ends the connection (tcp(7)): a page that is stopped would
+keep its place among the connections for ever. A page that is there again comes back by itself."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,6 +122,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)  # its connections inherit it
         listener.bind(address)
         listener.listen(MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from runtime.config import Settings
 from runtime.core.events import Kind
 from runtime.core.goodput import Bucket
 from runtime.core.recoveries import Recovery
-from runtime.dashboard import server
+from runtime.dashboard import command, server
 from runtime.dashboard.guard import Guard
 from runtime.dashboard.report import gathered, html_of_folder
 from runtime.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
@@ -30,6 +32,7 @@ from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
 from tests.dashboard.conftest import told
 
 HOST = "http://127.0.0.1:8265"
+WAIT_S = 60
 
 
 @pytest.fixture
@@ -189,6 +192,19 @@ def test_what_the_scheduler_tells_is_in_the_page_without_waiting_for_the_next_lo
         return b'"linked":false' in message
 
     assert asyncio.run(told_of_the_death())
+
+
+def test_a_connection_that_reads_nothing_any_more_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "UNREAD_MS", 500)
+    with command._listen("127.0.0.1", 0) as listener, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        reader.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.settimeout(WAIT_S)
+        with accepted, pytest.raises(TimeoutError) as ended:
+            while True:
+                accepted.sendall(bytes(1 << 16))
+    assert ended.value.errno == errno.ETIMEDOUT, "not this test's own patience"
 
 
 def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> None:
