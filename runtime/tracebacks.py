@@ -20,6 +20,7 @@ _OURS = str(Path(__file__).parent) + os.sep
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(, in .*)?$')
 _BEGINNING = re.compile(r"(Original )?Traceback \(most recent call last\):")
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+_ASIDE = ("Exception in thread ", "Exception ignored ")  # the process goes on
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _ELSEWHERE = re.compile(
     r"<|.*/lib(64)?/python\d|.*/(site|dist)-packages/"
@@ -39,20 +40,25 @@ class Failure:
 
 
 def failure_in(text: str, folder: Path) -> Failure | None:
-    """The last error that the text tells with a traceback; files below ``folder`` are named from there."""
+    """The last error that the text tells with a traceback; files below ``folder`` are named from there.
+
+    What ended a thread alone, or nothing at all, does not count.
+    """
     found: Failure | None = None
     place = ""  # of the report that is read, which may have several tracebacks in it
-    is_inside = is_linked = False
+    is_inside = is_linked = is_aside = False
     lines = text.splitlines()
     for number, line in enumerate(lines):
         beginning, frame = _BEGINNING.match(line), _FRAME.match(line)
         if beginning or (frame and not is_inside):
-            place = place if is_linked or (beginning and beginning[1]) else ""
+            is_part = is_linked or bool(beginning and beginning[1])
+            place = place if is_part else ""
+            is_aside = is_aside if is_part else number > 0 and lines[number - 1].startswith(_ASIDE)
             is_inside, is_linked = True, False
         if frame:
             place = _shown(frame[1], frame[2], folder) or place
         elif is_inside and not beginning and _ERROR.fullmatch(line):
-            found, is_inside = Failure(_whole(lines, number), place), False
+            found, is_inside = found if is_aside else Failure(_whole(lines, number), place), False
         elif line.startswith(_LINKS):
             is_linked = True
     return found

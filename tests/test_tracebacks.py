@@ -44,6 +44,8 @@ CHAINED = (
     + "\nDuring handling of the above exception, another exception occurred:\n\n"
     + traceback(("/home/me/work/b.py", 2), error="RuntimeError: no rank")
 )
+IN_THREAD = "Exception in thread feeder:\n" + CHAINED
+IGNORED = "Exception ignored in: <function Net.__del__ at 0x7f>\n" + PLAIN
 SYNTAX = "  File \"/home/me/work/train.py\", line 3\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
 IMPORTED_SYNTAX = (
     'Traceback (most recent call last):\n  File "/home/me/work/train.py", line 1, in <module>\n    import sets\n'
@@ -62,6 +64,9 @@ IMPORTED_SYNTAX = (
         (IN_DATALOADER, Failure("ValueError: no such sample", "data/sets.py:23")),
         (COLLATE, Failure("RuntimeError: stack expects each tensor to be equal size", "train.py:12")),
         (CHAINED, Failure("RuntimeError: no rank", "b.py:2")),
+        (IN_THREAD + IGNORED, None),
+        (PLAIN + IN_THREAD + IGNORED, NAN),
+        (IN_THREAD + PLAIN, NAN),
         (SYNTAX, Failure("SyntaxError: '(' was never closed", "train.py:3")),
         (IMPORTED_SYNTAX, Failure("SyntaxError: invalid syntax", "sets.py:5")),
         (traceback(("/else/x.py", 4), error="KeyboardInterrupt"), Failure("KeyboardInterrupt", "/else/x.py:4")),

@@ -58,8 +58,9 @@ class LogEnds:
         if failure is not None:
             return failure
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        is_error = bool(lines) and death.status is not None and _ERROR.search(lines[-1]) is not None
-        return lines[-1][:_SHOWN_CHARACTERS] if is_error else ""
+        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # what we warn of ends nobody
+            return ""
+        return lines[-1][:_SHOWN_CHARACTERS] if _ERROR.search(lines[-1]) else ""
 
     def _text(self, name: str) -> str:
         try:

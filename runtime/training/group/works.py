@@ -91,7 +91,9 @@ def _wait_through(work: dist.Work, breaker: Breaker, launched: InFlight, timeout
             work.wait(part)
             launched.ended(work)
             return
-        except RuntimeError:
+        except RuntimeError as error:
+            if _is_the_scripts(error):
+                raise
             breaker.check()
             if work.is_completed():
                 launched.ended(work)
@@ -100,6 +102,15 @@ def _wait_through(work: dist.Work, breaker: Breaker, launched: InFlight, timeout
             if deadline is not None and time.monotonic() >= deadline:
                 raise
             part = min(2 * part, _LONGEST_SLICE)
+
+
+def _is_the_scripts(error: RuntimeError) -> bool:
+    """Whether the script raised it while this thread waited: in a signal handler, or into this thread from another.
+
+    What torch raises has a text and comes straight out of the call; a handler has a frame of its own.
+    """
+    traceback = error.__traceback__
+    return not error.args or (traceback is not None and traceback.tb_next is not None)
 
 
 class _DelegatingWork(dist.Work):

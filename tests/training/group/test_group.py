@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -303,6 +304,35 @@ def test_a_work_honours_the_callers_own_timeout(alone: Group) -> None:
     gloo.cut(_all_of(meshes))
     with pytest.raises(RuntimeError, match=r"Connection closed|Timed out"):  # gloo may forget to wake it: its own limit
         work.wait()
+
+
+def test_what_a_signal_handler_of_the_script_raises_during_a_wait_is_not_lost() -> None:
+    pair, meshes = _without_its_peer(Breaker("generation 2"))
+    peer: Any = next(mesh for mesh in meshes if mesh.rank() == 1)  # torch's stubs lack its methods
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the script's own")
+
+    def signal_and_join(waits: threading.Event) -> None:
+        waits.wait()
+        time.sleep(0.003)  # within the wait's first slice
+        os.kill(os.getpid(), signal.SIGUSR1)
+        peer.allreduce([torch.ones(1)]).wait()
+
+    before = signal.signal(signal.SIGUSR1, fail)
+    try:
+        for _ in range(5):
+            work, waits = pair.allreduce([torch.ones(1)], dist.AllreduceOptions()), threading.Event()
+            thread = threading.Thread(target=signal_and_join, args=(waits,))
+            thread.start()
+            with pytest.raises(RuntimeError, match="the script's own"):
+                waits.set()
+                work.wait()
+            thread.join()
+            work.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        gloo.cut(_all_of(meshes))
 
 
 def test_a_backward_pass_waits_for_its_buckets_also_after_one_that_failed() -> None:
