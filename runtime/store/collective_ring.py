@@ -1,4 +1,4 @@
-"""The collectives that a process launched last, in memory that another process can read, whatever the first is in.
+"""The collectives, sends and receives that a process launched last, in memory that another process can always read.
 
 Here live both ends: the ring that a worker fills, and the reading of another process's. Never here: what follows from
 it. The one idea: a record is written with one call into shared memory, so a launch costs a microsecond or two, and
@@ -15,16 +15,19 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import CodeType, FrameType
 
 from runtime.store import process_memory
 from runtime.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-collectives"
-_MAGIC = b"SBRING1\n"
+_MAGIC = b"SBRING2\n"
 RECORDS = 2048
 """That are kept: the oldest give way."""
 MOST_GROUPS = 16
 MOST_RANKS = 1 << 20
+MOST_PLACES = 512
+"""Lines of the script that launch something."""
 MOST_DIMENSIONS = 4
 """Of a shape; what comes behind them is one."""
 DTYPES = (
@@ -36,18 +39,25 @@ OPS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "all_gather_into_tensor_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter"),
     *("all_to_all", "all_to_all_single", "barrier", "allreduce_coalesced", "ALLGATHER_coalesced"),
-    *("REDUCE_SCATTER_coalesced", "all_gather_single", "reduce_scatter_single"),
+    *("REDUCE_SCATTER_coalesced", "all_gather_single", "reduce_scatter_single", "send", "recv"),
 )
 """As torch's flight recorder calls them."""
+PAIRWISE = ("send", "recv")
+NOBODY = -1
+"""The peer of a collective, and of a receive from anybody until it is over."""
 
 _HEAD = struct.Struct("<8sIIiiQQ")  # magic, records, groups, rank, world size, first record of the generation, records
 _GROUP_BYTES = 1024
-_GROUP_HEAD = struct.Struct("<H")
+_TEXT_HEAD = struct.Struct("<H")
 _GROUPS_AT = 256
-_RECORDS_AT = _GROUPS_AT + MOST_GROUPS * _GROUP_BYTES
-_RECORD = struct.Struct("<QQQQBBBBBBxx4q4q")  # number, number in the group, launched, over, op, group, dtypes, dims
-_OVER = struct.Struct("<Q")
-_OVER_AT = 24
+_PLACES_AT = _GROUPS_AT + MOST_GROUPS * _GROUP_BYTES
+_PLACE_BYTES = 512
+_RECORDS_AT = _PLACES_AT + MOST_PLACES * _PLACE_BYTES
+# number, number in the group, launched, over, peer, place (from 1 on; 0: none), op, group, dtypes, dims, shapes
+_RECORD = struct.Struct("<QQQQiHBBBBBB4x4q4q")
+_SEQUENCE, _SEQUENCE_AT = struct.Struct("<Q"), 8
+_OVER, _OVER_AT = struct.Struct("<Q"), 24
+_PEER, _PEER_AT = struct.Struct("<i"), 32
 _SIZE = _RECORDS_AT + RECORDS * _RECORD.size
 
 
@@ -61,14 +71,26 @@ class RingGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the script something was launched."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
-    """One collective of one process; times are ns since 1970.
+    """One collective, send or receive of one process; times are ns since 1970.
 
     Of several tensors the shape is how many elements they have together, and the dtype is the first one's.
     """
 
     number: int  # of all that the process launched in this generation, from 0 on
-    sequence: int  # of the group's, from 1 on: it is the same on every rank
+    sequence: int  # from 1 on, the same on every rank: of the group's; of all from this sender to this receiver
     op: str
     group: RingGroup
     input_shape: tuple[int, ...]
@@ -77,12 +99,28 @@ class Launched:
     output_dtype: str
     launched_ns: int
     over_ns: int | None  # None: nobody in the process has seen its end
+    peer: int | None = None  # of a send or receive, as the group counts; None: from anybody
+    place: Place | None = None  # None: not known
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether it is between two."""
+        return self.op in PAIRWISE
 
     def __str__(self) -> str:
-        """``all_reduce #812 (float32, 25000), in flight``."""
+        """``all_reduce #812 (float32, 25000) at train.py:46, in flight``; ``recv from rank 1 #3 (…), over``."""
         shape = " × ".join(map(str, self.input_shape)) or "one number"
         state = "in flight" if self.over_ns is None else "over"
-        return f"{self.op} #{self.sequence} ({self.input_dtype}, {shape}), {state}"
+        at = "" if self.place is None else f" at {self.place}"
+        number = f" #{self.sequence}" if self.sequence else ""
+        return f"{self.op}{self._whom}{number} ({self.input_dtype}, {shape}){at}, {state}"
+
+    @property
+    def _whom(self) -> str:
+        if not self.is_pairwise:
+            return ""
+        whom = "anybody" if self.peer is None else f"rank {self.group.ranks[self.peer]}"
+        return f" {'to' if self.op == 'send' else 'from'} {whom}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +144,8 @@ class CollectiveRing:
         self._memory = memory
         self._number = 0
         self._first = 0
-        self._groups = 0
+        self._groups = self._places = 0
+        self._known: dict[tuple[int, int], tuple[int, CodeType]] = {}  # it keeps the code, whose id then stays its own
         self._rank, self._world_size = 0, 0
         self._head()
 
@@ -119,14 +158,34 @@ class CollectiveRing:
     def add_group(self, name: str, description: str, ranks: Sequence[int]) -> int | None:
         """A group's place for :meth:`launch`; None where there is no room: it is not recorded then."""
         text = json.dumps([name, description, _as_text(ranks)]).encode()
-        if self._groups >= MOST_GROUPS or len(text) > _GROUP_BYTES - _GROUP_HEAD.size:
+        if self._groups >= MOST_GROUPS or len(text) > _GROUP_BYTES - _TEXT_HEAD.size:
             return None
-        at, place = _GROUPS_AT + self._groups * _GROUP_BYTES, self._groups
-        self._memory[at + _GROUP_HEAD.size : at + _GROUP_HEAD.size + len(text)] = text
-        _GROUP_HEAD.pack_into(self._memory, at, len(text))
+        place = self._groups
+        _write_text(self._memory, _GROUPS_AT + place * _GROUP_BYTES, text)
         self._groups += 1
         self._head()
         return place
+
+    def place_of(self, frame: FrameType) -> int:
+        """The line that this frame is in, for :meth:`launch`; 0, which names none, where there is no room."""
+        code = frame.f_code
+        at = (id(code), frame.f_lasti)
+        known = self._known.get(at)
+        if known is not None:
+            return known[0]
+        if len(self._known) >= MOST_PLACES:
+            return 0
+        place = self._add_place(code.co_filename, frame.f_lineno, code.co_name)
+        self._known[at] = place, code
+        return place
+
+    def _add_place(self, file: str, line: int, function: str) -> int:
+        text = json.dumps([file, line, function]).encode()
+        if len(text) > _PLACE_BYTES - _TEXT_HEAD.size:
+            return 0
+        _write_text(self._memory, _PLACES_AT + self._places * _PLACE_BYTES, text)
+        self._places += 1
+        return self._places
 
     def launch(
         self,
@@ -137,14 +196,19 @@ class CollectiveRing:
         input_dtype: int,
         output_shape: Sequence[int],
         output_dtype: int,
+        peer: int = NOBODY,
+        place: int = 0,
     ) -> int:
-        """A collective was launched; its number, for :meth:`end`. The op and the dtypes are places in their tables."""
+        """Something was launched; its number, for :meth:`end`. The op and the dtypes are places in their tables.
+
+        ``sequence`` is 0 where it is not known yet, of a receive from anybody.
+        """
         number = self._number
         self._number = number + 1
         _RECORD.pack_into(
             self._memory,
             _RECORDS_AT + number % RECORDS * _RECORD.size,
-            *(number + 1, sequence, time.time_ns(), 0, op, group, input_dtype, output_dtype),
+            *(number + 1, sequence, time.time_ns(), 0, peer, place, op, group, input_dtype, output_dtype),
             *(len(input_shape), len(output_shape), *_four(input_shape), *_four(output_shape)),
         )
         return number
@@ -155,10 +219,27 @@ class CollectiveRing:
             at = _RECORDS_AT + number % RECORDS * _RECORD.size + _OVER_AT
             _OVER.pack_into(self._memory, at, time.time_ns())
 
+    def name_sender(self, number: int, peer: int, sequence: int) -> None:
+        """A receive from anybody has found its sender."""
+        if self._number - number <= RECORDS:
+            at = _RECORDS_AT + number % RECORDS * _RECORD.size
+            _PEER.pack_into(self._memory, at + _PEER_AT, peer)
+            _SEQUENCE.pack_into(self._memory, at + _SEQUENCE_AT, sequence)
+
     def _head(self) -> None:
         _HEAD.pack_into(
             self._memory, 0, _MAGIC, RECORDS, self._groups, self._rank, self._world_size, self._first, self._number
         )
+
+
+def _write_text(memory: mmap.mmap, at: int, text: bytes) -> None:
+    memory[at + _TEXT_HEAD.size : at + _TEXT_HEAD.size + len(text)] = text
+    _TEXT_HEAD.pack_into(memory, at, len(text))
+
+
+def _text_in(memory: bytes, at: int, room: int) -> bytes:
+    (size,) = _TEXT_HEAD.unpack_from(memory, at)
+    return memory[at + _TEXT_HEAD.size : at + min(_TEXT_HEAD.size + size, room)]
 
 
 def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
@@ -218,7 +299,8 @@ def contents_of(memory: bytes) -> Contents | None:
     if magic != _MAGIC or records != RECORDS or groups > MOST_GROUPS or not 0 <= rank <= world_size <= MOST_RANKS:
         return None
     known = [_group_in(memory, place) for place in range(groups)]
-    found = [_launched_in(memory, place, first, known) for place in range(RECORDS)]
+    places = [None, *(_place_in(memory, place) for place in range(MOST_PLACES))]
+    found = [_launched_in(memory, place, first, known, places) for place in range(RECORDS)]
     launched = sorted((one for one in found if one is not None), key=lambda one: one.number)
     newest = launched[-1].number if launched else 0
     return Contents(
@@ -230,10 +312,8 @@ def contents_of(memory: bytes) -> Contents | None:
 
 
 def _group_in(memory: bytes, place: int) -> RingGroup | None:
-    at = _GROUPS_AT + place * _GROUP_BYTES
-    (size,) = _GROUP_HEAD.unpack_from(memory, at)
     try:
-        name, description, ranks = json.loads(memory[at + _GROUP_HEAD.size : at + _GROUP_HEAD.size + size])
+        name, description, ranks = json.loads(_text_in(memory, _GROUPS_AT + place * _GROUP_BYTES, _GROUP_BYTES))
         begin, dash, end = ranks.partition("-")
         numbers = tuple(range(int(begin), int(end) + 1)[:MOST_RANKS] if dash else map(int, ranks.split(",")))
     except (ValueError, TypeError, AttributeError):
@@ -241,13 +321,27 @@ def _group_in(memory: bytes, place: int) -> RingGroup | None:
     return RingGroup(name, description, numbers) if isinstance(name, str) and isinstance(description, str) else None
 
 
-def _launched_in(memory: bytes, place: int, first: int, groups: Sequence[RingGroup | None]) -> Launched | None:
-    number, sequence, launched_ns, over_ns, op, group, dtype_in, dtype_out, dims_in, dims_out, *shapes = (
+def _place_in(memory: bytes, place: int) -> Place | None:
+    try:
+        file, line, function = json.loads(_text_in(memory, _PLACES_AT + place * _PLACE_BYTES, _PLACE_BYTES))
+    except (ValueError, TypeError):
+        return None
+    if not (isinstance(file, str) and type(line) is int and isinstance(function, str)):
+        return None
+    return Place(file, line, function) if f"{file}{function}".isprintable() else None
+
+
+def _launched_in(
+    memory: bytes, place: int, first: int, groups: Sequence[RingGroup | None], places: Sequence[Place | None]
+) -> Launched | None:
+    number, sequence, launched_ns, over_ns, peer, at, op, group, dtype_in, dtype_out, dims_in, dims_out, *shapes = (
         _RECORD.unpack_from(memory, _RECORDS_AT + place * _RECORD.size)
     )
     number -= 1
     known = groups[group] if group < len(groups) else None
     if number < first or number % RECORDS != place or op >= len(OPS) or known is None:
+        return None
+    if not NOBODY <= peer < len(known.ranks):
         return None
     return Launched(
         number - first,
@@ -260,6 +354,8 @@ def _launched_in(memory: bytes, place: int, first: int, groups: Sequence[RingGro
         _dtype(dtype_out),
         launched_ns,
         over_ns or None,
+        None if peer == NOBODY else peer,
+        places[at] if at < len(places) else None,
     )
 
 

@@ -13,14 +13,18 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.store.collective_ring import (
+    _PLACES_AT,
     _SIZE,
     DTYPES,
     MOST_GROUPS,
+    MOST_PLACES,
+    NOBODY,
     OPS,
     OTHER_DTYPE,
     RECORDS,
     CollectiveRing,
     Contents,
+    Place,
     contents_of,
     read,
 )
@@ -68,6 +72,43 @@ def test_what_was_launched_is_read_in_order_and_the_last_is_in_flight(ring: Ring
     assert (ring.contents.rank, ring.contents.world_size) == (1, 3)
 
 
+def test_a_send_and_a_receive_name_the_other_and_the_line(ring: Ring) -> None:
+    def line(number: int) -> int:
+        frame = sys._getframe()
+        return (ring.ring.place_of(frame), ring.ring.place_of(frame))[number]  # the same frame, another instruction
+
+    group, send, recv = ring.world or 0, OPS.index("send"), OPS.index("recv")
+    place = line(0)
+    assert place == 1 and line(1) == 2 and line(0) == place
+    shape = ((8,), FLOAT32, (8,), FLOAT32)
+    ring.ring.launch(group, 1, send, *shape, 2, place)
+    from_anybody = ring.ring.launch(group, 0, recv, *shape)
+    found = ring.contents.launched
+    where = f"test_store_collective_ring.py:{line.__code__.co_firstlineno + 2}"
+    assert str(found[0]) == f"send to rank 2 #1 (float32, 8) at {where}, in flight"
+    assert found[0].place is not None and (found[0].place.file, found[0].place.function) == (__file__, "line")
+    assert str(found[1]) == "recv from anybody (float32, 8), in flight" and found[1].place is None
+    ring.ring.name_sender(from_anybody, 0, 1)
+    ring.ring.end(from_anybody)
+    assert str(ring.contents.launched[1]) == "recv from rank 0 #1 (float32, 8), over"
+
+
+def test_there_is_room_for_so_many_lines_and_a_generation_keeps_them(ring: Ring) -> None:
+    places: list[int] = []
+    for number in range(MOST_PLACES + 3):
+        name = "x" * 600 if number == 7 else f"/job/{number}.py"
+        exec(compile("places.append(of(frame()))", name, "exec"), {"of": ring.ring.place_of, **SEES, "places": places})
+    assert places[:8] == [1, 2, 3, 4, 5, 6, 7, 0] and places[-3:] == [0, 0, 0] and max(places) == MOST_PLACES - 1
+    ring.ring.begin(1, 3)
+    ring.world = ring.ring.add_group(*WORLD)
+    ring.ring.launch(ring.world or 0, 1, 0, (8,), FLOAT32, (8,), FLOAT32, NOBODY, 3)
+    (one,) = ring.contents.launched
+    assert one.place == Place("/job/2.py", 1, "<module>") and one.peer is None
+
+
+SEES = {"frame": lambda: sys._getframe(1)}
+
+
 def test_the_oldest_give_way_and_an_end_that_comes_late_changes_no_other(ring: Ring) -> None:
     numbers = [ring.launch(8) for _ in range(RECORDS + 5)]
     for number in numbers[:5]:
@@ -99,21 +140,29 @@ def test_nonsense_is_no_record(ring: Ring) -> None:
     assert contents_of(b"") is None and contents_of(bytes(_SIZE)) is None
     ring.ring.launch(ring.world or 0, 1, 200, (8,), FLOAT32, (8,), OTHER_DTYPE)
     ring.ring.launch(9, 1, 0, (8,), FLOAT32, (8,), OTHER_DTYPE)
+    for peer in (3, -2, 1 << 30):
+        ring.ring.launch(ring.world or 0, 1, 0, (8,), FLOAT32, (8,), FLOAT32, peer)
     assert ring.contents.launched == ()
     draw = random.Random(28)
     whole = bytes(ring.memory)
     for _ in range(200):
         damaged = bytearray(whole)
         for _ in range(draw.randrange(1, 40)):
-            damaged[draw.choice((draw.randrange(40), draw.randrange(1024), draw.randrange(_SIZE)))] = draw.randrange(
-                256
-            )
+            at = draw.choice((draw.randrange(40), draw.randrange(1024), _PLACES_AT + draw.randrange(64)))
+            damaged[draw.choice((at, draw.randrange(_SIZE)))] = draw.randrange(256)
         contents_of(bytes(damaged))  # raises nothing
     for text in (b'["0","",7]', b'["0"]', b'["0","","0-99999999999999"]', b'["0","","a,b"]', b"[" * 900):
         damaged = bytearray(whole)
         damaged[256 : 256 + 2 + len(text)] = len(text).to_bytes(2, "little") + text
         found = contents_of(bytes(damaged))
         assert found is not None and all(len(one.ranks) <= 1 << 20 for one in found.groups)
+    ring.ring.launch(ring.world or 0, 1, 0, (8,), FLOAT32, (8,), FLOAT32, NOBODY, 1)
+    whole = bytes(ring.memory)
+    for text in (b'["\\u001b[31m",7,"f"]', b'["f.py","7","f"]', b'["f.py",true,"f"]', b'["f.py"]', b"7", b"", b"\xff"):
+        damaged = bytearray(whole)
+        damaged[_PLACES_AT : _PLACES_AT + 2 + len(text)] = len(text).to_bytes(2, "little") + text
+        found = contents_of(bytes(damaged))
+        assert found is not None and found.launched[-1].place is None
 
 
 LAUNCHES = """

@@ -102,7 +102,15 @@ class BreakableGroup(dist.ProcessGroup):
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
-        return Pairwise(self._launch(name, *args, **kwargs), self.breaker, self._timeout)
+        work = self._launch(name, *args, **kwargs)
+        number = self.recorder.launched_pairwise(name, args)
+        ended = functools.partial(self._ended_pairwise, work, number, name == "recv_anysource")
+        return Pairwise(work, self.breaker, self._timeout, ended)
+
+    def _ended_pairwise(self, work: dist.Work, number: int | None, from_anybody: bool) -> None:
+        if from_anybody:
+            self.recorder.named_sender(number, work._source_rank())
+        self.recorder.over(number)
 
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         self.breaker.check()

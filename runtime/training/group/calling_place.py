@@ -17,10 +17,11 @@ from types import FrameType
 
 import torch
 
-__all__ = ["caller_is_torch", "calling_place", "is_library"]
+__all__ = ["caller_is_torch", "calling_frame", "calling_place", "is_library"]
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
+_MOST_FRAMES = 64
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -42,6 +43,29 @@ def calling_place() -> str:
         if not through and not file.startswith(_TORCH) and any(part in file for part in _INSTALLED):
             through = f" (through {'/'.join(Path(file).parts[-2:])}:{frame.f_lineno})"
     return f"no file of the script's own{through}"
+
+
+class _Files(dict[str, bool]):
+    """``is_library`` of every file that was asked for: at every step of the walk, so faster than its cache."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = found = is_library(file)
+        return found
+
+
+_files = _Files()
+
+
+def calling_frame(depth: int) -> FrameType | None:
+    """The innermost frame of the script's own, from so many callers out; None where it lies too far out.
+
+    About 0.1 µs a frame of torch's between.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    left = _MOST_FRAMES
+    while frame is not None and left and _files[frame.f_code.co_filename]:
+        frame, left = frame.f_back, left - 1
+    return frame if left else None
 
 
 def caller_is_torch() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -181,11 +182,15 @@ class Collective(_DelegatingWork):
 
 
 class Pairwise(_DelegatingWork):
-    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection."""
+    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection.
 
-    def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta) -> None:
+    ``ended`` is called once it is over.
+    """
+
+    def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta, ended: Callable[[], None]) -> None:
         super().__init__(inner, breaker)
         self._timeout = timeout
+        self._ended = ended
         self._lock = threading.Lock()
         self._done = False
 
@@ -199,6 +204,7 @@ class Pairwise(_DelegatingWork):
                 finally:
                     main_thread.waited_for_others(began_s)
                 self._done = True
+                self._ended()
         return True
 
     def is_completed(self) -> bool:

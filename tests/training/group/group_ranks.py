@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.store import collective_ring
+from runtime.store.process_identity import ProcessIdentity
 from runtime.training.group import ddp
 from runtime.training.group.group import Group, form_alone, is_communication_failure
 from tests.training.hub import WAIT_S, Member
@@ -49,6 +53,15 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         member.say("left", generation=generation, lost=is_communication_failure(error), error=text)
+
+
+def pairwise_of_this_process() -> list[str]:
+    """The sends and receives that its ring of collectives holds, without shapes and line numbers."""
+    identity = ProcessIdentity.of(os.getpid())
+    contents = None if identity is None else collective_ring.read(identity)
+    assert contents is not None
+    told = [str(one) for one in contents.launched if one.is_pairwise]
+    return [re.sub(r"\([^)]*\) |:\d+,", "", one) for one in told]
 
 
 def loop(
@@ -230,6 +243,19 @@ def many_calls(member: Member) -> None:
         assert request is not None
         request.wait()
         assert got.item() == 8.0
+    peer = (1, 0, rank)[rank]
+    if peer != rank:
+        ways = [dist.P2POp(dist.isend, torch.ones(2), peer), dist.P2POp(dist.irecv, torch.zeros(2), peer)]
+        for request in dist.batch_isend_irecv(ways):
+            request.wait()
+        assert pairwise_of_this_process() == [
+            f"{way} rank {peer} #{number} at group_ranks.py over"
+            for way, number in (
+                [("send to", 1), ("send to", 2), ("send to", 3), ("recv from", 1)]
+                if rank == 0
+                else [("recv from", 1), ("recv from", 2), ("send to", 1), ("recv from", 3)]
+            )
+        ]
     dist.barrier()
     dist.monitored_barrier()
     objects: list[Any] = [None] * size

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from runtime.store import collective_ring
-from runtime.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, contents_of
+from runtime.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, Place, contents_of
 from runtime.store.process_identity import ProcessIdentity
 from runtime.training.group.group import form_alone
 from runtime.training.group.recorder import Recorder
@@ -54,7 +55,36 @@ def test_without_a_ring_or_for_an_unknown_method_nothing_is_kept() -> None:
     recorder = Recorder(None, "0", "default_pg", [0])
     assert recorder.launched("allreduce", 1, ([IDS],)) is None
     recorder.over(None)
-    assert Recorder(CollectiveRing(mmap.mmap(-1, _SIZE)), "0", "", [0]).launched("send", 1, ([IDS],)) is None
+    assert recorder.launched_pairwise("send", ([IDS], 0, 0)) is None
+    recorder.named_sender(None, 0)
+    assert Recorder(CollectiveRing(mmap.mmap(-1, _SIZE)), "0", "", [0]).launched("later", 1, ([IDS],)) is None
+
+
+def test_sends_and_receives_are_counted_for_each_peer_and_way() -> None:
+    memory = mmap.mmap(-1, _SIZE)
+    ring = CollectiveRing(memory)
+    ring.begin(1, 6)
+    recorder = Recorder(ring, "4", "stages", [1, 3, 5])
+    recorder.launched_pairwise("send", ([IDS], 1, 0))
+    recorder.launched_pairwise("send", ([IDS], 2, 0))
+    recorder.launched_pairwise("send", ([IDS], 1, 9))
+    recorder.launched_pairwise("recv", ([HALF], 2, 0))
+    number = recorder.launched_pairwise("recv_anysource", ([HALF], 0))
+    recorder.named_sender(number, 2)
+    recorder.over(number)
+    contents = contents_of(bytes(memory))
+    assert contents is not None
+    line = test_sends_and_receives_are_counted_for_each_peer_and_way.__code__.co_firstlineno
+    shown = [
+        str(one).replace(f" at test_recorder.py:{line + at}, ", " ") for at, one in enumerate(contents.launched, 5)
+    ]
+    assert shown == [
+        "send to rank 3 #1 (int64, 4) in flight",
+        "send to rank 5 #1 (int64, 4) in flight",
+        "send to rank 3 #2 (int64, 4) in flight",
+        "recv from rank 5 #1 (float16, 2 × 3) in flight",
+        "recv from rank 5 #2 (float16, 2 × 3) over",
+    ]
 
 
 def mine() -> Contents:
@@ -87,3 +117,20 @@ def test_a_groups_collectives_are_in_this_processes_ring_and_a_new_group_begins_
         assert mine().launched == ()
     finally:
         group.drop()
+
+
+def test_the_line_is_the_scripts_innermost_also_of_a_backward_pass() -> None:
+    group = form_alone(torch.device("cpu"))
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        places = [place_of_the_last(dist.all_reduce(torch.zeros(5)))]
+        loss = model(torch.ones(1, 2)).sum()
+        places.append(place_of_the_last(loss.backward()))
+    finally:
+        group.drop()
+    code = test_the_line_is_the_scripts_innermost_also_of_a_backward_pass.__code__
+    assert places == [Place(__file__, code.co_firstlineno + at, code.co_name) for at in (4, 6)]
+
+
+def place_of_the_last(_: None) -> Place | None:
+    return mine().launched[-1].place
