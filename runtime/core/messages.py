@@ -35,6 +35,8 @@ MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from another of that name
 MAX_AILMENTS = 32
 MAX_ODDITY_CHARS = 400
+OF_A_THREAD = "its thread "
+"""How an oddity begins that is no number: an exception has ended a thread."""
 MAX_STEP_US = 10**12  # of one part of one step
 MAX_FIGURES = 16
 MAX_FIGURE_CHARS = 40

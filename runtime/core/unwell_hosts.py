@@ -13,12 +13,14 @@ from types import MappingProxyType
 
 from runtime.core.health import place_said, said
 from runtime.core.ledger import Ledger
-from runtime.core.messages import Activity, Ailment, Depart, Oddity, Sign, Unwell
+from runtime.core.messages import OF_A_THREAD, Activity, Ailment, Depart, Oddity, Sign, Unwell
 from runtime.core.ready import Level
 from runtime.core.state import Seat
 
 ODDITY_S = 30.0
-"""Of odd numbers one is said in so long: all ranks have the same loss."""
+"""Of odd numbers one is said in so long: all ranks have the same loss. Of a thread's end, one in the same words."""
+MOST_ODDITIES = 16
+"""From which on no other thread's end is said in that time."""
 NAMED = 16
 """Readings that a status lists."""
 
@@ -34,7 +36,7 @@ class UnwellHosts:
         self._leaving = ""  # who was asked to
         self._why = ""
         self._again = 0, ""  # in which generation a step has to be computed again, and why
-        self._quiet_until = dict.fromkeys((False, True), float("-inf"))  # about odd numbers; about what was at fault
+        self._quiet_until: dict[object, float] = {}  # about odd numbers; about what was at fault; about a thread's end
 
     def take(self, seat: Seat, message: Unwell) -> None:
         """All that is wrong with a worker's host now: what nobody had said of that host before is said."""
@@ -56,12 +58,16 @@ class UnwellHosts:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
 
     def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
-        """A worker's script has reported a number that training cannot have: the first of all ranks' is said."""
+        """A number that training cannot have, or a thread that an error has ended: the first of all ranks' is said."""
         if message.comes_again:
             why = f"worker {seat.node} reported what training cannot have: step {message.step} is computed again"
             self._again = self._ledger.state.generation_number, why
-        if self._ledger.now >= self._quiet_until[message.is_verdict]:
-            self._quiet_until[message.is_verdict] = self._ledger.now + ODDITY_S
+        now = self._ledger.now
+        of_a_thread = message.text.startswith(OF_A_THREAD)
+        about = message.text if of_a_thread else message.is_verdict
+        self._quiet_until = {one: until for one, until in self._quiet_until.items() if now < until}
+        if about not in self._quiet_until and not (of_a_thread and len(self._quiet_until) >= MOST_ODDITIES):
+            self._quiet_until[about] = now + ODDITY_S
             parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""
             self._ledger.ready.say(f"worker {seat.node}{place}, step {message.step}: {message.text}", Level.WARNING)

@@ -167,7 +167,7 @@ class FailingJob:
 
         def is_made_good(events: list[Event]) -> bool:
             if all(fault.goes_on for fault in given.values()):
-                return any(event.kind is Kind.NOTE for event in events[len(before) :])
+                return not wrong(given, Said((), _since(self._log, log_at).splitlines()))
             trains = trains_since(events) is not None and max(event.generation for event in events) > generation
             return trains or is_over(events)
 

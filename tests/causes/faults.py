@@ -66,7 +66,7 @@ FAULTS = (
         _AT + r"RuntimeError: DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)",
     ),
     Fault(
-        "thread", "", r"its thread feeder failed at worker\.py:LINE: RuntimeError: a fault", ends=False, goes_on=True
+        "thread", "", r"its thread feeder\S* failed at worker\.py:LINE: RuntimeError: a fault", ends=False, goes_on=True
     ),
     Fault("sleep", "software", _HELD + r"\(time\.sleep\) \("),
     Fault("deadlock", "software", _HELD + r"\(lock\.acquire\)"),

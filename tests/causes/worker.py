@@ -110,7 +110,7 @@ def fail_if_told() -> None:
         for _ in DataLoader(Deadly(), num_workers=1, timeout=0):  # fault: loader-killed
             pass
     if takes("thread"):
-        threading.Thread(target=fail_in_a_thread, name="feeder").start()
+        threading.Thread(target=fail_in_a_thread, name=f"feeder-{Progress.step}").start()  # else said once in a while
     fail_to_go_on_if_told()
 
 

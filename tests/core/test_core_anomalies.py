@@ -9,6 +9,7 @@ import pytest
 
 from runtime.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
 from runtime.core.messages import MAX_ODDITY_CHARS, Activity, Oddity, RoundOpened
+from runtime.core.unwell_hosts import MOST_ODDITIES
 from tests.core.house import House, policy
 
 
@@ -77,6 +78,28 @@ def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
     credential = house.credential("0")
     house.receive(credential.session, Oddity(credential, 500, "the loss is infinite"))
     assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
+
+
+def test_threads_that_end_in_other_words_are_each_said_but_not_without_bound() -> None:
+    house = House(policy(2)).fill().train()
+    first, second = house.credential("0"), house.credential("1")
+    house.receive(first.session, Oddity(first, 9, "the loss is not a number"))
+    for _ in range(2):
+        house.receive(first.session, Oddity(first, 9, "its thread feeder failed: ValueError: no"))
+        house.receive(second.session, Oddity(second, 9, "its thread feeder failed: ValueError: no"))
+        house.receive(second.session, Oddity(second, 9, "its thread logger failed: OSError: full"))
+    assert [note for note in house.notes if "thread" in note] == [
+        "worker 0 (rank 0), step 9: its thread feeder failed: ValueError: no",
+        "worker 1 (rank 1), step 9: its thread logger failed: OSError: full",
+    ]
+    for number in range(3 * MOST_ODDITIES):
+        house.receive(second.session, Oddity(second, 9, f"its thread {number} failed: OSError: full"))
+    assert sum("thread" in note for note in house.notes) < MOST_ODDITIES
+    house.receive(first.session, Oddity(first, 9, "a transient error", is_verdict=True))
+    assert "a transient error" in house.notes[-1]
+    house.now += 60
+    house.receive(second.session, Oddity(second, 9, "its thread feeder failed: ValueError: no"))
+    assert house.notes[-1] == "worker 1 (rank 1), step 9: its thread feeder failed: ValueError: no"
 
 
 def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_just_before() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from traceback import format_exception
 from types import TracebackType
 
-from runtime.core.messages import MAX_ODDITY_CHARS
+from runtime.core.messages import MAX_ODDITY_CHARS, OF_A_THREAD
 from runtime.tracebacks import failure_in
 
 MOST_CHARS = 2000
@@ -40,7 +40,7 @@ def watch_threads(tell: Callable[[str], None]) -> None:
         if isinstance(error, SystemExit) or error is None:
             return
         name = ended.thread.name if ended.thread is not None else "unknown"
-        text = f"its thread {name} {last_words(ended.exc_type, error, ended.exc_traceback)}"
+        text = f"{OF_A_THREAD}{name} {last_words(ended.exc_type, error, ended.exc_traceback)}"
         tell("".join(one if one.isprintable() else " " for one in text)[:MAX_ODDITY_CHARS])
 
     threading.excepthook = hook
