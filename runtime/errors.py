@@ -280,7 +280,7 @@ class LevelsSpentError(SameBitsError):
 
 
 class PreflightError(SameBitsError):
-    """The device, memory or disk of this host does not do what it should (PREFLIGHT=1); it asks for no seat."""
+    """The device, memory or disk of this host does not do what it should (PREFLIGHT=1); it takes no seat."""
 
     exit_code = 93
 

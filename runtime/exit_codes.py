@@ -98,7 +98,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.KeyValueTimeoutError, YES, "`runtime.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
     _of(errors.SupersededError, NO, "另一个 scheduler 已在 RECOVERY_PATH 中取得更高的任期；作业由它继续。"),
     _of(errors.LevelsSpentError, NO, "进程在其下各级都已重试 RECOVER_ATTEMPTS 次：需要重启整个作业。"),
-    _of(errors.PreflightError, YES, "本机的设备、内存或磁盘未能正常工作（PREFLIGHT=1）；它不申请席位。"),
+    _of(errors.PreflightError, YES, "本机的设备、内存或磁盘未能正常工作（PREFLIGHT=1）；它不占用席位。"),
     ExitCode(
         *(130, "interrupted", NO),
         "Ctrl-C ended this command, or this process, by itself.",

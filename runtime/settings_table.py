@@ -494,9 +494,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,
         "`1`: before it asks for a seat, a worker checks its device, memory and disk, and leaves with an error where "
-        "one of them is wrong; a second or two. `samebits doctor --preflight` does the same by hand.",
+        "one of them is wrong; a second or two. `samebits doctor --preflight` does the same by hand. Before the first "
+        "generation the nodes are compared: who is slow or adds up wrong gives its seat to a spare.",
         "`1`：worker 在申请席位之前检查自己的设备、内存和磁盘，有误则报错退出；需一两秒。"
-        "`samebits doctor --preflight` 可手动做同样的检查。",
+        "`samebits doctor --preflight` 可手动做同样的检查。"
+        "第一代形成之前还会比较各节点：过慢或求和出错的节点把席位让给热备。",
     ),
     Variable(
         "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.anomalies",
             "core.lines",
             "core.messages",
+            "core.node_check",
             "core.pace",
             "core.point",
             "core.ready",

@@ -422,6 +422,7 @@ class Admission:
                 incarnation=seat.incarnation,
                 world_size=ledger.policy.world_size,
                 finished=ledger.state.final,
+                generation=ledger.state.generation_number,
             ),
         )
 

@@ -31,6 +31,7 @@ from runtime.core.agent_events import (
     FoundEqual,
     GaveUp,
     Heard,
+    Invited,
     LeaveGently,
     Leaving,
     Mapped,
@@ -612,6 +613,8 @@ class AgentCore:
             self._ready.notices.append(leave(text))
         elif message.missing and self.activity is Activity.WAITING and (before is None or text != before.text):
             self._ready.notices.append(Waits(text))
+        elif is_new and self.activity is Activity.SEATED:
+            self._ready.notices.append(Invited())
         if self.activity is not Activity.WAITING or self._entered is None:
             return
         if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):

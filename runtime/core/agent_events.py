@@ -302,6 +302,11 @@ class LeaveGently:
 
 
 @dataclass(frozen=True, slots=True)
+class Invited:
+    """A round is open, and the process has not come to it yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """The process waits in a round, for this."""
 
@@ -389,6 +394,7 @@ Notice = (
     | BreakGroup
     | EnterAgain
     | LeaveGently
+    | Invited
     | Waits
     | Began
     | Mapped

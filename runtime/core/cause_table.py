@@ -69,6 +69,11 @@ _TORN_OUT = Row(
         errors.SchedulerLeftError,
     ),
 )
+_UNFIT = Row(
+    "its host or device did not pass the check before training",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the one that is named looked at"),
+    statuses=_codes(errors.PreflightError),
+)
 _TAKEN_OVER = Row(
     "another scheduler has taken the job over",
     *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job goes on with the one that the message names"),
@@ -287,7 +292,7 @@ UNKNOWN = Row(
 )
 
 TABLE: tuple[Row, ...] = (
-    *(_ENDED, _WRONG, _TORN_OUT, _TAKEN_OVER),
+    *(_ENDED, _WRONG, _TORN_OUT, _UNFIT, _TAKEN_OVER),
     *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _HOST_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
     *(_CRASHED, _PREEMPTED, _KILLED),
     *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),

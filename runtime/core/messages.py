@@ -553,6 +553,7 @@ class Admitted(Value, frozen=True, tag=20):
     incarnation: Int
     world_size: Int
     finished: Point | None  # training is over; this is the final point
+    generation: Int = 0  # the last that was committed
 
 
 class Pending(Value, frozen=True, tag=21):

@@ -44,6 +44,7 @@ from runtime.core.agent_events import (
     FoundEqual,
     GaveUp,
     Heard,
+    Invited,
     KeyAsk,
     LeaveGently,
     Leaving,
@@ -196,6 +197,7 @@ class Agent:
         self.equal_point: Point | None = None
         self._over: Point | None = None
         self._left = False
+        self._is_invited = False
         self._is_dying = False
         self._closed = threading.Event()
         self._seat_at: float | None = None  # when this process may ask for its seat again
@@ -244,6 +246,14 @@ class Agent:
             if has_to_wait:
                 meanwhile()
         return self._wait(lambda: self._admitted)
+
+    def wait_for_round(self) -> None:
+        """Wait until the round of the job's first generation is open: everybody else has a seat as well.
+
+        Raises:
+            SameBitsError: the process has no place in the job any more.
+        """
+        self._wait(lambda: self._is_invited or None)
 
     def report_failure(self) -> None:
         """A collective failed: tell the scheduler at once, before anything slow."""
@@ -542,6 +552,10 @@ class Agent:
             case LeaveGently(text):
                 log.say(f"{text}: this worker leaves its generation at its next commit")
                 self._members_change = text
+            case Invited():
+                with self._changed:
+                    self._is_invited = True
+                    self._changed.notify_all()
             case Waits(text):
                 log.say(f"waiting in the rendezvous: {text}")
             case Began(started, is_addressed):

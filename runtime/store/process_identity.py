@@ -133,6 +133,16 @@ def host_id() -> str:
     return f"{found[0]}#{hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()}"
 
 
+@functools.cache
+def machine_id() -> bytes:
+    """Four bytes, alike in all processes of one machine, those of its containers too; others after it was booted."""
+    found = socket.gethostname()
+    if _ON_LINUX:
+        with contextlib.suppress(OSError):
+            found = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return hashlib.blake2b(found.encode(), digest_size=4).digest()
+
+
 def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
     """Write the process's line to ``path`` atomically."""
     durable.write_file_atomically(path, identity.to_line().encode())

@@ -17,6 +17,7 @@ from runtime.core.agent_events import (
     Entered,
     Failed,
     Heard,
+    Invited,
     Mapped,
     Passed,
     Trains,
@@ -124,7 +125,7 @@ def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> 
 def test_it_joins_when_it_enters_after_the_invitation() -> None:
     desk = seated()
     desk.opens()
-    assert desk.ready.sends == [] and desk.ready.notices == []
+    assert desk.ready.sends == [] and desk.ready.notices == [Invited()]
     desk.enters()
     assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), POINTS, False, NUMERICS)]
 

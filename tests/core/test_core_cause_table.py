@@ -69,6 +69,7 @@ def failure(error: str) -> Observation:
         (failure("KeyError: 'x'"), CauseClass.SOFTWARE, Retry.ONCE),
         (Observation(errors.SettingsError.exit_code), CauseClass.SOFTWARE, Retry.NO),
         (Observation(errors.StuckError.exit_code), CauseClass.NETWORK, Retry.YES),
+        (Observation(errors.PreflightError.exit_code), CauseClass.NODE, Retry.YES),
         (Observation(errors.ScriptFailedError.exit_code), CauseClass.SOFTWARE, Retry.OVER),
         (Observation(status=3), CauseClass.SOFTWARE, Retry.ONCE),
         (Observation(hang=Hang.STUCK), CauseClass.SOFTWARE, Retry.YES),

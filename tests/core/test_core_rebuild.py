@@ -43,7 +43,7 @@ def test_a_job_whose_members_all_report_goes_on_where_it_was() -> None:
     house.tick(5.0)
     assert [house.last(f"old{slot}", Admitted).slot for slot in range(4)] == [0, 1, 2, 3]
     term = 3 + UNHEARD_TERMS
-    assert house.admission("old3") == Admitted("old3", "job-old", term, 3, 7, 4, None)
+    assert house.admission("old3") == Admitted("old3", "job-old", term, 3, 7, 4, None, generation=3)
     state = house.core.state
     assert (state.job, state.term, state.generation_number) == ("job-old", term, 3)
     assert state.next_generation == 4, "all have reported: nobody can have been told of another one"

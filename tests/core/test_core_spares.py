@@ -309,7 +309,7 @@ def test_the_dead_node_comes_back_as_a_spare_after_its_cool_down() -> None:
     for node in ("0", "10"):
         house.beat(node)
     house.register("1", session="again")
-    assert house.admission("again") == Admitted("again", "job-1", 1, None, 2, 2, None)
+    assert house.admission("again") == Admitted("again", "job-1", 1, None, 2, 2, None, generation=2)
     house.close("s10", gone=True)
     assert house.records(SlotGiven) == [SlotGiven("1", 1)]
 
@@ -480,7 +480,7 @@ def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
     house.tick(5.0)
     assert house.records(JobRebuilt)
     house.register("10", **late)
-    assert house.admission("s10") == Admitted("s10", "job-old", 3 + UNHEARD_TERMS, None, 5, 3, None)
+    assert house.admission("s10") == Admitted("s10", "job-old", 3 + UNHEARD_TERMS, None, 5, 3, None, generation=4)
     house.register("11", **late)
     assert house.answer("s11", Fenced).text.startswith("the seat of worker 11 is unknown to this scheduler")
 

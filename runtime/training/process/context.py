@@ -40,7 +40,7 @@ from runtime.store.lock import DirectoryLock
 from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
-from runtime.training.process import numerics, plain_group, preflight
+from runtime.training.process import node_check, numerics, plain_group, preflight
 from runtime.training.process.compiled_code import keep_compiled_code
 from runtime.training.process.device_view import DeviceView
 from runtime.training.process.exit_status import ExitStatus
@@ -238,8 +238,9 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
     ending.agent = agent
     stacks.open_channel()
+    figures = None
     if settings.preflight:
-        preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
+        figures = preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
     if health.may_refuse(settings):
         health.require(settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched())
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
@@ -249,6 +250,11 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     probe.ready()
     keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
     addresses = addresses_of(settings.sched_host, settings.sched_port)
+    if figures is not None and settings.enable_recovery:
+        if alone is not None:
+            alone.drop()  # a pair's group is torch's while they add up
+            alone = None
+        node_check.compare(settings, agent, admitted, chosen, figures)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.next_group, process.copy_listener = next_group, listener
     process.watch_device()

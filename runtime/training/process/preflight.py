@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from runtime.config import Settings
+from runtime.core.node_check import Figures
 from runtime.errors import PreflightError, StoreError
 from runtime.service import device_health, log
 from runtime.store import disk_check
 from runtime.training.group.device import choose
 
-__all__ = ["Look", "looks", "of_host", "require"]
+__all__ = ["Look", "figures", "looks", "of_host", "require"]
 
 MATRIX = 768
 PRODUCTS = 4
@@ -36,6 +37,7 @@ class Look:
     what: str
     found: str
     problem: str = ""
+    took_s: float = 0.0  # for the work that every process does alike
 
 
 def of_host(settings: Settings) -> Iterator[Look]:
@@ -54,7 +56,8 @@ def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]
         yield Look(one.name, one.found, one.problem)
     if isinstance(folder, Path):
         try:
-            yield Look("disk", f"{disk_check.write_and_read(folder):.0f} MB/s are durable in {folder}")
+            speed = disk_check.write_and_read(folder)
+            yield Look("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=disk_check.SIZE / 1e6 / speed)
         except StoreError as error:
             yield Look("disk", str(folder), str(error))
 
@@ -73,7 +76,8 @@ def products(device: torch.device) -> Look:
         fastest_s = min(fastest_s, time.monotonic() - began_s)
         wrong += not torch.equal(product.to(torch.int64) @ vector, expected)
     found = f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products right"
-    return Look(f"{device} computes", found, f"{wrong} of {PRODUCTS} products were wrong" if wrong else "")
+    problem = f"{wrong} of {PRODUCTS} products were wrong" if wrong else ""
+    return Look(f"{device} computes", found, problem, fastest_s)
 
 
 def memory(device: torch.device) -> Look:
@@ -83,16 +87,24 @@ def memory(device: torch.device) -> Look:
     except (RuntimeError, MemoryError) as error:
         return Look(f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be had ({str(error).splitlines()[0]})")
     places = torch.arange(words.numel(), dtype=torch.int64, device=device)
-    wrong = 0
+    wrong, fastest_s = 0, math.inf
     for pattern in PATTERNS:
+        began_s = time.monotonic()
         torch.bitwise_xor(places, pattern, out=words)
         wrong += int((words.bitwise_xor_(pattern) != places).sum())
+        fastest_s = min(fastest_s, time.monotonic() - began_s)
     found = f"{MEMORY_BYTES >> 20} MiB keep what is written"
-    return Look(f"{device} memory", found, f"{wrong} words were not what was written" if wrong else "")
+    return Look(f"{device} memory", found, f"{wrong} words were not what was written" if wrong else "", fastest_s)
 
 
-def require(settings: Settings, device: torch.device) -> None:
-    """Look, and say what was found.
+def figures(found: Iterable[Look]) -> Figures:
+    """How long one device, its memory and the disk needed, for :mod:`.node_check`."""
+    took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
+    return Figures(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
+
+
+def require(settings: Settings, device: torch.device) -> Figures:
+    """Look, say what was found, and return how long it took.
 
     Raises:
         PreflightError: something is not as it should be; the message names all of it.
@@ -108,3 +120,4 @@ def require(settings: Settings, device: torch.device) -> None:
         )
     told = "; ".join(f"{one.what}: {one.found}" for one in found)
     log.say(f"pre-flight, {time.monotonic() - began_s:.1f} s: {told}")
+    return figures(found)

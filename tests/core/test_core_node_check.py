@@ -1,0 +1,174 @@
+"""Who is named among nodes of which some are slow or wrong: exactly those, for any number of nodes but two."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+import pytest
+
+from runtime.core.node_check import (
+    DISK_FACTOR,
+    FACTOR,
+    MOST_ROUNDS,
+    SILENT,
+    WRONG,
+    Figures,
+    Pair,
+    Sum,
+    Verdict,
+    across_hosts,
+    by_host,
+    next_pairs,
+    slow,
+    verdict,
+)
+
+PROBLEMS = (WRONG, SILENT, "")
+
+
+def judged(count: int, bad: Collection[int], problem: str, links: Collection[Pair] = ()) -> Verdict:
+    """The whole check among so many nodes, some of which have this problem ("": they are slow in a sum)."""
+    sums: dict[Pair, Sum] = {}
+    for _ in range(MOST_ROUNDS):
+        pairs = next_pairs(range(count), sums)
+        assert len({slot for pair in pairs for slot in pair}) == 2 * len(pairs), "nobody in two pairs at once"
+        assert all(first < second < count and (first, second) not in sums for first, second in pairs)
+        if not pairs:
+            break
+        for pair in pairs:
+            fails = pair in links or any(slot in bad for slot in pair)
+            sums[pair] = Sum(0.0 if fails and problem else 1.0 if fails else 0.01, problem if fails else "")
+    return verdict({slot: f"worker {slot}" for slot in range(count)}, {}, sums)
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [*((3, one) for one in (WRONG, SILENT)), *((count, one) for count in range(4, 12) for one in PROBLEMS)],
+)
+def test_one_bad_node_of_three_or_more_is_named_and_no_other(count: int, problem: str) -> None:
+    """Of three, where two of the three pairs are slow, what is usual is not known: a slow one is named from four on."""
+    for culprit in range(count):
+        found = judged(count, {culprit}, problem)
+        assert set(found.bad) == {culprit} and not found.either, (count, culprit, found)
+
+
+def test_of_two_nodes_it_is_said_that_nothing_tells_which() -> None:
+    found = judged(2, {1}, WRONG)
+    assert found == Verdict(
+        {},
+        (),
+        {(0, 1): "worker 0 and worker 1: their sum is wrong, and no other pair tells which of the two it is"},
+    )
+    assert judged(2, {1}, "") == Verdict({}), "there is nothing to compare with"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_among_drawn_nodes_nobody_well_is_ever_named_and_most_bad_ones_are(problem: str) -> None:
+    draw = random.Random(28)
+    named = there = 0
+    for _ in range(400):
+        count = draw.randrange(4, 40)
+        bad = set(draw.sample(range(count), draw.randrange(0, max(2, count // 5))))
+        found = judged(count, bad, problem)
+        assert set(found.bad) <= bad, (count, bad, found)
+        if not bad:
+            assert found == Verdict({})
+        named, there = named + len(found.bad), there + len(bad)
+    assert named >= 0.95 * there > 100, (named, there)
+
+
+def test_where_all_are_bad_nobody_is_named_alone() -> None:
+    found = judged(6, set(range(6)), WRONG)
+    assert found.bad == {} and {slot for pair in found.either for slot in pair} == set(range(6))
+
+
+def test_a_link_is_told_from_its_ends() -> None:
+    found = judged(6, (), SILENT, links=[(2, 3)])
+    assert found.bad == {} and found.either == {}
+    assert found.said == (
+        "worker 2 and worker 3: they get no answer of each other, and each does well with others: look at what lies "
+        "between them",
+    )
+
+
+def test_the_sentence_names_the_witness() -> None:
+    found = judged(4, {1}, WRONG)
+    assert found.bad == {1: "together with worker 0 their sum is wrong, and worker 0 does well with others"}
+    assert "they need 1e+03 ms for a sum, the others 10 ms" in judged(6, {1}, "").bad[1]
+
+
+@pytest.mark.parametrize(("part", "factor"), [(0, FACTOR), (1, FACTOR), (2, DISK_FACTOR)])
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_who_needs_a_multiple_of_the_others_is_slow_where_it_is_so_twice(part: int, factor: float, count: int) -> None:
+    def with_last(times: float) -> dict[int, Figures]:
+        usual = {slot: Figures(0.010, 0.020, 0.030) for slot in range(count)}
+        last = [0.010, 0.020, 0.030]
+        last[part] *= times
+        return usual | {count - 1: Figures(*last)}
+
+    assert slow(with_last(factor * 0.99)) == {}
+    found = slow(with_last(factor * 1.01))
+    assert list(found) == [count - 1] and found[count - 1].startswith(("computes: ", "memory: ", "disk: ")[part])
+    figures = with_last(factor * 3)
+    assert slow(figures, again={count - 1: figures[count - 1]}) == slow(figures)
+    assert slow(figures, again={count - 1: figures[0]}) == {}, "the second time it was as fast as all"
+    assert slow(figures, again={}) == {}, "it did not say how long it needed the second time"
+
+
+def test_nodes_of_one_host_are_as_fast_as_the_fastest_of_them_in_what_they_share() -> None:
+    figures = {0: Figures(1, 5, 9), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 0)}
+    hosts = {0: b"a", 1: b"a", 2: b"b", 3: b"b"}
+    assert by_host(figures, hosts, shares_all=True) == {
+        **dict.fromkeys((0, 1), Figures(1, 2, 3)),
+        **dict.fromkeys((2, 3), Figures(7, 7, 7)),
+    }
+    own = by_host(figures, hosts, shares_all=False)
+    assert own == {0: Figures(1, 5, 3), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 7)}
+
+
+def test_what_was_not_measured_is_not_compared() -> None:
+    assert slow({0: Figures(0.01, 0, 0), 1: Figures(0.01, 0, 9), 2: Figures(0.01, 0, 0)}) == {}
+    assert slow({0: Figures(0.01, 1, 1)}) == {} and slow({}) == {}
+
+
+def test_a_slow_node_is_named_with_its_reason() -> None:
+    slow_one = {2: "computes: 80 ms, the others 10 ms"}
+    assert verdict({}, slow_one, {}).bad == {2: "it is slow (computes: 80 ms, the others 10 ms)"}
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (8, 8, 8), (1, 1, 1, 1), (4, 3, 4), (3, 3, 2)])
+def test_pairs_are_of_two_hosts(sizes: tuple[int, ...]) -> None:
+    hosts = dict(enumerate(b"%d" % host for host, size in enumerate(sizes) for _ in range(size)))
+    order = across_hosts(hosts)
+    assert sorted(order) == list(hosts)
+    pairs = next_pairs(order, {})
+    assert len(pairs) == len(hosts) // 2 and all(hosts[first] != hosts[second] for first, second in pairs), pairs
+
+
+def test_pairs_of_one_host_are_better_than_none() -> None:
+    assert next_pairs(across_hosts(dict.fromkeys(range(5), b"a")), {}) == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_four_thousand_nodes_of_which_half_are_bad_are_judged_in_steps_that_grow_with_their_number(
+    problem: str,
+) -> None:
+    """Each slot is looked at a few times in a round; for each pair of them it would be sixteen million times."""
+    count, looks = 4096, 0
+
+    class Counted(dict[Pair, Sum]):
+        def __contains__(self, pair: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().__contains__(pair)
+
+    sums = Counted()
+    for _ in range(MOST_ROUNDS):
+        for pair in next_pairs(range(count), sums):
+            fails = any(slot % 4 < 2 for slot in pair)
+            sums[pair] = Sum(0.0 if fails and problem else 1.0 if fails else 0.01, problem if fails else "")
+    assert looks < 8 * MOST_ROUNDS * count
+    assert set(verdict(dict.fromkeys(range(count), ""), {}, sums).bad) <= {
+        slot for slot in range(count) if slot % 4 < 2
+    }

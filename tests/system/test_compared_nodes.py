@@ -1,0 +1,113 @@
+"""Nodes are compared before the first generation: who is slow or wrong is named and gives its seat to a spare."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import PreflightError
+from tests.system.job import Job
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("compared_script.py")
+ENDS_S = 60.0
+
+
+def started(new_job: Callable[..., Job], workers: int, sick: dict[int, str], **settings: str) -> Job:
+    job = new_job(script=SCRIPT, workers=workers, settings={"PREFLIGHT": "1", "SPARE_NUM": "1", **settings})
+    job.start_scheduler()
+    for node in range(workers):
+        job.start_worker(node, SICK=sick.get(node, ""))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("sickness", "why"),
+    [
+        ("wrong", "together with worker [0-3] their sum is wrong, and worker [0-3] does well with others"),
+        *(
+            pytest.param(sickness, why, marks=pytest.mark.thorough)
+            for sickness, why in (
+                ("slow", r"it is slow \(computes: 500 ms, the others 50 ms\)"),
+                ("silent", "together with worker [0-3] they get no answer of each other"),
+            )
+        ),
+    ],
+)
+def test_a_slow_or_wrong_node_is_named_and_a_spare_has_its_seat(
+    new_job: Callable[..., Job], sickness: str, why: str
+) -> None:
+    job = started(new_job, 4, {2: sickness}, CLUSTER_SECRET="7" * 32 if sickness == "wrong" else "")
+    assert job.worker(2).wait(ENDS_S) == PreflightError.exit_code
+    assert job.matches(2, f"the pre-flight compared 2 with the other nodes: {why}")
+    job.start_worker(4)
+    assert set(job.wait_ended().values()) == {0, PreflightError.exit_code}
+    assert job.sha256(4)
+    assert all(job.seatings(node) == 1 for node in (0, 1, 3)), "only the one that is sick is named"
+
+
+@pytest.mark.thorough
+def test_without_a_spare_the_seat_waits_for_its_node_which_trains_on_another_machine_only(
+    new_job: Callable[..., Job],
+) -> None:
+    job = started(new_job, 3, {2: "slow"}, SPARE_NUM="0")
+    assert job.worker(2).wait(ENDS_S) == PreflightError.exit_code
+    assert job.wait_for(
+        "scheduler", "worker 2 .* is lost: the pre-flight names it: it is slow .*Fix: start this node on "
+    )
+    job.start_worker(2)
+    assert job.worker(2).wait(ENDS_S) == PreflightError.exit_code, "though it is as fast as all, this time"
+    assert len(job.matches(2, "the pre-flight compared 2 with the other nodes: it is slow")) == 2
+    job.start_worker(2, MACHINE="another")
+    job.wait_finished()
+
+
+@pytest.mark.parametrize("end", ["dies", pytest.param("stops", marks=pytest.mark.thorough)])
+def test_a_node_that_dies_or_is_stopped_meanwhile_keeps_nobody_waiting_and_is_named_to_nobody(
+    new_job: Callable[..., Job], end: str
+) -> None:
+    job = started(new_job, 4, {2: end}, WAIT_S="4")
+    job.start_worker(4)
+    job.wait_for("scheduler", "spare 4 .* takes slot 2 of worker 2")
+    if end == "stops":
+        job.kill(2)
+    statuses = job.wait_ended()
+    assert {name for name, status in statuses.items() if status} == {2}
+    assert job.matches("scheduler", "pre-flight: .*these slots said nothing in time and were not compared: 2")
+    assert job.sha256(4)
+
+
+@pytest.mark.thorough
+def test_where_the_scheduler_dies_meanwhile_nobody_is_named_for_a_word_that_was_lost_with_it(
+    new_job: Callable[..., Job],
+) -> None:
+    job = started(new_job, 2, {1: "waits"})
+    job.wait_until(lambda: (job.folder / "meets").exists() or None, "pair that meets")
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait(ENDS_S)
+    job.start_scheduler()
+    (job.folder / "may-meet").touch()
+    job.wait_finished()
+    assert job.matches("scheduler", "pre-flight: the nodes were not compared: their scheduler died meanwhile")
+
+
+@pytest.mark.thorough
+def test_who_was_slow_once_trains(new_job: Callable[..., Job]) -> None:
+    job = started(new_job, 3, {1: "slow-once"})
+    job.wait_finished()
+    assert [job.seatings(node) for node in range(3)] == [1, 1, 1]
+    assert not job.matches("scheduler", "pre-flight")
+
+
+@pytest.mark.thorough
+def test_of_two_nodes_whose_sum_is_wrong_neither_trains_and_it_is_said_why(new_job: Callable[..., Job]) -> None:
+    job = started(new_job, 2, {1: "wrong"})
+    assert [job.worker(node).wait(ENDS_S) for node in range(2)] == [PreflightError.exit_code] * 2
+    for node in range(2):
+        assert job.matches(node, "their sum is wrong, and no other pair tells which of the two it is. Fix: ")
+    job.scheduler.wait(ENDS_S)
+    assert job.matches("scheduler", "their sum is wrong")
