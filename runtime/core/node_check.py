@@ -87,9 +87,8 @@ def slow(figures: Mapping[int, Figures], again: Mapping[int, Figures] | None = N
     found: dict[int, str] = {}
     for place, (part, factor) in enumerate(_PARTS):
         known = sorted((one[place], slot) for slot, one in figures.items() if one[place] > 0)
-        middle = (len(known) - 2) // 2  # of the others
-        for at, (took_s, slot) in enumerate(known[1:], 1):
-            median_s = known[middle + 1 if at <= middle else middle][0]
+        median_s = known[(len(known) - 2) // 2][0] if len(known) > 1 else 0.0  # of the others, for whoever is above it
+        for took_s, slot in known[1:]:
             second_s = took_s if again is None else again[slot][place] if slot in again else 0.0
             if min(took_s, second_s) > factor * median_s:
                 text = f"{part}: {1000 * min(took_s, second_s):.3g} ms, the others {1000 * median_s:.3g} ms"

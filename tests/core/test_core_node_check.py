@@ -132,6 +132,15 @@ def test_what_was_not_measured_is_not_compared() -> None:
     assert slow({0: Figures(0.01, 1, 1)}) == {} and slow({}) == {}
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "names"),
+    [((10, 25, 60), {1, 2}), ((10, 10, 25, 60), {2, 3}), ((10, 25, 25, 26), set()), ((10, 21), {1})],
+)
+def test_each_is_compared_with_the_median_of_the_others(took_ms: tuple[int, ...], names: set[int]) -> None:
+    """The lower one, where there are two."""
+    assert slow({slot: Figures(ms / 1000, 0, 0) for slot, ms in enumerate(took_ms)}).keys() == names
+
+
 def test_a_slow_node_is_named_with_its_reason() -> None:
     slow_one = {2: "computes: 80 ms, the others 10 ms"}
     assert verdict({}, slow_one, {}).bad == {2: "it is slow (computes: 80 ms, the others 10 ms)"}

@@ -17,7 +17,7 @@ from runtime import config
 from runtime.core.agent_events import KeyAsk
 from runtime.core.key_value import KeyStore
 from runtime.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from runtime.core.node_check import SILENT, WRONG, Figures, Pair, Sum
+from runtime.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
 from runtime.errors import KeyValueTimeoutError, PreflightError
 from runtime.training.process import node_check, node_judge
 
@@ -185,6 +185,41 @@ def test_a_replacement_is_refused_where_its_line_was_named_and_a_spare_of_its_ow
     assert not is_named(compare, desk, None, node="2.1", machine="another")
     assert not is_named(compare, desk, None, node="4", machine="m2")
     assert not is_named(compare, desk, None, node="1.1", machine="m1")
+
+
+def test_who_did_not_meet_in_time_adds_up_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, WRONG if number else UNMET))
+    desk = Desk()
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda slot: is_named(compare, desk, slot, size=2), range(2))) == [True, True]
+
+
+def test_who_never_meets_is_named_to_nobody_and_said(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, UNMET))
+    desk = Desk()
+    with ThreadPoolExecutor(2) as threads:
+        told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
+    assert told == ["pre-flight: the nodes of these slots met nobody in time to add up with: 0, 1"]
+
+
+def test_where_the_scheduler_dies_nobody_is_named_for_what_is_lost_with_it(
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, both = Desk(), threading.Barrier(2)
+
+    def summed(check: Any, pair: Pair, number: int) -> Sum:
+        both.wait(30.0)
+        if check._slot == 0:
+            with desk.changed:
+                desk.store = KeyStore(2)
+        both.wait(30.0)
+        return Sum(0.0, SILENT)
+
+    monkeypatch.setattr(node_check._Check, "_sum", summed)
+    with ThreadPoolExecutor(2) as threads:
+        told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
+    assert told == ["pre-flight: the nodes were not compared: their scheduler died meanwhile"]
+    assert desk.names() == {"last"}
 
 
 def test_the_fix_is_said_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
