@@ -17,6 +17,7 @@ from runtime.core.agent_events import Answered, GaveUp, KeyAsk
 from runtime.core.key_records import SCHEMA, KeyRecord
 from runtime.core.messages import KeyAnswer, KeyOp
 from runtime.core.scheduler import SchedulerCore
+from runtime.core.values import replace
 from tests.core.linearizability import Called
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Keys:
         self._journals: dict[str, list[bytes]] = defaultdict(list)  # by job
         self._under_way: dict[tuple[str, int], Called] = {}  # by session and ticket
         self._given_up: set[tuple[str, int]] = set()
-        self._said: set[KeyAnswer] = set()  # by schedulers of the present job
+        self._said: set[KeyAnswer] = set()  # by schedulers of the present job, whichever it was
         self._moment = self._tickets = 0
         self.history: dict[bytes, list[Called]] = defaultdict(list)
         world.when_said[KeyAnswer].append(self._answers)
@@ -115,12 +116,12 @@ class Keys:
             worker.says(GaveUp(ticket))
 
     def _answers(self, _session: str, answer: KeyAnswer) -> None:
-        self._said.add(answer)
+        self._said.add(replace(answer, term=0))
 
     def answered(self, worker: Worker, notice: Answered) -> None:
         """The process hears an answer. One that the job before gave, late, tells nothing of this job's keys."""
         called = self._under_way.pop((worker.session, notice.ticket), None)
-        if called is None or notice.answer not in self._said:
+        if called is None or replace(notice.answer, term=0) not in self._said:
             return
         if (worker.session, notice.ticket) not in self._given_up:
             self._moment += 1
