@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.fork_orders",
         "service.new_journal",
         "service.scheduler_address",
+        "service.sightings",
         "service.sights",
         "service.stacks",
         "service.status",

@@ -48,13 +48,13 @@ from runtime.ops.progress import JsonScreen, Screen
 from runtime.ops.question import Answer, Asking
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
 from runtime.ops.showing import LOOK_S, Showing
-from runtime.ops.sightings import Sightings
 from runtime.ops.stalls import Stalls
 from runtime.ops.stop_signals import CTRL_C, Signals
 from runtime.ops.supervising import Dead, Supervisor
 from runtime.ops.unjoined import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict, verdict_of
 from runtime.service import cause_file, status
+from runtime.service.sightings import Sightings
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 

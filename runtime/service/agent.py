@@ -99,8 +99,10 @@ from runtime.service.device_look import WatchedDevice
 from runtime.service.health import HealthLook
 from runtime.service.host import this_process
 from runtime.service.launched import proof_for
-from runtime.service.life_sign import DeathWatch, LifeSign
+from runtime.service.life_sign import DeathWatch, LifeSign, Whereabouts
 from runtime.service.preemption import PreemptionLook
+from runtime.service.sightings import Sightings
+from runtime.store.process_identity import ProcessIdentity
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
@@ -209,7 +211,9 @@ class Agent:
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
-        self.deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
+        self._deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
+        self._sightings = Sightings(settings.node_timeout_s)
+        self._beside: dict[str, ProcessIdentity] = {}  # whom this process watches, by node
         self.life_sign = LifeSign.if_possible(process.host, self.session)
         self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)), self._take_usage)
         self._preemption = PreemptionLook.of(settings)
@@ -389,6 +393,14 @@ class Agent:
     def report_oddity(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
         """Tell the scheduler of a number that training cannot have, or what was at fault, for everybody to see."""
         self._post(Reported(step, text, is_verdict, comes_again))
+
+    def watch(self, node: str, at: Whereabouts) -> bool:
+        """Tell from now on when this worker of the same host dies, or stands still; false where it cannot be seen."""
+        if not self._deaths.watch(at):
+            return False
+        identity = ProcessIdentity.of(at.pid)
+        self._beside = {node: identity} if identity is not None and node.isprintable() else {}
+        return True
 
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""
@@ -655,6 +667,8 @@ class Agent:
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
+        for seen in self._sightings.look(self._beside, now):
+            self._client.send(seen)
         end_at = self._end_at  # the main thread may take it back meanwhile
         if end_at is not None and end_at <= now:
             self._end_now()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -125,13 +126,39 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
             assert member.stdout is not None
             host, pid, descriptor, session = member.stdout.readline().split()
             places = house.generation(*agents)
-            assert agents[1].deaths.watch(Whereabouts(host, int(pid), int(descriptor), session))
+            assert agents[1].watch("2", Whereabouts(host, int(pid), int(descriptor), session))
             member.kill()
         for agent, place in zip(agents, places, strict=True):
             waiting = house.pool.submit(agent.address_map, place.generation)  # the third never gave its part
             assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
         (lost,) = [record for record in journaled(house) if isinstance(record, SeatLost)]
         assert (lost.node, lost.reason) == ("2", "its process ended (seen by worker 1 on the same host)")
+
+
+@pytest.mark.parametrize("named", ["2", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("1", "2\n"))])
+def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Its scheduler is on another host, and nobody follows the job. Under another's name it is nobody's."""
+    monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
+    with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
+        environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
+        house.scheduler()
+        command = [sys.executable, "-c", MEMBER]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
+            agents = house.seated("0", "1")
+            assert member.stdout is not None
+            host, pid, descriptor, session = member.stdout.readline().split()
+            places = house.generation(*agents)
+            assert agents[1].watch(named, Whereabouts(host, int(pid), int(descriptor), session))
+            assert not agents[1].watch("2", Whereabouts(host, int(pid), int(descriptor), "another"))
+            member.send_signal(signal.SIGSTOP)
+            waiting = house.pool.submit(agents[0].address_map, places[0].generation)
+            assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
+            member.kill()
+        lost = [record for record in journaled(house) if isinstance(record, SeatLost)]
+        assert {one.node for one in lost} == {"2"}, lost  # once more where its close came after its loss
+        assert ("is stopped (SIGSTOP)" in lost[0].reason) == (named == "2"), lost
 
 
 def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House) -> None:

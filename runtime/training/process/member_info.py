@@ -14,10 +14,12 @@ class MemberInfo(Value, frozen=True, tag=1):
     """Of one process.
 
     Attributes:
+        node: its name.
         copies: where its writer takes other ranks' points in, a ``net.copies.Keeper`` as text; empty where it does not.
         life_sign: what its death is seen by.
     """
 
+    node: str
     copies: str
     life_sign: Whereabouts | None
 
@@ -38,4 +40,4 @@ def own_info(agent: Agent, listener: CopyListener | None) -> bytes:
     """This process's."""
     sign = agent.life_sign
     copies = "" if listener is None else str(listener.keeper)
-    return MemberInfo(copies, None if sign is None else sign.whereabouts).pack()
+    return MemberInfo(agent.node, copies, None if sign is None else sign.whereabouts).pack()

@@ -326,11 +326,10 @@ class ElasticRun:
             self._state.on_reset()
         self._restore(generation, formed)
         self._points.exchange_copies(formed)
-        if (
-            generation.watches is not None
-            and (sign := MemberInfo.unpack(formed.info_of(generation.watches)).life_sign) is not None
-        ):
-            self._agent.deaths.watch(sign)
+        if generation.watches is not None:
+            beside = MemberInfo.unpack(formed.info_of(generation.watches))
+            if beside.life_sign is not None:
+                self._agent.watch(beside.node, beside.life_sign)
         self._agent.step = self._state.completed_steps
         for told in process.begins.values():
             told(generation)

@@ -1,9 +1,9 @@
-"""What a follower tells of its host's workers: what is odd, four times a lease, and of no more than it has time for."""
+"""What is told of a host's workers: what is odd, four times a lease, and of no more than it has time for."""
 
 from __future__ import annotations
 
 from runtime.core.hangs import Doing, Sight
-from runtime.ops.sightings import LOOKS_A_LEASE, MOST_LOOKS, Sightings
+from runtime.service.sightings import LOOKS_A_LEASE, MOST_LOOKS, Sightings
 from runtime.store.process_identity import ProcessIdentity
 
 LEASE_S = 5.0

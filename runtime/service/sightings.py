@@ -1,8 +1,8 @@
-"""What a follower sees of its host's workers, told to a scheduler that may be on another host.
+"""What a follower, or a worker beside them, sees of its host's workers, told to a scheduler that may be elsewhere.
 
 Only whom it looks at, how often, and what is worth telling live here. The one idea: a worker that is stopped, waits in
-the kernel or holds Python's lock cannot say so, and a scheduler sees only processes of its own host; so whoever follows
-the job beside the worker tells what is seen while that lasts, before the worker's lease is over.
+the kernel or holds Python's lock cannot say so, and a scheduler sees only processes of its own host; so whoever is on
+the worker's host tells what is seen while that lasts, before the worker's lease is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOKS_A_LEASE = 4
 
 
 class Sightings:
-    """Of one follower.
+    """Of one who looks.
 
     Args:
         lease_s: NODE_TIMEOUT.
