@@ -435,6 +435,7 @@ class AgentCore:
                 settings=policy.settings,
                 standing=self._standing(),
                 proof=policy.proof,
+                term=self.term,
             )
         )
 

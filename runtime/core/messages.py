@@ -345,6 +345,7 @@ class Register(Value, frozen=True, tag=1):
     settings: Pairs
     standing: Standing | None = None  # of a process that is or was a member of a generation
     proof: bytes = b""  # of a replacement: that the job's own launcher has started this session
+    term: Int = 0  # the last of this job that it was told; a spare has no standing that would say it
 
 
 class Heartbeat(Value, frozen=True, tag=2):

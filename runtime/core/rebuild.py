@@ -21,7 +21,7 @@ from runtime.core.records import JobCreated, JobRebuilt, RebuiltGeneration, Rebu
 UNKNOWN_INCARNATION = 20
 """Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
 UNHEARD_TERMS = 1000
-"""Starts of the scheduler that none of those who report need have heard of: a spare, or who reports too late, may."""
+"""Starts of the scheduler that none of those who report need have heard of: who reports too late may."""
 UNHEARD_GENERATIONS = 10
 """The same of generations, where not all members of the last one report."""
 REPORTS_PER_SLOT = 4
@@ -52,6 +52,7 @@ class Rebuild:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._reports: dict[str, Register] = {}  # by session
+        self._terms: dict[str, int] = {}  # the latest that was heard of, also by spares, by job
         self._until: float | None = None
         self._is_over = False
 
@@ -70,11 +71,17 @@ class Rebuild:
                 return False
             self._begin(message)
             self._hold(message)
-            return True
-        self._begin(message)
-        if len(self._reports) < REPORTS_PER_SLOT * ledger.policy.max_world_size:
-            self._reports[message.session] = message
+        else:
+            self._begin(message)
+            if message.session in self._reports or len(self._reports) < self._most:
+                self._reports[message.session] = message
+        if 0 < message.term < _TOO_MANY and (message.job in self._terms or len(self._terms) < self._most):
+            self._terms[message.job] = max(message.term, self._terms.get(message.job, 0))
         return True
+
+    @property
+    def _most(self) -> int:
+        return REPORTS_PER_SLOT * self._ledger.policy.max_world_size
 
     def _begin(self, message: Register) -> None:
         ledger = self._ledger
@@ -142,7 +149,8 @@ class Rebuild:
         ledger = self._ledger
         reports = [one for one in self._reports.values() if one.job == last.job]
         standings = [one.standing for one in reports if one.standing is not None]
-        term = max(ledger.state.term, *(one.term for one in standings)) + 1 + UNHEARD_TERMS
+        heard_of = max(self._terms.get(last.job, 0), *(one.term for one in standings))
+        term = max(ledger.state.term, heard_of) + 1 + UNHEARD_TERMS
         slots = _slots_by_rank(last.world_size, members)
         digits = all(message.node == str(slots[rank]) for rank, message in members.items())
         seats = []

@@ -373,6 +373,21 @@ def test_a_spare_that_comes_first_announces_the_members_of_its_job() -> None:
 
 
 @pytest.mark.parametrize(
+    ("term", "newest"), [(1004, 1004), (1, 2), pytest.param(2**50, 2, id="a lie")], ids=lambda value: str(value)
+)
+def test_what_only_a_spare_was_told_of_is_gone_on_from_as_well(term: int, newest: int) -> None:
+    """A scheduler that was rebuilt, admitted a spare, and lost its journal again before it reached a member."""
+    house = empty_house(2, spare_num=1)
+    house.register("9", session="old9", job="job-old", incarnation=2, term=term)
+    report(house, 0)
+    report(house, 1)
+    house.tick(5.0)
+    assert house.admission("old0").term == newest + 1 + UNHEARD_TERMS
+    house.register("9", session="old9", job="job-old", incarnation=2, term=term)
+    assert house.admission("old9").term == newest + 1 + UNHEARD_TERMS
+
+
+@pytest.mark.parametrize(
     ("job", "incarnation", "spare_num"), [("", 2, 1), ("job-new", 2, 1), ("job-old", 0, 1), ("job-old", 2, 0)]
 )
 def test_who_is_no_spare_of_another_job_announces_nobody(job: str, incarnation: int, spare_num: int) -> None:
@@ -409,8 +424,9 @@ def test_a_flood_of_reports_is_bounded() -> None:
     house = empty_house(2)
     for number in range(50):
         said = standing(0, world_size=2)
-        house.register("0", session=f"f{number}", job="job-old", incarnation=1, standing=said)
+        house.register("0", session=f"f{number}", job=f"job-{number}", incarnation=1, standing=said, term=2)
     assert len(house.core._rebuild._reports) <= 8
+    assert len(house.core._rebuild._terms) <= 8
 
 
 def test_a_pause_of_the_scheduler_does_not_cut_the_reports_short() -> None:
