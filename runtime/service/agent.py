@@ -399,7 +399,7 @@ class Agent:
         if not self._deaths.watch(at):
             return False
         identity = ProcessIdentity.of(at.pid)
-        self._beside = {node: identity} if identity is not None and node.isprintable() else {}
+        self._beside = {node: identity} if identity is not None and node and node.isprintable() else {}
         return True
 
     def speak_last(self, text: str) -> None:

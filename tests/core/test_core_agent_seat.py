@@ -61,7 +61,7 @@ def test_it_registers_on_every_connection() -> None:
     desk.step(Disconnected())
     assert desk.ready.sends == []
     desk.step(Connected())
-    assert desk.ready.sends == [Register(PROTOCOL, "job-1", JOB_NAME, "3", "mine", 1, ME, SETTINGS)]
+    assert desk.ready.sends == [Register(PROTOCOL, "job-1", JOB_NAME, "3", "mine", 1, ME, SETTINGS, term=1)]
 
 
 def test_it_asks_again_until_it_is_answered() -> None:

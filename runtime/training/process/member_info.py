@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runtime.core.messages import Node
 from runtime.core.values import Schema, Value
 from runtime.service.agent import Agent
 from runtime.service.buddy import CopyListener
@@ -14,14 +15,14 @@ class MemberInfo(Value, frozen=True, tag=1):
     """Of one process.
 
     Attributes:
-        node: its name.
         copies: where its writer takes other ranks' points in, a ``net.copies.Keeper`` as text; empty where it does not.
         life_sign: what its death is seen by.
+        node: its name; an earlier release does not tell it.
     """
 
-    node: str
     copies: str
     life_sign: Whereabouts | None
+    node: Node = ""
 
     def pack(self) -> bytes:
         """For the meeting."""
@@ -40,4 +41,4 @@ def own_info(agent: Agent, listener: CopyListener | None) -> bytes:
     """This process's."""
     sign = agent.life_sign
     copies = "" if listener is None else str(listener.keeper)
-    return MemberInfo(agent.node, copies, None if sign is None else sign.whereabouts).pack()
+    return MemberInfo(copies, None if sign is None else sign.whereabouts, agent.node).pack()
