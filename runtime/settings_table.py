@@ -473,6 +473,7 @@ VARIABLES: tuple[Variable, ...] = (
         "everybody go back to the last commit and compute it again, `off` does not look.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
+        scope=Scope.JOB,
     ),
     Variable(
         "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,

@@ -113,6 +113,7 @@ def test_the_settings_a_job_shares() -> None:
     assert fixed_settings(read({**WORKER, "MS_ENABLE_RECOVERY": "1"})[0]) == (
         ("WORKER_NUM", "4"),
         ("ENABLE_RECOVERY", "1"),
+        ("LOSS_ANOMALY", "tell"),
         ("CONSISTENCY_EVERY", "50"),
         ("MIN_WORKER_NUM", "4"),
         ("MAX_WORKER_NUM", "4"),
