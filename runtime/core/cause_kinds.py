@@ -98,6 +98,7 @@ class Row:
         statuses, signals, hangs, notices: any of them.
         texts: any of them is part of the error, whatever the case of its letters.
         is_failure, is_out_of_memory: None: either.
+        avoids_host: it is the host's fault, or its device's: whoever takes over had better run on another.
     """
 
     fault: str
@@ -112,6 +113,7 @@ class Row:
     notices: frozenset[Notice] = frozenset()
     is_failure: bool | None = None
     is_out_of_memory: bool | None = None
+    avoids_host: bool = False
 
     def fits(self, seen: Observation) -> bool:
         """Whether this is what was observed."""

@@ -73,6 +73,7 @@ _UNFIT = Row(
     "its host or device did not pass the check before training",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the one that is named looked at"),
     statuses=_codes(errors.PreflightError),
+    avoids_host=True,
 )
 _TAKEN_OVER = Row(
     "another scheduler has taken the job over",
@@ -84,12 +85,14 @@ _OUT_OF_MEMORY = Row(
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit, or start fewer workers or loader processes on this host",
     is_out_of_memory=True,
+    avoids_host=True,
 )
 _LOADER_KILLED = Row(
     "a DataLoader's worker process was killed",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit or the size of /dev/shm, or use fewer loader processes",
     texts=("is killed by signal", "DataLoader worker (pid(s)"),
+    avoids_host=True,
 )
 _CRASHED = Row(
     "it crashed in compiled code",
@@ -128,6 +131,7 @@ _DEVICE = Row(
         "device(s) is/are busy or unavailable",
         *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, as the next two rows have them
     ),
+    avoids_host=True,
 )
 _DEVICE_FULL = Row(
     "an accelerator's memory is full",
@@ -140,6 +144,7 @@ _HOST_FULL = Row(
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit, or start fewer workers or loader processes on this host",
     texts=("MemoryError", "can't allocate memory", "Cannot allocate memory"),
+    avoids_host=True,
 )
 _DEVICE_STOPPED = Row(
     "its device was stopped, so that a collective that could not end did end",
@@ -280,6 +285,7 @@ _UNEQUAL = Row(
     *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
     "test the memory of the host or device that is named: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
     notices=frozenset({Notice.UNEQUAL}),
+    avoids_host=True,
 )
 _SILENT = Row(
     "nothing comes from it, and nobody can see its process",

@@ -19,7 +19,7 @@ class Means:
     """What a job has at hand when it loses a member. ``shrinks_after_s``: None where its world cannot be smaller."""
 
     goes_on: bool = True  # ENABLE_RECOVERY
-    spares: int = 0
+    spare: str = ""  # where the one is that would take over; empty: none is at hand
     has_launcher: bool = False  # that starts another process in its place
     shrinks_after_s: float | None = None
 
@@ -30,8 +30,8 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
         return Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"
     for strategy in row.strategies:
         match strategy:
-            case Strategy.SPARE if means.spares:
-                return strategy, "a spare takes over"
+            case Strategy.SPARE if means.spare:
+                return strategy, f"a spare {means.spare} takes over"
             case Strategy.RESTART | Strategy.ROLL_BACK if row.retry is Retry.ONCE and means.has_launcher:
                 return strategy, ENDS_AT_THE_SECOND
             case Strategy.RESTART if means.has_launcher:
@@ -46,5 +46,5 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """``node; a spare takes over``: what a first cause says behind its words."""
+    """``node; a spare on its host takes over``: what a first cause says behind its words."""
     return f"{row.cause.value}; {chosen(row, means)[1]}"

@@ -766,10 +766,11 @@ class SchedulerCore:
         presence = ledger.presences[seat.node]
         seen = observed(presence, words, policy.node_timeout_s)
         presence.noticed_by, row = seen.notice, policy.causes.of(seen)
+        presence.avoids_host |= row.avoids_host
         left = ledger.present() - ledger.is_present(seat.node)
         means = Means(
             goes_on=policy.recovery,
-            spares=len(ledger.state.spares),
+            spare=self._world.spare_said(seat),
             has_launcher=bool(policy.token),
             shrinks_after_s=policy.shrink_grace_s if left >= policy.min_world_size else None,
         )

@@ -47,6 +47,7 @@ class UnwellHosts:
             why = next((one for one in message.ailments if one.drains), None)
             if why is not None:
                 self._wanting[seat.node] = why
+                self._ledger.presences[seat.node].is_unwell = True
         after, name = self._of_host(host), host.partition("#")[0]
         for place, one in after.items():
             if place not in before:
@@ -107,16 +108,16 @@ class UnwellHosts:
         ledger, state = self._ledger, self._ledger.state
         if not (self._wanting or slow) or self._leaving or state.generation is None:
             return
-        spare = next(
-            (spare for spare in state.spares if self._is(Activity.WAITING, spare) and spare not in self._wanting), None
-        )
-        if spare is None:
+        warm = [spare for spare in state.spares if self._is(Activity.WAITING, spare) and spare not in self._wanting]
+        if not warm:
             return
         whys = {**slow, **{node: said(one) for node, one in self._wanting.items()}}
         for node in sorted(whys):
             seat = state.seats.get(node)
             if seat is not None and ledger.is_present(node) and self._is(Activity.TRAINING, node):
                 self._leaving, self._why = node, (why := whys[node])
+                spare = min(warm, key=lambda one: state.seats[one].process.host == seat.process.host)
+                ledger.presences[node].avoids_host = True
                 ledger.ready.say(
                     f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}",
                     Level.WARNING,
@@ -133,7 +134,8 @@ class UnwellHosts:
         return presence is not None and presence.activity is activity and presence.closed_at is None
 
     def _drop(self, node: str) -> None:
-        self._wanting.pop(node, None)
+        if self._wanting.pop(node, None) is not None and node in self._ledger.presences:
+            self._ledger.presences[node].is_unwell = False
         host = self._host_of.pop(node, None)
         if host is not None:
             del self._hosts[host][node]

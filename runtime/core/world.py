@@ -9,7 +9,7 @@ exactly those slots; a member's rank is its slot's index among them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runtime.core.ledger import Ledger
 from runtime.core.lines import replaces, root_of
@@ -137,8 +137,7 @@ class World:
             ):  # it left, and comes again, or its replacement does
                 fit = [one for one in spares if replaces(one.node, lost.node)]
             else:
-                of_this = None if lost is None else root_of(lost.node)
-                fit = [one for one in spares if (line := root_of(one.node)) == of_this or line not in lines]
+                fit = _fit(spares, lost, lines)
             if not fit:
                 continue  # those there are have come for the next ones
             spare = self._readiest(fit, lost)
@@ -159,13 +158,30 @@ class World:
         found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
 
-    def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
-        """One that waits before one that still starts, the lost one's replacement, one on its host, the first."""
+    def spare_said(self, lost: Seat) -> str:
+        """Where the spare is that takes over from this one, for a sentence; empty where none is at hand."""
+        fit = _fit(self._here(), lost, {root_of(lost.node)})
+        if not fit:
+            return ""
+        is_beside = self._readiest(fit, lost).process.host == lost.process.host
+        return "on its host" if is_beside else "on another host"
 
-        def falls_short(seat: Seat) -> tuple[bool, bool, bool]:
-            is_waiting = self._ledger.presences[seat.node].activity is Activity.WAITING
+    def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
+        """One that waits before one that still starts, and one that is well; then by what the lost one is lost of.
+
+        Where its host or device has failed, one on another host; else the lost one's replacement, one on its host, the
+        first.
+        """
+        presences = self._ledger.presences
+        before = None if lost is None else presences.get(lost.node)
+        avoids_host = before is not None and before.avoids_host
+
+        def falls_short(seat: Seat) -> tuple[bool, bool, bool, bool, bool]:
+            presence = presences[seat.node]
+            is_beside = lost is not None and seat.process.host == lost.process.host
             is_its_own = lost is not None and root_of(seat.node) == root_of(lost.node)
-            return not is_waiting, not is_its_own, lost is None or seat.process.host != lost.process.host
+            is_waiting = presence.activity is Activity.WAITING
+            return not is_waiting, presence.is_unwell, avoids_host and is_beside, not is_its_own, not is_beside
 
         return min(spares, key=falls_short)
 
@@ -255,3 +271,9 @@ class World:
             places = {one: Place(one, rank, len(slots)) for rank, one in enumerate(slots)}
             self._places = (ledger.version, places)
         return self._places[1].get(slot)
+
+
+def _fit(spares: Sequence[Seat], lost: Seat | None, lines: Collection[str]) -> list[Seat]:
+    """Those that may take the slot of the lost one: its own replacement, or nobody's whose line is among these."""
+    own = None if lost is None else root_of(lost.node)
+    return [one for one in spares if (line := root_of(one.node)) == own or line not in lines]

@@ -145,8 +145,8 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
 @pytest.mark.parametrize(
     ("means", "strategy", "words"),
     [
-        (Means(goes_on=False, spares=1), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
-        (Means(spares=1, has_launcher=True), Strategy.SPARE, "a spare takes over"),
+        (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
+        (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process takes its place"),
         (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others go on without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
@@ -166,7 +166,7 @@ def test_what_the_program_does_twice_ends_the_job_where_somebody_tries_again(err
 def test_a_strategy_that_nobody_can_follow_is_a_wait() -> None:
     row = Row("x", CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN), "y")
     assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
-    assert judged(UNKNOWN, Means(spares=2)) == "cause unknown; a spare takes over"
+    assert judged(UNKNOWN, Means(spare="on another host")) == "cause unknown; a spare on another host takes over"
 
 
 # ---- where it is read

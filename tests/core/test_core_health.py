@@ -71,7 +71,7 @@ def test_an_ailment_in_words(ailment: Ailment, text: str) -> None:
 
 def house_with_spares(spares: int = 1, **changes: bool) -> House:
     """Two train, on a host each; the spares are warm."""
-    house = House(policy(2, spare_num=2, **changes))
+    house = House(policy(2, spare_num=3, **changes))
     for node in ("0", "1", *(f"{2 + number}" for number in range(spares))):
         house.register(node, process=Process(f"host-{node}", 100 + int(node), 1, "cpu"))
     house.train()
@@ -124,6 +124,20 @@ def test_one_leaves_where_a_spare_is_warm_and_is_asked_until_it_has() -> None:
     house.leave("1", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[1] == "2", "the spare has its slot"
     assert feels(house, "0", DISK) == [], "no spare is left"
+
+
+@pytest.mark.parametrize("well", [True, pytest.param(False, id="whose host is full, too")])
+def test_who_leaves_for_its_host_gives_its_slot_to_a_spare_elsewhere(well: bool) -> None:
+    """Where nothing is wrong a spare on the same host is preferred, and the first that came."""
+    house = house_with_spares(2)
+    house.register("4", process=Process("host-1", 104, 1, "cpu"))
+    house.beat("4", Activity.WAITING)
+    if not well:
+        assert feels(house, "2", DISK) == []
+    assert feels(house, "1", DISK) == ["s1"]
+    assert notes_on(house, f"spare {2 if well else 3} is warm")
+    house.leave("1", text="it was asked to (SIGTERM)")
+    assert house.core.state.by_slot[1] == ("2" if well else "3")
 
 
 @pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell too", "a round is open", "no recovery"])

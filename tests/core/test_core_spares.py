@@ -232,6 +232,32 @@ def test_the_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], ta
     assert house.records(SlotGiven) == [SlotGiven(taken_by, 1)]
 
 
+@pytest.mark.parametrize(
+    ("error", "taken_by", "where"),
+    [
+        ("KeyError: 1", "11", "the same twice at one step ends the job"),
+        ("RuntimeError: Connection reset by peer", "11", "a spare on its host takes over"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "10", "a spare on another host takes over"),
+        ("MemoryError", "10", "a spare on another host takes over"),
+    ],
+)
+def test_a_spare_on_another_host_is_taken_where_the_host_or_its_device_failed(
+    error: str, taken_by: str, where: str
+) -> None:
+    house = House(policy(2, spare_num=2, token="its own"))
+    for slot in range(2):
+        house.register(str(slot), process=Process("a", slot, 1, "cpu"))
+    house.train()
+    for node, host in (("10", "b"), ("11", "a")):
+        house.register(node, process=Process(host, 5, 1, "cpu"))
+        house.beat(node, Activity.WAITING, generation=0)
+    house.say_last("1", error)
+    (cause,) = house.records(CauseFound)
+    assert where in cause.text
+    house.close("s1", gone=True)
+    assert house.records(SlotGiven) == [SlotGiven(taken_by, 1)]
+
+
 def test_a_spare_whose_connection_is_closed_is_passed_over_until_it_is_back() -> None:
     house = spared()
     house.close("s10")
