@@ -1,24 +1,25 @@
 """What it costs to compare the ranks while they train: steps per second with CONSISTENCY_EVERY=N against 0.
 
 ``python -m benchmarks.consistency [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks under
-``elastic.run``, one that compares and two that do not, take turns in every order, as in ``steady_state``; a window is
+``elastic.run``, one that compares and two that do not, take turns in every order (``benchmarks.turns``); a window is
 one interval, so that each holds one comparison: the copy, and the hash beside the next step. The MLP compares every 50
-steps. Of the transformer, whose steps take a second on two cores, every 10 are compared; what that would be at 50 is
-worked out and marked so. On a machine with other work the ratio of CPU time is the steadier witness.
+steps. Of the transformer, whose steps take a second on two cores, every 5 are compared; what that would be at 50 is
+worked out and marked so. On a machine with other work the ratio of CPU time is the steadier witness. Both end within
+ten minutes on two busy cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.processes import Job, Stage
-from benchmarks.report import Progress, Report, median, rounded, spread, table
-from benchmarks.steady_state import MLP, TRANSFORMER, WORLD_SIZE, Contestant, Start, Window, Workload
+from benchmarks.report import Progress, Report, rounded, spread, table
+from benchmarks.steady_state import MLP, TRANSFORMER, WORLD_SIZE, Start, Workload
+from benchmarks.turns import Turns, take_turns
 
 OFF, ON, AGAIN = CONTESTANTS = ("not compared", "compared", "not compared again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))
@@ -36,7 +37,7 @@ class Load:
     rounds_quick: int
 
 
-LOADS = {"mlp": Load(MLP, USUAL, 24, 6), "transformer": Load(TRANSFORMER, 10, 6, 3)}
+LOADS = {"mlp": Load(MLP, USUAL, 24, 6), "transformer": Load(TRANSFORMER, 5, 6, 3)}
 
 
 @dataclass(slots=True)
@@ -44,16 +45,7 @@ class Measured:
     """All windows of a load, by contestant, in the order of rounds."""
 
     load: Load
-    windows: dict[str, list[Window]] = field(default_factory=lambda: {name: [] for name in CONTESTANTS})
-
-    def ratios(self, contestant: str) -> list[float]:
-        """Its rate ÷ that of the first who does not compare, of each round."""
-        pairs = zip(self.windows[contestant], self.windows[OFF], strict=True)
-        return [one.steps_per_s / off.steps_per_s for one, off in pairs]
-
-    def cpu_ms(self, contestant: str) -> float:
-        """Of a step, all ranks together, the median window's."""
-        return median([window.cpu_ms_per_step for window in self.windows[contestant]])
+    turns: Turns = field(default_factory=lambda: Turns(OFF))
 
     def at_usual(self, ratio: float) -> float:
         """What a ratio would be at an interval of ``USUAL`` steps."""
@@ -71,26 +63,11 @@ def _starts(every: int) -> Start:
 
 def measure(load: Load, rounds: int, progress: Progress) -> Measured:
     """Each contestant's windows."""
-    measured, contestants = Measured(load), dict[str, Contestant]()
-    try:
-        for name in CONTESTANTS:
-            contestants[name] = Contestant(name, load.workload, _starts(load.every if name == ON else 0))
-        for contestant in contestants.values():
-            contestant.wait_until_ready()
-            contestant.run("train", load.every)  # memory is warm, and both copies have been made
-            contestant.run("train", load.every)
-        for _, order in zip(range(rounds), itertools.cycle(ORDERS), strict=False):
-            for name in order:
-                measured.windows[name].append(contestants[name].run("train", load.every))
-            progress.say(f"{load.workload.name}: " + ", ".join(_rate(measured, name) for name in CONTESTANTS))
-    finally:
-        for contestant in contestants.values():
-            contestant.close()
+    measured = Measured(load)
+    starts = {name: _starts(load.every if name == ON else 0) for name in CONTESTANTS}
+    orders = itertools.islice(itertools.cycle(ORDERS), rounds)
+    take_turns(measured.turns, starts, load.workload, load.every, orders, progress.say)
     return measured
-
-
-def _rate(measured: Measured, name: str) -> str:
-    return f"{name} {measured.windows[name][-1].steps_per_s:.3g} steps/s"
 
 
 def report(measured: Mapping[str, Measured]) -> Report:
@@ -100,15 +77,14 @@ def report(measured: Mapping[str, Measured]) -> Report:
     ratios: dict[str, float | None] = {}
     for name, one in measured.items():
         every, usual = f"_{name}_every_{one.load.every}", f"_{name}_every_{USUAL}"
-        floor[f"{name}_steps_per_s"] = median([window.steps_per_s for window in one.windows[OFF]])
-        floor[f"{name}_cpu_per_step_ms"] = one.cpu_ms(OFF)
-        ours[f"{name}_steps_per_s"] = median([window.steps_per_s for window in one.windows[ON]])
-        ours[f"{name}_cpu_per_step_ms"] = one.cpu_ms(ON)
-        steps, cpu = statistics.median(one.ratios(ON)), one.cpu_ms(OFF) / one.cpu_ms(ON)
+        turns = one.turns
+        floor.update({f"{name}_{key}": value for key, value in turns.figures(OFF).items()})
+        ours.update({f"{name}_{key}": value for key, value in turns.figures(ON).items()})
+        steps, cpu = turns.ratios(ON).median, turns.cpu_ratio(ON)
         ratios[f"compared_vs_not{every}"] = rounded(steps)
         ratios[f"compared_vs_not_cpu{every}"] = rounded(cpu)
-        ratios[f"not_vs_not_{name}"] = rounded(statistics.median(one.ratios(AGAIN)))
-        ratios[f"not_vs_not_cpu_{name}"] = rounded(one.cpu_ms(OFF) / one.cpu_ms(AGAIN))
+        ratios[f"not_vs_not_{name}"] = rounded(turns.ratios(AGAIN).median)
+        ratios[f"not_vs_not_cpu_{name}"] = rounded(turns.cpu_ratio(AGAIN))
         if one.load.every != USUAL:
             ratios[f"worked_out_compared_vs_not{usual}"] = rounded(one.at_usual(steps))
             ratios[f"worked_out_compared_vs_not_cpu{usual}"] = rounded(one.at_usual(cpu))
@@ -119,12 +95,13 @@ def people(measured: Mapping[str, Measured]) -> str:
     """A table for each load."""
     parts = []
     for name, one in measured.items():
+        turns = one.turns
         rows = [
             (
                 contestant,
-                str(spread([window.steps_per_s for window in one.windows[contestant]])),
-                f"{one.cpu_ms(contestant):.3g}",
-                f"{statistics.median(one.ratios(contestant)):.3f}",
+                spread(turns.rates(contestant)),
+                f"{turns.cpu_ms(contestant):.3g}",
+                f"{turns.ratios(contestant).median:.3f}",
             )
             for contestant in CONTESTANTS
         ]

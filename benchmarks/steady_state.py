@@ -114,7 +114,7 @@ class Contestant:
         self._stage = Stage()
         self._windows = 0
         arguments = (workload.name, *([str(COPYING_STEPS)] if name == COPYING else []))
-        start = start or (_start_ours if name in (OURS, COPYING) else _start_plain)
+        start = start or (_start_ours if name in (OURS, COPYING) else start_plain)
         try:
             self._workers = start(self._stage, arguments)
         except BaseException:
@@ -125,7 +125,7 @@ class Contestant:
         self._stage.close()
 
     def wait_until_ready(self) -> None:
-        self._wait_for("ready", WORLD_SIZE)
+        self._wait_for("ready", len(self._workers))
 
     def run(self, kind: str, steps: int) -> Window:
         """One window, from the first rank's begin to the last one's end."""
@@ -134,8 +134,9 @@ class Contestant:
             assert worker.stdin is not None
             worker.stdin.write(f"{kind} {steps}\n".encode())
             worker.stdin.flush()
-        self._wait_for("ends", WORLD_SIZE * self._windows)
-        begins, ends = (self._stage.channel.select(name)[-WORLD_SIZE:] for name in ("begins", "ends"))
+        ranks = len(self._workers)
+        self._wait_for("ends", ranks * self._windows)
+        begins, ends = (self._stage.channel.select(name)[-ranks:] for name in ("begins", "ends"))
         elapsed_s = max(one.at_s for one in ends) - min(one.at_s for one in begins)
         cpu_s = sum(one.cpu_s for one in ends) - sum(one.cpu_s for one in begins)
         return Window(steps / elapsed_s, cpu_s / steps * 1e3)
@@ -159,11 +160,12 @@ def _start_ours(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen
     return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
 
 
-def _start_plain(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
+def start_plain(stage: Stage, arguments: Sequence[str], world_size: int = WORLD_SIZE) -> list[subprocess.Popen[bytes]]:
+    """Plain DDP, by a script without SameBits."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     command = [*worker_module("steady_state"), "plain", *arguments]
     return [
-        stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(WORLD_SIZE)
+        stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(world_size)
     ]
 
 

@@ -40,9 +40,9 @@ class Mlp:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
 
-    def step(self, number: int) -> None:
-        """Optimizer step ``number``, counted from 0."""
-        self._learn(self.model, number)
+    def step(self, number: int) -> torch.Tensor:
+        """Optimizer step ``number``, counted from 0; its loss."""
+        return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
         """The same, but for its gradients nobody is asked."""
@@ -64,7 +64,9 @@ class Mlp:
                     digest.update(tensor.numpy().data)
         return digest.hexdigest()
 
-    def _learn(self, model: nn.Module, number: int) -> None:
-        self.loss(model, number, dist.get_rank(), dist.get_world_size()).backward()
+    def _learn(self, model: nn.Module, number: int) -> torch.Tensor:
+        loss = self.loss(model, number, dist.get_rank(), dist.get_world_size())
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()

@@ -1,8 +1,8 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic mlp|transformer [STEPS]``: a commit after every so many steps. A line on standard input asks for a
-window: ``train <steps>``, or ``alone <steps>`` for steps without communication. Both kinds run this same loop; only
-what follows a step differs.
+``plain|elastic|reporting mlp|transformer [STEPS]``: a commit after every so many steps, and before it, where it is
+``reporting``, a report of the loss. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>``
+for steps without communication. All kinds run this same loop; only what follows a step differs.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ def main() -> None:
     build = {"mlp": Mlp, "transformer": Transformer}[workload]
     if kind == "plain":
         dist.init_process_group("gloo")
-        run_windows(build(), lambda done: None)
+        run_windows(build(), lambda done, loss: None)
     else:
-        train_elastic(build, int(interval[0]) if interval else 1)
+        train_elastic(build, int(interval[0]) if interval else 1, reports=kind == "reporting")
 
 
-def train_elastic(build: Callable[[], Model], commit_steps: int) -> None:
+def train_elastic(build: Callable[[], Model], commit_steps: int, *, reports: bool) -> None:
     runtime.init()
     model = build()
     config = runtime.CheckpointConfig(save_checkpoint_steps=NEVER)
     state = runtime.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
 
-    def after_step(done: int) -> None:
+    def after_step(done: int, loss: torch.Tensor) -> None:
+        if reports:
+            state.report(loss=loss)
         if done % commit_steps == 0:
             state.commit()
 
@@ -49,12 +51,12 @@ def train_elastic(build: Callable[[], Model], commit_steps: int) -> None:
     train(state)
 
 
-def run_windows(model: Model, after_step: Callable[[int], None]) -> None:
+def run_windows(model: Model, after_step: Callable[[int, torch.Tensor], None]) -> None:
     """Until standard input ends, which it does not: the process is ended from outside.
 
     Args:
         model: what is trained.
-        after_step: called after every step, with the number of steps done.
+        after_step: called after every step, with the number of steps done and the loss.
     """
     notebook = Notebook.from_environment()
     notebook.note("ready")
@@ -65,8 +67,7 @@ def run_windows(model: Model, after_step: Callable[[int], None]) -> None:
         notebook.note("begins", done)
         for _ in range(int(steps)):
             if kind == "train":
-                model.step(done)
-                after_step(done + 1)
+                after_step(done + 1, model.step(done))
             else:
                 model.step_alone(done)
             done += 1

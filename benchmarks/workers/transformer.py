@@ -31,21 +31,23 @@ class Transformer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._loss = nn.CrossEntropyLoss()
 
-    def step(self, number: int) -> None:
-        """Optimizer step ``number``, counted from 0."""
-        self._learn(self.model, number)
+    def step(self, number: int) -> torch.Tensor:
+        """Optimizer step ``number``, counted from 0; its loss."""
+        return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
         """The same, but for its gradients nobody is asked."""
         self._learn(self.model.module, number)
 
-    def _learn(self, model: nn.Module, number: int) -> None:
+    def _learn(self, model: nn.Module, number: int) -> torch.Tensor:
         begin = (number * dist.get_world_size() + dist.get_rank()) * BATCH % SAMPLES
         tokens = self.samples[begin : begin + BATCH]
         logits = model(tokens[:, :-1])
-        self._loss(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        loss: torch.Tensor = self._loss(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
 
 class _Model(nn.Module):

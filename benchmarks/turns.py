@@ -1,0 +1,85 @@
+"""Jobs that take turns: of several only one runs at a time, for a window, so that what else the machine does hits all.
+
+Here live the turns, their windows and the sums over them. Never here: what the jobs are, or what a ratio should be. The
+one idea: a ratio is of two windows of one round, seconds apart, and as many of its rounds have one job first as the
+other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.report import Spread, median, rounded, spread
+from benchmarks.steady_state import Contestant, Start, Window, Workload
+
+
+@dataclass(slots=True)
+class Turns:
+    """All windows, by contestant, in the order of rounds.
+
+    Args:
+        base: whom the others are held against.
+    """
+
+    base: str
+    windows: dict[str, list[Window]] = field(default_factory=dict)
+
+    def rates(self, name: str) -> list[float]:
+        """Steps per second, of each window."""
+        return [window.steps_per_s for window in self.windows[name]]
+
+    def ratios(self, name: str, base: str = "") -> Spread:
+        """Its rate ÷ the base's, of each round."""
+        pairs = zip(self.rates(name), self.rates(base or self.base), strict=True)
+        return spread([one / other for one, other in pairs])
+
+    def cpu_ms(self, name: str) -> float:
+        """Of a step, all ranks together, the median window's."""
+        return median([window.cpu_ms_per_step for window in self.windows[name]])
+
+    def cpu_ratio(self, name: str, base: str = "") -> float:
+        """As that of rates: below 1 where it needs more than the base."""
+        pairs = zip(self.windows[name], self.windows[base or self.base], strict=True)
+        return rounded(statistics.median(other.cpu_ms_per_step / one.cpu_ms_per_step for one, other in pairs))
+
+    def figures(self, name: str) -> dict[str, float]:
+        """For a report."""
+        return {"steps_per_s": median(self.rates(name)), "cpu_per_step_ms": self.cpu_ms(name)}
+
+
+def take_turns(
+    turns: Turns,
+    starts: Mapping[str, Start],
+    workload: Workload,
+    steps: int,
+    orders: Iterable[Sequence[str]],
+    say: Callable[[str], None],
+) -> None:
+    """Start the jobs, give each a window of so many steps in every round, and end them.
+
+    Args:
+        turns: where the windows are added.
+        starts: how each contestant is started.
+        workload: what they train.
+        steps: of a window; two such windows come before the first that counts.
+        orders: of each round: who runs when.
+        say: told of each round.
+    """
+    contestants: dict[str, Contestant] = {}
+    try:
+        for name, start in starts.items():
+            contestants[name] = Contestant(name, workload, start)
+        for contestant in contestants.values():
+            contestant.wait_until_ready()
+            contestant.run("train", steps)  # memory is warm, and what is made once has been made
+            contestant.run("train", steps)
+        for order in orders:
+            for name in order:
+                turns.windows.setdefault(name, []).append(contestants[name].run("train", steps))
+            last = ", ".join(f"{name} {turns.rates(name)[-1]:.3g} steps/s" for name in starts)
+            say(f"{workload.name}: {last}")
+    finally:
+        for contestant in contestants.values():
+            contestant.close()

@@ -1,0 +1,51 @@
+"""What is on by default and off in the other jobs, and the sums over their windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.defaults import AGAIN, CONTESTANTS, OFF, ON, ORDERS, PLAIN, WATCHERS, all_off, people, report, starts
+from benchmarks.report import problems
+from benchmarks.steady_state import Window
+from benchmarks.turns import Turns
+from runtime.settings_table import VARIABLES
+
+WATCH = ("the watch over progress", "the watch over hosts", "the comparison of the ranks")
+
+
+def test_everything_that_can_be_off_is_off() -> None:
+    variables = {one.name: one for one in VARIABLES}
+    for name, value in all_off().items():
+        variables[name].kind.parse(value)
+        assert variables[name].default not in (value, None)
+    watching = [one for one in VARIABLES if one.capability.name in WATCH]
+    may_be_off = {one.name for one in watching if one.kind.expected.endswith(" or off") or one.default == "1"}
+    assert may_be_off <= all_off().keys()
+    assert all_off("consistency").keys() == all_off().keys() - {"CONSISTENCY_EVERY"}
+    assert "HEALTH_DISK" in WATCHERS["health"]
+
+
+def test_everybody_stands_equally_often_in_every_place() -> None:
+    assert all(sorted(order) == sorted(CONTESTANTS) for order in ORDERS) and set(starts(2)) == set(CONTESTANTS)
+    for place in range(4):
+        assert set(Counter(order[place] for order in ORDERS).values()) == {2}
+
+
+def test_the_report_is_of_windows_of_one_round() -> None:
+    turns = Turns(OFF)
+    for rate in (100.0, 50.0, 200.0, 10.0, 80.0):
+        turns.windows.setdefault(OFF, []).append(Window(rate, 10.0))
+        turns.windows.setdefault(ON, []).append(Window(rate * 0.99, 10.2))
+        turns.windows.setdefault(AGAIN, []).append(Window(rate, 10.0))
+        turns.windows.setdefault(PLAIN, []).append(Window(rate * 1.1, 9.0))
+    document = report(turns).document()
+    assert problems(document) == []
+    assert document["floor"] == {"steps_per_s": 88.0, "cpu_per_step_ms": 9.0}
+    ratios = document["ratios"]
+    assert ratios["defaults_vs_all_off"] == ratios["defaults_vs_all_off_lower_quartile"] == pytest.approx(0.99)
+    assert ratios["all_off_vs_all_off"] == 1.0
+    assert ratios["defaults_vs_all_off_cpu"] == pytest.approx(10 / 10.2, abs=1e-3)
+    assert ratios["defaults_vs_plain_ddp"] == pytest.approx(0.9)
+    assert "0.990 (wanted: 0.99 or more)" in people(turns, "mlp")
