@@ -1,11 +1,11 @@
 """What it costs to compare the ranks while they train: steps per second with CONSISTENCY_EVERY=N against 0.
 
-``python -m benchmarks.consistency [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks under
-``elastic.run``, one that compares and two that do not, take turns in every order (``benchmarks.turns``); a window is
-one interval, so that each holds one comparison: the copy, and the hash beside the next step. The MLP compares every 50
-steps. Of the transformer, whose steps take a second on two cores, every 5 are compared; what that would be at 50 is
-worked out and marked so. On a machine with other work the ratio of CPU time is the steadier witness. Both end within
-ten minutes on two busy cores.
+``python -m benchmarks.consistency [--quick] [--workload NAME ...]``. Three jobs of four ranks under ``elastic.run``,
+one that compares and two that do not, take turns in every order (``benchmarks.turns``); a window is one interval, so
+that each holds one comparison: the copy, and the hash beside the next step. Trained are models of 3 and of 25 million
+parameters, unless another is named. The smaller ones compare every 50 steps. Of the transformer, whose steps take a
+second on two cores, every 5 are compared; what that would be at 50 is worked out and marked so. On a machine with other
+work the ratio of CPU time is the steadier witness.
 """
 
 from __future__ import annotations
@@ -14,42 +14,35 @@ import argparse
 import itertools
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.processes import Job, Stage
-from benchmarks.report import Progress, Report, rounded, spread, table
-from benchmarks.steady_state import MLP, TRANSFORMER, WORLD_SIZE, Start, Workload
+from benchmarks.report import Progress, Report, rounded
+from benchmarks.steady_state import WORLD_SIZE, Start
 from benchmarks.turns import Turns, take_turns
 
 OFF, ON, AGAIN = CONTESTANTS = ("not compared", "compared", "not compared again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))
-USUAL = 50
+EVERY = 50
+"""The default of CONSISTENCY_EVERY."""
 TARGET = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is trained, compared every so many steps, in so many rounds."""
+    """What is compared every so many steps, in so many rounds."""
 
-    workload: Workload
     every: int
     rounds: int
-    rounds_quick: int
+
+    def at_default(self, ratio: float) -> float:
+        """What a ratio would be at an interval of ``EVERY`` steps."""
+        return 1 / (1 + (1 / ratio - 1) * self.every / EVERY)
 
 
-LOADS = {"mlp": Load(MLP, USUAL, 24, 6), "transformer": Load(TRANSFORMER, 5, 6, 3)}
-
-
-@dataclass(slots=True)
-class Measured:
-    """All windows of a load, by contestant, in the order of rounds."""
-
-    load: Load
-    turns: Turns = field(default_factory=lambda: Turns(OFF))
-
-    def at_usual(self, ratio: float) -> float:
-        """What a ratio would be at an interval of ``USUAL`` steps."""
-        return 1 / (1 + (1 / ratio - 1) * self.load.every / USUAL)
+LOADS = {"mlp": Load(EVERY, 24), "wide": Load(EVERY, 12), "transformer": Load(5, 12)}
+USUAL, QUICK = ("wide", "transformer"), ("mlp",)
+ROUNDS_QUICK = 6
 
 
 def _starts(every: int) -> Start:
@@ -61,66 +54,49 @@ def _starts(every: int) -> Start:
     return start
 
 
-def measure(load: Load, rounds: int, progress: Progress) -> Measured:
+def measure(workload: str, rounds: int, progress: Progress) -> Turns:
     """Each contestant's windows."""
-    measured = Measured(load)
-    starts = {name: _starts(load.every if name == ON else 0) for name in CONTESTANTS}
-    orders = itertools.islice(itertools.cycle(ORDERS), rounds)
-    take_turns(measured.turns, starts, load.workload, load.every, orders, progress.say)
-    return measured
+    turns, every = Turns(OFF), LOADS[workload].every
+    starts = {name: _starts(every if name == ON else 0) for name in CONTESTANTS}
+    take_turns(turns, starts, workload, every, itertools.islice(itertools.cycle(ORDERS), rounds), progress.say)
+    return turns
 
 
-def report(measured: Mapping[str, Measured]) -> Report:
+def report(measured: Mapping[str, Turns]) -> Report:
     """Floor: who does not compare, against itself."""
-    floor: dict[str, float | None] = {}
-    ours: dict[str, float | None] = {}
-    ratios: dict[str, float | None] = {}
-    for name, one in measured.items():
-        every, usual = f"_{name}_every_{one.load.every}", f"_{name}_every_{USUAL}"
-        turns = one.turns
-        floor.update({f"{name}_{key}": value for key, value in turns.figures(OFF).items()})
-        ours.update({f"{name}_{key}": value for key, value in turns.figures(ON).items()})
+    floor: dict[str, float] = {}
+    ours: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    for name, turns in measured.items():
+        load = LOADS[name]
+        floor.update(turns.figures(OFF, name))
+        ours.update(turns.figures(ON, name))
         steps, cpu = turns.ratios(ON).median, turns.cpu_ratio(ON)
-        ratios[f"compared_vs_not{every}"] = rounded(steps)
-        ratios[f"compared_vs_not_cpu{every}"] = rounded(cpu)
+        ratios[f"compared_vs_not_{name}_every_{load.every}"] = rounded(steps)
+        ratios[f"compared_vs_not_cpu_{name}_every_{load.every}"] = rounded(cpu)
         ratios[f"not_vs_not_{name}"] = rounded(turns.ratios(AGAIN).median)
         ratios[f"not_vs_not_cpu_{name}"] = rounded(turns.cpu_ratio(AGAIN))
-        if one.load.every != USUAL:
-            ratios[f"worked_out_compared_vs_not{usual}"] = rounded(one.at_usual(steps))
-            ratios[f"worked_out_compared_vs_not_cpu{usual}"] = rounded(one.at_usual(cpu))
+        if load.every != EVERY:
+            ratios[f"worked_out_compared_vs_not_{name}_every_{EVERY}"] = rounded(load.at_default(steps))
+            ratios[f"worked_out_compared_vs_not_cpu_{name}_every_{EVERY}"] = rounded(load.at_default(cpu))
     return Report("consistency", floor, {}, ours, ratios)
 
 
-def people(measured: Mapping[str, Measured]) -> str:
+def people(measured: Mapping[str, Turns]) -> str:
     """A table for each load."""
-    parts = []
-    for name, one in measured.items():
-        turns = one.turns
-        rows = [
-            (
-                contestant,
-                spread(turns.rates(contestant)),
-                f"{turns.cpu_ms(contestant):.3g}",
-                f"{turns.ratios(contestant).median:.3f}",
-            )
-            for contestant in CONTESTANTS
-        ]
-        head = (f"{name}, every {one.load.every} steps", "steps/s", "CPU ms a step", f"÷ {OFF}")
-        parts.append(table(head, rows))
-    return "\n\n".join([*parts, f"target: {TARGET} at every {USUAL} steps"])
+    parts = [turns.people(f"{name}, every {LOADS[name].every} steps") for name, turns in measured.items()]
+    return "\n\n".join([*parts, f"target: {TARGET} at every {EVERY} steps"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--workload", choices=(*LOADS, "both"), default="both")
+    parser.add_argument("--quick", action="store_true", help="six rounds; of the smallest model, 0.4 million")
+    parser.add_argument("--workload", nargs="+", choices=list(LOADS), help=f"default: {' '.join(USUAL)}")
     options = parser.parse_args()
-    names = list(LOADS) if options.workload == "both" else [options.workload]
-    progress = Progress(f"steps/s of {', '.join(names)}")
-    measured = {
-        name: measure(LOADS[name], LOADS[name].rounds_quick if options.quick else LOADS[name].rounds, progress)
-        for name in names
-    }
+    names = options.workload or (QUICK if options.quick else USUAL)
+    progress, measured = Progress(f"steps/s of {', '.join(names)}, {WORLD_SIZE} ranks"), dict[str, Turns]()
+    for name in names:
+        measured[name] = measure(name, ROUNDS_QUICK if options.quick else LOADS[name].rounds, progress)
     report(measured).print(people(measured))
 
 

@@ -1,32 +1,33 @@
 """What all that watches a job costs it: steps per second with the default settings ÷ with all of it switched off.
 
-``python -m benchmarks.defaults [--quick] [--workload mlp|transformer] [--ranks N] [--watcher NAME]``. Four jobs of the
-same script take turns, as in ``benchmarks.turns``: SameBits with everything off, SameBits as it comes, SameBits with
-everything off once more, and plain DDP, which is the floor. The script reports its loss and commits after every step.
-What is on by default: where no step is made (WATCHDOG), who is slow (STRAGGLER, which times each step), losses that
-training cannot have (LOSS_ANOMALY), whether the ranks are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH_…).
+``python -m benchmarks.defaults [--quick] [--workload NAME ...] [--ranks N] [--watcher NAME]``. Three jobs of the same
+script take turns in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits as
+it comes, and SameBits with everything off once more. The script reports its loss and commits after every step. What is
+on by default: where no step is made (WATCHDOG), who is slow (STRAGGLER, which times each step), losses that training
+cannot have (LOSS_ANOMALY), whether the ranks are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH_…).
 ``--watcher`` has one of them on, to find what it costs.
 
 A window holds one comparison of the ranks, and all windows together some looks at the host, which come every ten
-seconds. Two ranks, by default: with more ranks than cores the scheduler of the system is in every figure. On a machine
-with other work the ratio of CPU time is the steadier witness.
+seconds. Trained are models of 3 and of 25 million parameters, unless another is named. Two ranks, by default: with more
+ranks than cores the scheduler of the system is in every figure. On a machine with other work the ratio of CPU time is
+the steadier witness.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.processes import Job, Stage
-from benchmarks.report import Progress, Report, rounded, spread, table
-from benchmarks.steady_state import MLP, TRANSFORMER, WORKLOADS, Start, start_plain
+from benchmarks.report import Progress, Report, rounded
+from benchmarks.steady_state import Start
 from benchmarks.turns import Turns, take_turns
 from runtime.settings_table import VARIABLES
 
-OFF, ON, AGAIN, PLAIN = CONTESTANTS = ("all off", "defaults", "all off again", "plain DDP")
-ORDERS = tuple(CONTESTANTS[at:] + CONTESTANTS[:at] for at in range(4))
-ORDERS += tuple(order[::-1] for order in ORDERS)  # everybody stands twice in every place
+OFF, ON, AGAIN = CONTESTANTS = ("all off", "defaults", "all off again")
+ORDERS = tuple(itertools.permutations(CONTESTANTS))
 TARGET = 0.99
 WATCHERS: dict[str, dict[str, str]] = {
     "standstill": {"WATCHDOG": "0"},
@@ -37,10 +38,9 @@ WATCHERS: dict[str, dict[str, str]] = {
 }
 """What is on by default, and what turns it off."""
 WINDOW_STEPS = 50
-BLOCKS = 3
-"""Sets of processes, so that the luck of one (memory layout, sockets) is drawn several times."""
-REPEATED = {MLP.name: 4, TRANSFORMER.name: 1}
-"""How often all orders are gone through with one set of processes."""
+BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
+"""By workload: sets of processes, so that the luck of one (memory layout, sockets) is drawn several times."""
+USUAL, QUICK = ("wide", "transformer"), ("mlp",)
 
 
 def all_off(but: str = "") -> dict[str, str]:
@@ -59,66 +59,52 @@ def starts(ranks: int, watcher: str = "") -> dict[str, Start]:
 
         return start
 
-    return {
-        OFF: ours(all_off()),
-        ON: ours(all_off(watcher) if watcher else {}),
-        AGAIN: ours(all_off()),
-        PLAIN: lambda stage, arguments: start_plain(stage, arguments, ranks),
-    }
+    return {OFF: ours(all_off()), ON: ours(all_off(watcher) if watcher else {}), AGAIN: ours(all_off())}
 
 
-def report(turns: Turns) -> Report:
-    """Floor: plain DDP."""
-    on, again = turns.ratios(ON), turns.ratios(AGAIN)
-    return Report(
-        "defaults",
-        turns.figures(PLAIN),
-        {},
-        {"defaults": turns.figures(ON), "all_off": turns.figures(OFF)},
-        {
-            "defaults_vs_all_off": rounded(on.median),
-            "defaults_vs_all_off_lower_quartile": rounded(on.lower_quartile),
-            "defaults_vs_all_off_upper_quartile": rounded(on.upper_quartile),
-            "all_off_vs_all_off": rounded(again.median),
-            "all_off_vs_all_off_lower_quartile": rounded(again.lower_quartile),
-            "all_off_vs_all_off_upper_quartile": rounded(again.upper_quartile),
-            "defaults_vs_all_off_cpu": turns.cpu_ratio(ON),
-            "all_off_vs_all_off_cpu": turns.cpu_ratio(AGAIN),
-            "defaults_vs_plain_ddp": rounded(turns.ratios(ON, PLAIN).median),
-            "all_off_vs_plain_ddp": rounded(turns.ratios(OFF, PLAIN).median),
-        },
-    )
+def report(measured: Mapping[str, Turns]) -> Report:
+    """Floor: everything off."""
+    floor: dict[str, float] = {}
+    ours: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    for name, turns in measured.items():
+        floor.update(turns.figures(OFF, name))
+        ours.update(turns.figures(ON, name))
+        for who, key in ((ON, f"defaults_vs_all_off_{name}"), (AGAIN, f"all_off_vs_all_off_{name}")):
+            ratio = turns.ratios(who)
+            ratios[key] = rounded(ratio.median)
+            ratios[f"{key}_lower_quartile"] = rounded(ratio.lower_quartile)
+            ratios[f"{key}_upper_quartile"] = rounded(ratio.upper_quartile)
+            ratios[f"{key}_cpu"] = rounded(turns.cpu_ratio(who))
+    return Report("defaults", floor, {}, ours, ratios)
 
 
-def people(turns: Turns, what: str) -> str:
-    """The table."""
-    rows = []
-    for name in CONTESTANTS:
-        ratio = turns.ratios(name)
-        quartiles = f"{ratio.lower_quartile:.3f}–{ratio.upper_quartile:.3f}"
-        cpu = (f"{turns.cpu_ms(name):.3g}", f"{turns.cpu_ratio(name):.3f}")
-        rows.append((name, spread(turns.rates(name)), f"{ratio.median:.3f}", quartiles, *cpu))
-    head = (what, "steps/s", f"÷ {OFF}", "quartiles", "CPU ms a step", f"{OFF} ÷ it")
-    return f"{table(head, rows)}\n{ON} ÷ {OFF}: {turns.ratios(ON).median:.3f} (wanted: {TARGET} or more)"
+def people(measured: Mapping[str, Turns], what: str) -> str:
+    """A table for each workload."""
+    parts = []
+    for name, turns in measured.items():
+        ratio = f"{turns.ratios(ON).median:.3f}, of CPU time {turns.cpu_ratio(ON):.3f}"
+        parts.append(f"{turns.people(f'{name}, {what}')}\n{ON} ÷ {OFF}: {ratio} (wanted: {TARGET} or more)")
+    return "\n\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.defaults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one set of processes")
-    parser.add_argument("--workload", choices=list(WORKLOADS), default=MLP.name)
+    parser.add_argument("--quick", action="store_true", help="one set of processes; of the smallest model, 0.4 million")
+    parser.add_argument("--workload", nargs="+", choices=list(BLOCKS), help=f"default: {' '.join(USUAL)}")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help=f"sets of processes (default: {BLOCKS})")
     parser.add_argument("--watcher", choices=list(WATCHERS), default="", help="the only one that is on")
     options = parser.parse_args()
-    workload, on = WORKLOADS[options.workload], options.watcher or "all watchers"
-    what = f"{workload.name}, {options.ranks} ranks, {on} on"
-    progress, turns = Progress(f"{what}: steps/s in windows of {WINDOW_STEPS} steps"), Turns(OFF)
-    orders = ORDERS * REPEATED[workload.name]
-    for _ in range(1 if options.quick else options.blocks):
-        take_turns(turns, starts(options.ranks, options.watcher), workload, WINDOW_STEPS, orders, progress.say)
-    report(turns).print(people(turns, what))
+    what = f"{options.ranks} ranks, {options.watcher or 'all watchers'} on"
+    progress, measured = Progress(f"{what}: steps/s in windows of {WINDOW_STEPS} steps"), dict[str, Turns]()
+    for name in options.workload or (QUICK if options.quick else USUAL):
+        measured[name] = Turns(OFF)
+        for _ in range(1 if options.quick else BLOCKS[name]):
+            contestants = starts(options.ranks, options.watcher)
+            take_turns(measured[name], contestants, name, WINDOW_STEPS, ORDERS, progress.say)
+    report(measured).print(people(measured, what))
 
 
 if __name__ == "__main__":

@@ -109,12 +109,12 @@ class Windows:
 class Contestant:
     """One job, idle but for its windows; ``start`` begins it where it is no contestant of this module."""
 
-    def __init__(self, name: str, workload: Workload, start: Start | None = None) -> None:
+    def __init__(self, name: str, workload: str, start: Start | None = None) -> None:
         self._name = name
         self._stage = Stage()
         self._windows = 0
-        arguments = (workload.name, *([str(COPYING_STEPS)] if name == COPYING else []))
-        start = start or (_start_ours if name in (OURS, COPYING) else start_plain)
+        arguments = (workload, *([str(COPYING_STEPS)] if name == COPYING else []))
+        start = start or (_start_ours if name in (OURS, COPYING) else _start_plain)
         try:
             self._workers = start(self._stage, arguments)
         except BaseException:
@@ -160,12 +160,11 @@ def _start_ours(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen
     return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
 
 
-def start_plain(stage: Stage, arguments: Sequence[str], world_size: int = WORLD_SIZE) -> list[subprocess.Popen[bytes]]:
-    """Plain DDP, by a script without SameBits."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+def _start_plain(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
     command = [*worker_module("steady_state"), "plain", *arguments]
     return [
-        stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(world_size)
+        stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(WORLD_SIZE)
     ]
 
 
@@ -185,7 +184,7 @@ def measure(workload: Workload, blocks: int, window_steps: int, progress: Progre
         contestants: dict[str, Contestant] = {}
         try:
             for name in CONTESTANTS:
-                contestants[name] = Contestant(name, workload)
+                contestants[name] = Contestant(name, workload.name)
             for contestant in contestants.values():
                 contestant.wait_until_ready()
                 contestant.run("train", window_steps)  # DDP lays out its buckets, memory is warm
@@ -208,7 +207,7 @@ def measure(workload: Workload, blocks: int, window_steps: int, progress: Progre
 
 def held_while_copying(workload: Workload) -> list[int]:
     """What each rank holds after three commits that lie several steps apart: both buffers are in use."""
-    contestant = Contestant(COPYING, workload)
+    contestant = Contestant(COPYING, workload.name)
     try:
         contestant.wait_until_ready()
         contestant.run("train", 3 * COPYING_STEPS)

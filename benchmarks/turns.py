@@ -1,8 +1,7 @@
 """Jobs that take turns: of several only one runs at a time, for a window, so that what else the machine does hits all.
 
 Here live the turns, their windows and the sums over them. Never here: what the jobs are, or what a ratio should be. The
-one idea: a ratio is of two windows of one round, seconds apart, and as many of its rounds have one job first as the
-other.
+one idea: a ratio is of two windows of one round, seconds apart, and in as many rounds each job stands in each place.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.report import Spread, median, rounded, spread
-from benchmarks.steady_state import Contestant, Start, Window, Workload
+from benchmarks.report import Spread, median, spread, table
+from benchmarks.steady_state import Contestant, Start, Window
 
 
 @dataclass(slots=True)
@@ -30,29 +29,43 @@ class Turns:
         """Steps per second, of each window."""
         return [window.steps_per_s for window in self.windows[name]]
 
-    def ratios(self, name: str, base: str = "") -> Spread:
+    def ratios(self, name: str) -> Spread:
         """Its rate ÷ the base's, of each round."""
-        pairs = zip(self.rates(name), self.rates(base or self.base), strict=True)
-        return spread([one / other for one, other in pairs])
+        pairs = zip(self.rates(name), self.rates(self.base), strict=True)
+        return spread([one / base for one, base in pairs])
 
     def cpu_ms(self, name: str) -> float:
         """Of a step, all ranks together, the median window's."""
         return median([window.cpu_ms_per_step for window in self.windows[name]])
 
-    def cpu_ratio(self, name: str, base: str = "") -> float:
+    def cpu_ratio(self, name: str) -> float:
         """As that of rates: below 1 where it needs more than the base."""
-        pairs = zip(self.windows[name], self.windows[base or self.base], strict=True)
-        return rounded(statistics.median(other.cpu_ms_per_step / one.cpu_ms_per_step for one, other in pairs))
+        pairs = zip(self.windows[name], self.windows[self.base], strict=True)
+        return statistics.median(base.cpu_ms_per_step / one.cpu_ms_per_step for one, base in pairs)
 
-    def figures(self, name: str) -> dict[str, float]:
+    def figures(self, name: str, workload: str) -> dict[str, float]:
         """For a report."""
-        return {"steps_per_s": median(self.rates(name)), "cpu_per_step_ms": self.cpu_ms(name)}
+        return {
+            f"{workload}_steps_per_s": median(self.rates(name)),
+            f"{workload}_cpu_per_step_ms": self.cpu_ms(name),
+        }
+
+    def people(self, what: str) -> str:
+        """The table of all contestants."""
+        rows = []
+        for name in self.windows:
+            ratio = self.ratios(name)
+            quartiles = f"{ratio.lower_quartile:.3f}–{ratio.upper_quartile:.3f}"
+            cpu = (f"{self.cpu_ms(name):.3g}", f"{self.cpu_ratio(name):.3f}")
+            rows.append((name, spread(self.rates(name)), f"{ratio.median:.3f}", quartiles, *cpu))
+        head = ("steps/s", f"÷ {self.base}", "quartiles", "CPU ms a step", f"{self.base} ÷ it")
+        return table((f"{what}, {len(self.windows[self.base])} rounds", *head), rows)
 
 
 def take_turns(
     turns: Turns,
     starts: Mapping[str, Start],
-    workload: Workload,
+    workload: str,
     steps: int,
     orders: Iterable[Sequence[str]],
     say: Callable[[str], None],
@@ -79,7 +92,7 @@ def take_turns(
             for name in order:
                 turns.windows.setdefault(name, []).append(contestants[name].run("train", steps))
             last = ", ".join(f"{name} {turns.rates(name)[-1]:.3g} steps/s" for name in starts)
-            say(f"{workload.name}: {last}")
+            say(f"{workload}: {last}")
     finally:
         for contestant in contestants.values():
             contestant.close()

@@ -28,15 +28,21 @@ class Mlp:
     Args:
         wrap: what makes the model a distributed one; torch's DDP needs torch's default process group.
         dropout: the share of hidden values that a step leaves out.
+        width: of the hidden layer.
     """
 
-    def __init__(self, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel,
+        dropout: float = 0.0,
+        width: int = 512,
+    ) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(SEED)
         self.samples = torch.randn(SAMPLES, 784)
         self.labels = torch.randint(0, 10, (SAMPLES,))
         hidden = [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
-        self.model = wrap(nn.Sequential(nn.Linear(784, 512), *hidden, nn.Linear(512, 10)))
+        self.model = wrap(nn.Sequential(nn.Linear(784, width), *hidden, nn.Linear(width, 10)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
 

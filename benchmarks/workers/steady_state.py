@@ -1,6 +1,6 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic|reporting mlp|transformer [STEPS]``: a commit after every so many steps, and before it, where it is
+``plain|elastic|reporting mlp|wide|transformer [STEPS]``: a commit after every so many steps, and before it, where it is
 ``reporting``, a report of the loss. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>``
 for steps without communication. All kinds run this same loop; only what follows a step differs.
 """
@@ -20,11 +20,17 @@ from benchmarks.workers.transformer import Transformer
 
 NEVER = 10**9  # no checkpoint falls into a window: what is measured is the commit
 Model = Mlp | Transformer
+WIDTH = 3_776  # a "wide" MLP has 3 million parameters
+MODELS: dict[str, Callable[[], Model]] = {
+    "mlp": Mlp,
+    "wide": lambda: Mlp(width=WIDTH),
+    "transformer": Transformer,
+}
 
 
 def main() -> None:
     kind, workload, *interval = sys.argv[1:]
-    build = {"mlp": Mlp, "transformer": Transformer}[workload]
+    build = MODELS[workload]
     if kind == "plain":
         dist.init_process_group("gloo")
         run_windows(build(), lambda done, loss: None)

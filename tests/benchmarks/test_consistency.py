@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.consistency import AGAIN, CONTESTANTS, LOADS, OFF, ON, USUAL, Measured, people, report
+from benchmarks.consistency import AGAIN, EVERY, LOADS, OFF, ON, ORDERS, QUICK, ROUNDS_QUICK, USUAL, people, report
 from benchmarks.report import problems
 from benchmarks.steady_state import Window
+from benchmarks.turns import Turns
+from runtime.settings_table import VARIABLES
 
 
-def measured(name: str, rate: float, cpu_ms: float) -> Measured:
-    found = Measured(LOADS[name])
+def measured(rate: float, cpu_ms: float) -> Turns:
+    turns = Turns(OFF)
     for step in (1.0, 2.0, 4.0):
         for who, window in ((OFF, Window(step, 10.0)), (AGAIN, Window(step, 10.0)), (ON, Window(step * rate, cpu_ms))):
-            found.turns.windows.setdefault(who, []).append(window)
-    return found
+            turns.windows.setdefault(who, []).append(window)
+    return turns
 
 
-def test_a_window_holds_one_comparison_and_all_take_turns() -> None:
-    assert LOADS["mlp"].every == USUAL
-    assert all(len(set(CONTESTANTS)) == 3 and load.rounds_quick >= 3 for load in LOADS.values())
+def test_all_orders_are_taken_and_the_smaller_models_compare_as_often_as_by_default() -> None:
+    assert all(rounds % len(ORDERS) == 0 for rounds in (ROUNDS_QUICK, *(load.rounds for load in LOADS.values())))
+    assert str(EVERY) == next(one.default for one in VARIABLES if one.name == "CONSISTENCY_EVERY")
+    assert LOADS["mlp"].every == LOADS["wide"].every == EVERY
+    assert {*USUAL, *QUICK} == LOADS.keys()
 
 
 def test_ratios_are_of_windows_of_one_round_and_what_is_worked_out_says_so() -> None:
-    both = {"mlp": measured("mlp", 0.99, 10.1), "transformer": measured("transformer", 0.9, 12.5)}
+    both = {"mlp": measured(0.99, 10.1), "transformer": measured(0.9, 12.5)}
     document = report(both).document()
     ratios = document["ratios"]
     assert ratios["compared_vs_not_mlp_every_50"] == pytest.approx(0.99)

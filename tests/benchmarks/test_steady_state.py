@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from benchmarks.consistency import LOADS
+from benchmarks.defaults import BLOCKS
 from benchmarks.processes import REPOSITORY
 from benchmarks.report import problems
 from benchmarks.steady_state import (
@@ -85,10 +87,14 @@ def test_a_workload_is_as_large_as_it_says() -> None:
     program = (
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "from benchmarks.workers.mlp import Mlp; from benchmarks.workers.transformer import Transformer\n"
-        "for one in (Mlp(), Transformer()): print(sum(p.nbytes for p in one.model.parameters()))"
+        "from benchmarks.workers.steady_state import MODELS\n"
+        "for name, model in MODELS.items(): print(name, sum(p.nbytes for p in model().model.parameters()))"
     )
     command = [sys.executable, "-c", program]
     shown = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True)
-    weights = [int(line) for line in shown.stdout.split()]
-    assert [2 * weights[0], 3 * weights[1]] == [one.state_bytes for one in WORKLOADS.values()]
+    weights = {name: int(size) for name, size in map(str.split, shown.stdout.splitlines())}
+    assert weights.keys() == BLOCKS.keys() == LOADS.keys() and 3e6 < weights["wide"] / 4 < 3.1e6
+    copies = {"mlp": 2, "transformer": 3}
+    assert {name: one.state_bytes for name, one in WORKLOADS.items()} == {
+        name: count * weights[name] for name, count in copies.items()
+    }
