@@ -1,16 +1,16 @@
 """How soon a fault is noticed, and whether the right worker is named, with what holds it and in which line.
 
-``python -m benchmarks.detection [--times N] [--only FAULT ...]``. A job of two ranks loses one of them again and again,
-each time to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock, Python's lock held
-in C, a loader that never returns, a rank that returns while the other is in a collective, a network that is cut in both
-directions (in namespaces of its own). The moment of the notice is that of the first line of the scheduler's log about
-it; all settings are the defaults but REGISTER_COOLDOWN=0.
+``python -m benchmarks.detection [--times N] [--only FAULT ...] [--who NAME ...]``. A job of two ranks loses one of them
+again and again, each time to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock,
+Python's lock held in C, a loader that never returns, a rank that returns while the other is in a collective, a network
+that is cut in both directions (in namespaces of its own). The moment of the notice is that of the first line of the
+scheduler's log about it; all settings are the defaults but REGISTER_COOLDOWN=0.
 
 The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
 silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun
 and, where an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
-their logs. Twenty of each take an hour: ``--only FAULT --times N --into FILE`` measures a part and adds it to a file,
-and ``--of FILE`` makes the report of all parts.
+their logs. Twenty of each take an hour: ``--only FAULT --who NAME --times N --into FILE`` measures a part and adds it
+to a file, and ``--of FILE`` makes the report of all parts.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ NOTICED_WITHIN_S = 60.0
 PEERS_LOOK_S = 20.0
 LOOK_EVERY_S = 0.005
 FLOORS = 3
+WHO = (OURS, TORCHRUN, TORCHFT)
 PEERS_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -188,7 +189,6 @@ def _measure_job(trials: Trials, fault: Fault, numbers: Sequence[int], count: in
 def measure_peer(trials: Trials, peer: str, name: str, count: int, python: str, rng: random.Random) -> Iterator[str]:
     """kill -9 or SIGSTOP of a rank, and the first line about it in any log of the peer's; what there is to say."""
     trial = {TORCHRUN: _torchrun, TORCHFT: _torchft}[peer]
-    count = count if name == "kill" else min(count, FLOORS)
     for number in range(1, count + 1):
         with Stage() as stage:
             noticed_s = trial(stage, PEERS_FAULTS[name], python, rng)
@@ -211,7 +211,8 @@ def _torchft(stage: Stage, sent: signal.Signals, python: str, rng: random.Random
     pids = [start(rank) for rank in range(WORLD_SIZE)]
     wait_until_training(stage, WORLD_SIZE, rng)
     survivors = [worker_name(rank) for rank in range(WORLD_SIZE) if rank != VICTIM]
-    return _noticed_s([stage.folder / f"{name}.log" for name in (LIGHTHOUSE, *survivors)], about, pids[VICTIM], sent)
+    logs = [stage.folder / f"{name}.log" for name in (LIGHTHOUSE, *survivors)]
+    return _noticed_s(logs, about, pids[VICTIM], sent)
 
 
 def _noticed_s(logs: Sequence[Path], about: re.Pattern[bytes], victim: int, sent: signal.Signals) -> float | None:
@@ -289,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, metavar="FILE", help="add each trial to it, a line of JSON")
     parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
     parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
-    parser.add_argument("--no-peers", action="store_true", help="without torchrun and torchft")
+    parser.add_argument("--who", nargs="+", choices=WHO, default=WHO, metavar="NAME", help=", ".join(WHO))
     parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -308,16 +309,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(trials: Trials, count: int, options: argparse.Namespace) -> None:
     """What is asked for, so often."""
-    needs = {} if options.no_peers else {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
-    missing = {peer: what for peer, what in needs.items() if what}
-    progress = Progress(f"{count} of each of {len(options.only)} faults, in jobs of {RANKS} ranks", missing)
+    needs = {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
+    missing = {peer: what for peer, what in needs.items() if what and peer in options.who}
+    progress = Progress(f"{count} of each of {len(options.only)} faults, of {', '.join(options.who)}", missing)
     if "kill" in options.only:
         for _ in range(min(count, FLOORS)):
             trials.add(FLOOR, "kill", Trial(detection_s()))
         floor_s = median(trials.seen_s(FLOOR, "kill"))
         progress.say(f"floor of a kill: {floor_s} s from kill -9 to the end of the process's connection")
-    measure_ours(trials, [fault for fault in FAULTS if fault.name in options.only], count, progress)
-    for peer in needs.keys() - missing.keys():
+    if OURS in options.who:
+        measure_ours(trials, [fault for fault in FAULTS if fault.name in options.only], count, progress)
+    for peer in [peer for peer in needs if peer in options.who and peer not in missing]:
         rng = random.Random(options.seed)
         for name in [name for name in PEERS_FAULTS if name in options.only]:
             for said in measure_peer(trials, peer, name, count, options.torchft, rng):

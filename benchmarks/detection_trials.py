@@ -1,8 +1,4 @@
-"""What ``benchmarks.detection`` has measured, in memory and in a file to which parts of a long measurement are added.
-
-Only the record lives here. The one idea: a trial is a line of its own, written when the trial is through, so that a
-part may end at any moment and costs no more than the trial it was in.
-"""
+"""What ``benchmarks.detection`` has measured, in memory and in a file to which each trial is added (``parts``)."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+from benchmarks import parts
 
 __all__ = ["FLOOR", "OURS", "Trial", "Trials"]
 
@@ -47,8 +45,7 @@ class Trials:
         """It is through."""
         self.of.setdefault(who, {}).setdefault(fault, []).append(trial)
         if self.into is not None:
-            with self.into.open("ab") as file:
-                file.write(msgspec.json.encode(_Line(who, fault, trial)) + b"\n")
+            parts.add(self.into, _Line(who, fault, trial))
 
     def seen_s(self, who: str, fault: str) -> list[float]:
         """Seconds to each notice that there was."""
@@ -56,16 +53,8 @@ class Trials:
 
     @classmethod
     def read(cls, path: Path) -> Trials:
-        """What parts have added.
-
-        Raises:
-            ValueError: a line is none of theirs.
-        """
+        """All that were added; as ``parts.read``."""
         trials = cls()
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                found = msgspec.json.decode(line, type=_Line)
-            except msgspec.MsgspecError as error:
-                raise ValueError(f"{path}:{number} is no trial: {error}. Fix: remove that line") from None
+        for found in parts.read(path, _Line):
             trials.add(found.who, found.fault, found.trial)
         return trials

@@ -11,24 +11,28 @@ A machine that others use too is faster at one time than at another. So each con
 the undisturbed run, and is held against those two alone; where they differ by more than 5 %, its figure is given, said
 to be not comparable, and left out of the ratios.
 
-With ``--keep FILE`` every measurement that is through is kept, so that the same command goes on where it was ended;
-``--part`` ends it after the next one.
+Ten minutes of each take an hour: ``--who NAME --seconds N --into FILE`` measures a part, with its own two windows, and
+adds it to a file, and ``--of FILE`` makes the report of all parts. Parts of the same contestant and the same interval
+between kills are added up.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+
+from benchmarks import parts
 from benchmarks.moments import Channel
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
 from benchmarks.recovery_peers import TORCHFT, TORCHRUN, start_torchft, torchft_needs, torchrun_needs
@@ -45,36 +49,42 @@ COMPARABLE = 0.05
 """By so much of their mean the two undisturbed windows around a contestant may differ."""
 
 
-@dataclass(slots=True)
-class Run:
+PEERS = (TORCHRUN, TORCHFT)
+CONTESTANTS = ("spare", "restart", *PEERS)
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one contestant did while it was measured."""
 
-    wall_s: float = 0.0
-    steps: int = 0
-    kills: int = 0
-    buckets_s: dict[str, float] = field(default_factory=dict)
-
-    def goodput(self, step_s: float) -> float:
-        """Of the time, what its steps would have taken undisturbed."""
-        return self.steps * step_s / self.wall_s
+    wall_s: Annotated[float, msgspec.Meta(gt=0)]
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    kills: Annotated[int, msgspec.Meta(ge=0)] = 0
+    buckets_s: dict[str, float] = {}
 
     @property
     def step_s(self) -> float:
         """Seconds a step took."""
-        return self.wall_s / self.steps if self.steps else math.inf
+        return self.wall_s / max(1, self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """A contestant, and the undisturbed run right before and right after it."""
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A contestant, one of whose ranks was killed again and again, and the undisturbed run before and after it."""
 
+    who: str
+    workers: int
+    every_s: float
     run: Run
     before: Run
     after: Run
 
     @property
+    def name(self) -> str:
+        """Parts of one name are added up."""
+        return f"{self.who}_every_{self.every_s:g}"
+
+    @property
     def step_s(self) -> float:
-        """Of both windows together."""
+        """Undisturbed, of both windows together."""
         return (self.before.wall_s + self.after.wall_s) / max(1, self.before.steps + self.after.steps)
 
     @property
@@ -87,10 +97,10 @@ class Paired:
         """Whether the machine was as fast after the contestant as before it."""
         return self.spread <= COMPARABLE
 
-    @property
-    def goodput(self) -> float:
-        """The contestant's, by the two windows."""
-        return self.run.goodput(self.step_s)
+
+def goodput(of_one: Sequence[Part]) -> float:
+    """Of the time, what the steps would have taken undisturbed, by the windows of each part; of at least one part."""
+    return sum(part.run.steps * part.step_s for part in of_one) / sum(part.run.wall_s for part in of_one)
 
 
 @dataclass(slots=True)
@@ -125,7 +135,7 @@ def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: rando
             raise TimeoutError(f"{len(members.now())} of {workers} ranks train after {BEGIN_WITHIN_S:g} s")
         time.sleep(LOOK_S)
         members.look()
-    run, began_s, first = Run(), time.monotonic(), members.highest
+    kills, began_s, first = 0, time.monotonic(), members.highest
     due_s = began_s + every_s
     while (now_s := time.monotonic()) < began_s + for_s:
         members.look()
@@ -135,19 +145,18 @@ def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: rando
             pid = rng.choice(sorted(training))
             kill(pid, training[pid])
             members.seen.pop(pid)
-            run.kills += 1
+            kills += 1
             due_s = max(due_s + every_s, now_s)
         time.sleep(LOOK_S)
     members.look()
-    run.wall_s, run.steps = time.monotonic() - began_s, members.highest - first
-    return run
+    return Run(time.monotonic() - began_s, members.highest - first, kills)
 
 
-def undisturbed(workers: int, for_s: float, rng: random.Random) -> Run:
+def undisturbed(workers: int, for_s: float) -> Run:
     with Stage() as stage:
         command = _torchrun(workers, [*worker_module("recovery")[1:], "plain"])
         stage.start("plain", command, {}, is_parent=True)
-        return measure(stage, workers, for_s, math.inf, rng, None)
+        return measure(stage, workers, for_s, math.inf, random.Random(), None)
 
 
 def torchrun(workers: int, for_s: float, every_s: float, rng: random.Random) -> Run:
@@ -169,8 +178,8 @@ def ours(workers: int, spares: int, for_s: float, every_s: float, rng: random.Ra
             job.start_worker(int(who.removeprefix(worker_name(0)[:-1])))
 
         run = measure(stage, workers, for_s, every_s, rng, lose)
-        run.buckets_s = account(read_events(stage.folder / "recovery"), time.time())["buckets_s"]
-        return run
+        spent = account(read_events(stage.folder / "recovery"), time.time())["buckets_s"]
+        return msgspec.structs.replace(run, buckets_s=spent)
 
 
 def torchft(workers: int, for_s: float, every_s: float, rng: random.Random, python: str) -> Run:
@@ -197,25 +206,66 @@ def _torchrun(workers: int, module: list[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, *module]
 
 
-PEERS = (TORCHRUN, TORCHFT)
+def measure_parts(options: argparse.Namespace, names: Sequence[str], progress: Progress) -> list[Part]:
+    """One of each contestant; the window after it is the one before the next."""
+    workers, for_s, every_s = options.workers, options.seconds, options.every
+    contestants: dict[str, Callable[[random.Random], Run]] = {
+        "spare": lambda rng: ours(workers, 1, for_s, every_s, rng),
+        "restart": lambda rng: ours(workers, 0, for_s, every_s, rng),
+        TORCHRUN: lambda rng: torchrun(workers, for_s, every_s, rng),
+        TORCHFT: lambda rng: torchft(workers, for_s, every_s, rng, options.torchft),
+    }
+    found, before = [], undisturbed(workers, for_s / 4)
+    for name in names:
+        run = contestants[name](random.Random(f"{options.seed} {name}"))
+        after = undisturbed(workers, for_s / 4)
+        found.append(Part(name, workers, every_s, run, before, after))
+        if options.into is not None:
+            parts.add(options.into, found[-1])
+        progress.say(f"{found[-1].name}: {run.steps / run.wall_s:.1f} steps/s, {run.kills} kills")
+        before = after
+    return found
 
 
-def report(trials: dict[str, Paired]) -> Report:
-    """As the last line has it; a figure whose windows differ too much is in no ratio."""
+def by_name(found: Sequence[Part]) -> dict[str, list[Part]]:
+    """Those that are added up.
 
-    def figures(one: Paired) -> dict[str, float]:
-        spent = {f"{name}_s": rounded(seconds) for name, seconds in one.run.buckets_s.items()}
+    Raises:
+        ValueError: there is none, or they are of worlds of several sizes.
+    """
+    sizes = sorted({part.workers for part in found})
+    if len(sizes) != 1:
+        raise ValueError(f"expected parts of one number of ranks, found {sizes}. Fix: a file for each number of ranks")
+    measured: dict[str, list[Part]] = {}
+    for part in found:
+        measured.setdefault(part.name, []).append(part)
+    return measured
+
+
+def report(measured: Mapping[str, Sequence[Part]]) -> Report:
+    """As the last line has it; a part whose windows differ too much is in no ratio."""
+    comparable = {name: [part for part in of_one if part.is_comparable] for name, of_one in measured.items()}
+
+    def figures(name: str) -> dict[str, Any]:
+        of_one = measured[name]
+        windows = [window.step_s * 1000 for part in of_one for window in (part.before, part.after)]
+        spent = dict.fromkeys(bucket for part in of_one for bucket in part.run.buckets_s)
         return {
-            "wall_s": rounded(one.run.wall_s),
-            "kept_steps": one.run.steps,
-            "kills_count": one.run.kills,
-            "undisturbed_before_ms": rounded(one.before.step_s * 1000),
-            "undisturbed_after_ms": rounded(one.after.step_s * 1000),
-            **spent,
+            "parts_count": len(of_one),
+            "comparable_parts_count": len(comparable[name]),
+            "wall_s": rounded(sum(part.run.wall_s for part in of_one)),
+            "kept_steps": sum(part.run.steps for part in of_one),
+            "kills_count": sum(part.run.kills for part in of_one),
+            "undisturbed_fastest_step_ms": rounded(min(windows)),
+            "undisturbed_slowest_step_ms": rounded(max(windows)),
+            **{f"{bucket}_s": rounded(sum(part.run.buckets_s.get(bucket, 0) for part in of_one)) for bucket in spent},
         }
 
-    windows = [window for one in trials.values() for window in (one.before, one.after)]
-    every = [window.step_s * 1000 for window in windows]
+    every = [
+        window.step_s * 1000 for of_one in measured.values() for part in of_one for window in (part.before, part.after)
+    ]
+    of_peers = {name: figures(name) for name, of_one in measured.items() if of_one[0].who in PEERS}
+    missing = [peer for peer in PEERS if not any(of_one[0].who == peer for of_one in measured.values())]
     return Report(
         benchmark="goodput",
         floor={
@@ -223,119 +273,63 @@ def report(trials: dict[str, Paired]) -> Report:
             "undisturbed_fastest_step_ms": rounded(min(every)),
             "undisturbed_slowest_step_ms": rounded(max(every)),
         },
-        peers={name: figures(trials[name]) if name in trials else MISSING for name in PEERS},
-        ours={name: figures(one) for name, one in trials.items() if name not in PEERS},
-        ratios={f"goodput_{name}": rounded(one.goodput) for name, one in trials.items() if one.is_comparable},
+        peers={**of_peers, **dict.fromkeys(missing, MISSING)},
+        ours={name: figures(name) for name in measured if name not in of_peers},
+        ratios={f"goodput_{name}": rounded(goodput(of_one)) for name, of_one in comparable.items() if of_one},
     )
 
 
-def people(trials: dict[str, Paired]) -> str:
-    """For people."""
-    rows = [
-        [
-            name,
-            one.run.kills,
-            one.run.steps,
-            f"{one.run.wall_s:.0f}",
-            f"{one.run.steps / one.run.wall_s:.1f}",
-            f"{one.before.step_s * 1000:.1f}, {one.after.step_s * 1000:.1f}",
-            f"{one.goodput:.3f}" if one.is_comparable else f"({one.goodput:.3f})",
-        ]
-        for name, one in trials.items()
-    ]
+def people(measured: Mapping[str, Sequence[Part]]) -> str:
+    """A row for each part."""
+    rows, odd = [], []
+    for name, of_one in measured.items():
+        for part in of_one:
+            run, figure = part.run, f"{goodput([part]):.3f}"
+            windows = f"{part.before.step_s * 1000:.1f}, {part.after.step_s * 1000:.1f}"
+            shown = figure if part.is_comparable else f"({figure})"
+            rate = f"{run.steps / run.wall_s:.1f}"
+            rows.append([name, run.kills, run.steps, f"{run.wall_s:.0f}", rate, windows, shown])
+            if not part.is_comparable:
+                odd.append(
+                    f"{name}: not comparable: the undisturbed run before it and after it differ by {part.spread:.0%} "
+                    f"(more than {COMPARABLE:.0%}); the machine was not equally fast"
+                )
     head = ["", "kills", "steps kept", "s", "steps/s", "undisturbed ms/step before, after", "goodput"]
-    odd = [
-        f"{name}: not comparable: the undisturbed run before it and after it differ by {one.spread:.0%} (more than "
-        f"{COMPARABLE:.0%}); the machine was not equally fast"
-        for name, one in trials.items()
-        if not one.is_comparable
-    ]
     return "\n".join([table(head, rows), *odd])
 
 
-class Kept:
-    """The measurements that are through, in a file where one is named.
-
-    Args:
-        path: of the file; None: they are kept in memory alone.
-        asked: what was asked for: what another run has kept is no part of this one.
-    """
-
-    def __init__(self, path: Path | None, asked: str) -> None:
-        self._path, self._asked = path, asked
-        self._runs: dict[str, Run] = {}
-        if path is not None and path.exists():
-            found = json.loads(path.read_text())
-            if found["asked"] != asked:
-                raise SystemExit(
-                    f"{path} keeps {found['asked']}, this is {asked}. Fix: name another file, or remove it"
-                )
-            self._runs = {name: Run(**run) for name, run in found["runs"].items()}
-
-    def has(self, name: str) -> bool:
-        """Whether it is through."""
-        return name in self._runs
-
-    def run(self, name: str, measured: Callable[[], Run]) -> Run:
-        """What it gave, now or before."""
-        if name not in self._runs:
-            self._runs[name] = measured()
-            if self._path is not None:
-                runs = {one: asdict(run) for one, run in self._runs.items()}
-                self._path.write_text(json.dumps({"asked": self._asked, "runs": runs}))
-        return self._runs[name]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.goodput", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.goodput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each contestant")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each contestant; of a window, a quarter of it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="two ranks, 40 seconds each")
+    parser.add_argument(
+        "--who", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, metavar="NAME", help=", ".join(CONTESTANTS)
+    )
     parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what is measured there, and go on from it")
-    parser.add_argument("--part", action="store_true", help="with --keep: end after one more measurement")
-    options = parser.parse_args()
-    if options.part and options.keep is None:
-        parser.error("--part: expected --keep FILE beside it, or the next part does not know of this one")
-    workers, for_s, every_s = options.workers, options.seconds, options.every
+    parser.add_argument("--into", type=Path, metavar="FILE", help="add each part to it, a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
+    options = parser.parse_args(arguments)
     if options.quick:
-        workers, for_s = 2, 40.0
+        options.workers, options.seconds = 2, 40.0
     needs = {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
-    missing = {name: what for name, what in needs.items() if what}
-    asked = f"{workers} ranks, a kill every {every_s:g} s, {for_s:g} s each"
-    progress = Progress(asked, missing)
-    kept = Kept(options.keep, f"{asked}, seed {options.seed}")
-
-    def rng(name: str) -> random.Random:
-        return random.Random(f"{options.seed} {name}")
-
-    contestants: dict[str, Callable[[], Run]] = {
-        "spare": lambda: ours(workers, 1, for_s, every_s, rng("spare")),
-        "restart": lambda: ours(workers, 0, for_s, every_s, rng("restart")),
-        TORCHRUN: lambda: torchrun(workers, for_s, every_s, rng(TORCHRUN)),
-        TORCHFT: lambda: torchft(workers, for_s, every_s, rng(TORCHFT), options.torchft),
-    }
-    taking_part = [name for name in contestants if name not in missing]
-    order = ["undisturbed 0"]
-    for number, name in enumerate(taking_part, 1):
-        order += [name, f"undisturbed {number}"]
-    for name in order:
-        if kept.has(name):
-            continue
-        measured = contestants.get(name, lambda name=name: undisturbed(workers, for_s / 4, rng(name)))  # type: ignore[misc]
-        run = kept.run(name, measured)
-        progress.say(f"{name}: {run.steps / run.wall_s:.1f} steps/s, {run.kills} kills")
-        if options.part and name != order[-1]:
-            progress.say(f"kept in {options.keep}; the same command goes on with the next of {len(order)}")
-            return
-    runs = {name: kept.run(name, lambda: Run()) for name in order}
-    trials = {
-        name: Paired(runs[name], runs[f"undisturbed {number}"], runs[f"undisturbed {number + 1}"])
-        for number, name in enumerate(taking_part)
-    }
-    report(trials).print(people(trials))
+    missing = {name: what for name, what in needs.items() if what and name in options.who}
+    names = [name for name in options.who if name not in missing]
+    if options.of is not None:
+        try:
+            measured = by_name(parts.read(options.of, Part))
+        except (OSError, ValueError) as error:
+            parser.error(f"--of: {error}")
+    elif not names:
+        parser.error(f"--who: nobody can take part: {missing}")
+    else:
+        what = f"{options.workers} ranks, a kill every {options.every:g} s, {options.seconds:g} s each"
+        measured = by_name(measure_parts(options, names, Progress(what, missing)))
+    report(measured).print(people(measured))
 
 
 if __name__ == "__main__":

@@ -109,4 +109,6 @@ def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: str, capsys: pyt
         written.write(f"{line}\n")
     with pytest.raises(SystemExit):
         main(["--of", str(file)])
-    assert "detection.jsonl:8 is no trial: " in (said := capsys.readouterr().err) and "Fix: remove that line" in said
+    assert (
+        "detection.jsonl:8 is no part of it: " in (said := capsys.readouterr().err) and "Fix: remove that line" in said
+    )

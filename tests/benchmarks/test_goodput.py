@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from benchmarks.goodput import Kept, Members, Paired, Run, people, report
+from benchmarks import parts
+from benchmarks.goodput import Members, Part, Run, by_name, main, people, report
 from benchmarks.moments import Channel, Notebook
 from benchmarks.report import MISSING, problems
 
 PLAIN = Run(wall_s=10, steps=1000)
 SLOWER = Run(wall_s=10, steps=940)
-SPARE = Run(wall_s=100, steps=9700, kills=6, buckets_s={"productive": 97.0, "forming": 3.0})
+LOST = Run(wall_s=100, steps=9700, kills=6, buckets_s={"productive": 97.0, "forming": 3.0})
+SPARE = Part("spare", 4, 15, LOST, PLAIN, PLAIN)
+ODD = Part("spare", 4, 15, LOST, PLAIN, SLOWER)
 
 
 def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made() -> None:
-    peer = Run(wall_s=100, steps=5000, kills=6)
-    trials = {"spare": Paired(SPARE, PLAIN, PLAIN), "torchrun": Paired(peer, PLAIN, PLAIN)}
-    document = report(trials).document()
+    peer = Part("torchrun", 4, 15, Run(wall_s=100, steps=5000, kills=6), PLAIN, PLAIN)
+    document = report(by_name([SPARE, peer])).document()
     assert problems(document) == []
-    assert document["ratios"] == {"goodput_spare": 0.97, "goodput_torchrun": 0.5}
-    assert document["ours"]["spare"]["productive_s"] == 97
+    assert document["ratios"] == {"goodput_spare_every_15": 0.97, "goodput_torchrun_every_15": 0.5}
+    assert document["ours"]["spare_every_15"]["productive_s"] == 97
+    assert document["peers"]["torchrun_every_15"]["kills_count"] == 6 and document["peers"]["torchft"] == MISSING
     assert document["floor"]["undisturbed_step_ms"] == 10
 
 
 def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
     fast, slow = Run(wall_s=10, steps=2000), Run(wall_s=10, steps=1000)
-    trials = {
-        "spare": Paired(Run(wall_s=10, steps=1900), fast, fast),
-        "restart": Paired(Run(wall_s=10, steps=900), slow, slow),
-    }
-    document = report(trials).document()
-    assert document["ratios"] == {"goodput_spare": 0.95, "goodput_restart": 0.9}
+    restart = Part("restart", 4, 15, Run(wall_s=10, steps=900), slow, slow)
+    document = report(by_name([Part("spare", 4, 15, Run(wall_s=10, steps=1900), fast, fast), restart])).document()
+    assert document["ratios"] == {"goodput_spare_every_15": 0.95, "goodput_restart_every_15": 0.9}
     floor = document["floor"]
     assert (floor["undisturbed_fastest_step_ms"], floor["undisturbed_slowest_step_ms"]) == (5, 10)
 
 
 def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
-    odd = Paired(SPARE, PLAIN, SLOWER)
-    assert not odd.is_comparable and Paired(SPARE, PLAIN, Run(wall_s=10, steps=960)).is_comparable
-    document = report({"spare": odd}).document()
+    assert not ODD.is_comparable and Part("spare", 4, 15, LOST, PLAIN, Run(wall_s=10, steps=960)).is_comparable
+    document = report(by_name([ODD])).document()
     assert problems(document) == [] and document["ratios"] == {}
-    assert document["ours"]["spare"]["undisturbed_before_ms"] == 10
-    said = people({"spare": odd})
+    ours = document["ours"]["spare_every_15"]
+    assert ours["undisturbed_fastest_step_ms"] == 10 and ours["comparable_parts_count"] == 0
+    said = people(by_name([ODD]))
     assert "not comparable" in said and "(1.000)" in said
 
 
+def test_parts_of_one_contestant_and_interval_are_added_up() -> None:
+    half = Part("spare", 4, 15, Run(wall_s=300, steps=15000, kills=18), PLAIN, PLAIN)
+    rarer = Part("spare", 4, 60, LOST, PLAIN, PLAIN)
+    document = report(by_name([SPARE, ODD, half, rarer])).document()
+    assert document["ratios"] == {"goodput_spare_every_15": 0.6175, "goodput_spare_every_60": 0.97}
+    ours = document["ours"]["spare_every_15"]
+    assert (ours["parts_count"], ours["comparable_parts_count"], ours["kills_count"]) == (3, 2, 30)
+
+
 def test_a_peer_that_is_missing_is_said_to_be() -> None:
-    trials = {"spare": Paired(SPARE, PLAIN, PLAIN)}
-    assert report(trials).document()["peers"] == {"torchrun": MISSING, "torchft": MISSING}
-    assert "torchrun" not in people(trials)
+    measured = by_name([SPARE])
+    assert report(measured).document()["peers"] == {"torchrun": MISSING, "torchft": MISSING}
+    assert "torchrun" not in people(measured)
 
 
 def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
@@ -70,16 +81,37 @@ def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_no_step_at_all_is_a_goodput_of_nothing(steps: int) -> None:
-    assert Run(wall_s=10, steps=steps).goodput(0.01) == steps / 1000
+    part = Part("spare", 4, 15, Run(wall_s=10, steps=steps), PLAIN, PLAIN)
+    assert report(by_name([part])).document()["ratios"] == {"goodput_spare_every_15": steps / 1000}
 
 
-def test_what_was_measured_is_kept_for_the_same_question_alone(tmp_path: Path) -> None:
-    file = tmp_path / "kept.json"
-    first = Kept(file, "4 ranks")
-    assert first.run("spare", lambda: SPARE) == SPARE and not first.has("restart")
-    again = Kept(file, "4 ranks")
-    assert again.has("spare")
-    assert again.run("spare", lambda: pytest.fail("it is measured twice")) == SPARE
-    with pytest.raises(SystemExit, match=r"keeps 4 ranks, this is 8 ranks\. Fix: "):
-        Kept(file, "8 ranks")
-    assert not Kept(None, "4 ranks").has("spare")
+def test_the_report_is_of_all_that_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "goodput.jsonl"
+    for part in (SPARE, ODD):
+        parts.add(file, part)
+    main(["--of", str(file)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["ours"]["spare_every_15"]["parts_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "goodput.jsonl:2 is no part of it: "),
+        ('{"who":"spare"}', "goodput.jsonl:2 is no part of it: "),
+        (
+            msgspec.json.encode(SPARE).decode().replace('"wall_s":100', '"wall_s":0'),
+            "goodput.jsonl:2 is no part of it: ",
+        ),
+        (msgspec.json.encode(SPARE).decode().replace('"workers":4', '"workers":2'), "found [2, 4]. Fix: a file for"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    tmp_path: Path, line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "goodput.jsonl"
+    parts.add(file, SPARE)
+    with file.open("a") as written:
+        written.write(f"{line}\n")
+    with pytest.raises(SystemExit):
+        main(["--of", str(file)])
+    assert said in capsys.readouterr().err
