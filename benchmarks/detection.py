@@ -56,6 +56,14 @@ PEERS_LOOK_S = 20.0
 LOOK_EVERY_S = 0.005
 FLOORS = 3
 WHO = (OURS, TORCHRUN, TORCHFT)
+PEERS_SAY = {
+    TORCHRUN: re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out"),
+    # Its lighthouse waits "due to join timeout" in every step, and tells how many heartbeats it hears.
+    TORCHFT: re.compile(
+        rb"got exception|Detected quorum change|\[%d heartbeating\]|(?<!join )[Tt]imed? ?out" % (WORLD_SIZE - 1)
+    ),
+}
+"""What a line of its logs about a fault has, and no other one."""
 PEERS_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -198,21 +206,19 @@ def measure_peer(trials: Trials, peer: str, name: str, count: int, python: str, 
 
 
 def _torchrun(stage: Stage, sent: signal.Signals, _: str, rng: random.Random) -> float | None:
-    about = re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out")
     stage.start(TORCHRUN, torchrun_command(), {}, is_parent=True)
     wait_until_training(stage, WORLD_SIZE, rng)
     victim = next(one.pid for one in stage.channel.moments if one.who == f"torchrun_{VICTIM}")
-    return _noticed_s([stage.folder / f"{TORCHRUN}.log"], about, victim, sent)
+    return _noticed_s([stage.folder / f"{TORCHRUN}.log"], PEERS_SAY[TORCHRUN], victim, sent)
 
 
 def _torchft(stage: Stage, sent: signal.Signals, python: str, rng: random.Random) -> float | None:
-    about = re.compile(rb"got exception|Detected quorum change|[Tt]imed? ?out")
     start = start_torchft(stage, python)
     pids = [start(rank) for rank in range(WORLD_SIZE)]
     wait_until_training(stage, WORLD_SIZE, rng)
     survivors = [worker_name(rank) for rank in range(WORLD_SIZE) if rank != VICTIM]
     logs = [stage.folder / f"{name}.log" for name in (LIGHTHOUSE, *survivors)]
-    return _noticed_s(logs, about, pids[VICTIM], sent)
+    return _noticed_s(logs, PEERS_SAY[TORCHFT], pids[VICTIM], sent)
 
 
 def _noticed_s(logs: Sequence[Path], about: re.Pattern[bytes], victim: int, sent: signal.Signals) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.detection import main, report
+from benchmarks.detection import PEERS_SAY, main, report
 from benchmarks.detection_faults import FAULTS, first_notice, is_right, line_of
 from benchmarks.detection_trials import FLOOR, OURS, Trial, Trials
 
@@ -50,6 +50,30 @@ def test_the_first_line_about_it_is_the_notice() -> None:
     log = f"{head}generation 2 starts\n{head}{RIGHT['stop']}\n{head}{RIGHT['sleep']}\n"
     assert first_notice(log) == RIGHT["stop"]
     assert first_notice(f"{head}generation 2 starts\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_about_it"),
+    [
+        (
+            "Quorum status: Valid quorum with 3 participants, waiting for 1 healthy but not participating stragglers "
+            "due to join timeout [3/3 participants healthy][4 heartbeating][shrink_only=false]",
+            False,
+        ),
+        (
+            "Quorum status: New quorum not ready, only have 0 participants [0/0 participants healthy][4 heartbeating]",
+            False,
+        ),
+        (
+            "Quorum status: New quorum not ready, only have 0 participants [0/0 participants healthy][3 heartbeating]",
+            True,
+        ),
+        ("Detected quorum change, bumping quorum_id to 5", True),
+        ("[replica_2 - step 53] got exception in future", True),
+    ],
+)
+def test_what_torchft_says_in_every_step_is_no_notice(line: str, is_about_it: bool) -> None:
+    assert bool(PEERS_SAY["torchft"].search(line.encode())) == is_about_it
 
 
 def some_trials(into: Path | None = None) -> Trials:
