@@ -36,6 +36,7 @@ from benchmarks.recovery_peers import (
     LIGHTHOUSE,
     TORCHFT,
     TORCHRUN,
+    name_torchft,
     start_torchft,
     torchft_needs,
     torchrun_command,
@@ -297,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
     parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
     parser.add_argument("--who", nargs="+", choices=WHO, default=WHO, metavar="NAME", help=", ".join(WHO))
-    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
+    name_torchft(parser)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     count = 1 if options.quick else options.times

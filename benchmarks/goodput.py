@@ -35,7 +35,7 @@ import msgspec
 from benchmarks import parts
 from benchmarks.moments import Channel
 from benchmarks.processes import Job, Stage, free_port, worker_module, worker_name
-from benchmarks.recovery_peers import TORCHFT, TORCHRUN, start_torchft, torchft_needs, torchrun_needs
+from benchmarks.recovery_peers import TORCHFT, TORCHRUN, name_torchft, start_torchft, torchft_needs, torchrun_needs
 from benchmarks.report import MISSING, Progress, Report, rounded, table
 from benchmarks.workers.paced import INTERVAL
 from runtime.ops.history_show import account
@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--who", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, metavar="NAME", help=", ".join(CONTESTANTS)
     )
-    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)")
+    name_torchft(parser)
     parser.add_argument("--into", type=Path, metavar="FILE", help="add each part to it, a line of JSON")
     parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
     options = parser.parse_args(arguments)

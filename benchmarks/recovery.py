@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import random
 import signal
-import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from benchmarks.recovery_peers import (
     TORCHFT,
     TORCHRUN,
     Restart,
+    name_torchft,
     recover_torchft,
     recover_torchrun,
     torchft_needs,
@@ -178,9 +178,7 @@ def main() -> None:
         ("restarts", "kills of each contestant that restarts"),
     ):
         parser.add_argument(f"--{name}", type=_at_least_one, help=f"{what} (default: {_default(name)})")
-    parser.add_argument(
-        "--torchft", default=sys.executable, metavar="PYTHON", help="that has torchft (default: this one)"
-    )
+    name_torchft(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
     arguments = parser.parse_args()
     standard = QUICK if arguments.quick else Amounts()

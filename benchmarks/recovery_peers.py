@@ -7,6 +7,7 @@ when has every rank finished a step that no rank had finished before?
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import random
@@ -101,6 +102,17 @@ def torchrun_command() -> list[str]:
 
 
 # --- torchft ----------------------------------------------------------------------------------------------------------
+
+
+def name_torchft(parser: argparse.ArgumentParser) -> None:
+    """By ``--torchft``; its whole path, for what is started runs in a folder of its own."""
+
+    def interpreter(python: str) -> str:
+        return str(Path(shutil.which(python) or python).absolute())  # a link stays: it tells the environment
+
+    parser.add_argument(
+        "--torchft", type=interpreter, default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)"
+    )
 
 
 def torchft_needs(python: str) -> str:

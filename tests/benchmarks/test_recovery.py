@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import random
 import sys
@@ -13,7 +14,16 @@ import pytest
 
 from benchmarks import recovery
 from benchmarks.moments import Channel, Moment
-from benchmarks.recovery_peers import TORCHFT, TORCHRUN, Restart, rejoined, restart, torchft_needs, torchrun_needs
+from benchmarks.recovery_peers import (
+    TORCHFT,
+    TORCHRUN,
+    Restart,
+    name_torchft,
+    rejoined,
+    restart,
+    torchft_needs,
+    torchrun_needs,
+)
 from benchmarks.recovery_report import RESTART_PHASES, SPARE_PHASES, Spares, Trials, people, percentile_95, report
 from benchmarks.recovery_spares import Loss
 from benchmarks.recovery_trials import Timeline, detection_s, is_recovered, recover_ours, timeline
@@ -251,3 +261,16 @@ def test_a_peer_without_its_packages_takes_no_part_and_says_what_it_needs(
 def test_torchrun_takes_part_where_safetensors_is_installed() -> None:
     assert torchrun_needs() == ""
     assert "--torchft names another" in torchft_needs(sys.executable)
+
+
+def test_torchft_is_named_from_any_folder_and_stays_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (python := tmp_path / "python").symlink_to(sys.executable)
+    parser = argparse.ArgumentParser()
+    name_torchft(parser)
+    monkeypatch.chdir(tmp_path)
+    assert parser.parse_args(["--torchft", "./python"]).torchft == str(python)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert parser.parse_args(["--torchft", "python"]).torchft == str(python)
+    assert parser.parse_args([]).torchft == sys.executable
