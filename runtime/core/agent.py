@@ -267,7 +267,7 @@ class AgentCore:
                     self._end(EndReason.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text):
                 if self._seat is not None:
-                    self._send(Leave(self._seat.sender, on_purpose, text))
+                    self._send(Leave(self._seat.sender, on_purpose, text, self.step_count))
                 self._stage = Stage.OVER
 
     def _become(self, activity: Activity) -> None:

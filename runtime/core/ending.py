@@ -226,7 +226,8 @@ class Ending:
         if ledger.state.final is not None:
             self._job_finished()
             return
-        step = max((presence.step for presence in ledger.presences.values()), default=0)
+        saved = 0 if ledger.state.committed_point is None else ledger.state.committed_point.step
+        step = max((saved, *(presence.step for presence in ledger.presences.values())))
         ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number))
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S

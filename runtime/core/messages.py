@@ -416,6 +416,7 @@ class Leave(Value, frozen=True, tag=6):
     sender: Credential
     on_purpose: bool
     text: str
+    step: Int = 0  # completed ones; 0 of an earlier release
 
 
 class Still(Value, frozen=True, tag=12):

@@ -598,6 +598,8 @@ class SchedulerCore:
         return Finished(self._ledger.state.job, self._ledger.state.term, point)
 
     def _leave(self, seat: Seat, message: Leave) -> None:
+        presence = self._ledger.presences[seat.node]
+        presence.step = max(presence.step, message.step)
         if message.on_purpose:
             self._leases.leave(seat)
             self._forget_condition(seat.node)
@@ -605,7 +607,7 @@ class SchedulerCore:
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
         else:
-            self._ledger.presences[seat.node].is_gone = True
+            presence.is_gone = True
             self._lose(seat, message.text, spoke=True)
         self._ending.if_everybody_left()
 

@@ -7,6 +7,7 @@ was, what did not is said on standard error, with a fix that can be pasted.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from runtime.commands import spelled
 from runtime.config import Settings
@@ -30,23 +31,25 @@ _ENDED = {
 def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
     """Say how the job ended."""
     screen.close()
-    _say(result, following, settings, screen)
-    if isinstance(screen, JsonScreen) and not result.call_again:
-        verdict, step = result.verdict, following.view.step if following.view is not None else 0
+    if result.call_again:
+        return
+    verdict, view = result.verdict, following.view
+    # Steps, recoveries and where the time went, where a history is kept; who left has told its last step there.
+    last, cost = summary_of_folder(settings.recovery_path) if settings.enable_recovery else (0, [])
+    step = max(last, view.step) if view is not None else 0
+    if verdict.kind is None:
+        for text in (f"job finished at step {step}" if step else "job finished", *cost):
+            screen.say(text)
+    else:
+        _say_unfinished(verdict, following, settings, step, cost)
+    if isinstance(screen, JsonScreen):
         kind = "finished" if verdict.kind is None else verdict.kind.value
         screen.end(kind, verdict.exit_code, step, verdict.cause)
 
 
-def _say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
-    verdict, view = result.verdict, following.view
-    step = view.step if view is not None else 0
-    if verdict.kind is None:
-        screen.say(f"job finished at step {step}" if step else "job finished")
-        _say_what_it_cost(settings, screen)
-        return
-    if result.call_again:
-        return
-    errors = Screen(sys.stderr)
+def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, step: int, cost: Sequence[str]) -> None:
+    errors, view = Screen(sys.stderr), following.view
+    assert verdict.kind is not None, "it is not finished"
     if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
         at = f" (the last step heard of: {step})" if step else ""
     else:
@@ -55,17 +58,11 @@ def _say(result: Result, following: Following, settings: Settings, screen: Scree
     first = following.first_death(verdict.cause)
     if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
         errors.say(f"the first to go: {first}")
-    if view is not None and view.generation > 0:
-        _say_what_it_cost(settings, errors)
+    for text in cost if view is not None and view.generation > 0 else ():
+        errors.say(text)
     fix = _fix(verdict, following, settings)
     if fix:
         errors.say(f"Fix: {fix}")
-
-
-def _say_what_it_cost(settings: Settings, screen: Screen) -> None:
-    """Steps, recoveries and where the time went, where a history is kept."""
-    for text in summary_of_folder(settings.recovery_path) if settings.enable_recovery else ():
-        screen.say(text)
 
 
 def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:

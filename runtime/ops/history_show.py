@@ -154,13 +154,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def summary_of_folder(recovery_path: Path) -> list[str]:
-    """The summary where there are events; a history that cannot be read is no reason to fail."""
+def summary_of_folder(recovery_path: Path) -> tuple[int, list[str]]:
+    """The last step and the summary, where there are events; a history that cannot be read is no reason to fail."""
     try:
         events = read_events(recovery_path)
     except StoreError:
-        return []
-    return summary(events) if events else []
+        events = []
+    return (events[-1].step, summary(events)) if events else (0, [])
 
 
 def _whole(value: object) -> int:

@@ -130,7 +130,7 @@ def test_last_words_and_leave_go_out() -> None:
     desk.step(Spoke("ValueError: no such sample"))
     assert desk.ready.sends == [LastWords(CREDENTIAL, "ValueError: no such sample", 17)]
     desk.step(Leaving(False, "ValueError"))
-    assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError")]
+    assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError", 17)]
     desk.passes(10.0)
     assert desk.ready.sends == [] and desk.ready.wake_at is None
 

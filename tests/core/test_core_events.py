@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from runtime.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from runtime.core.messages import Activity, Join, SavedPoints
+from runtime.core.messages import Activity, Join, Leave, SavedPoints
 from runtime.core.point import Point
 from runtime.core.ready import Level, Note, Ready
 from runtime.core.recoveries import recoveries_of
@@ -94,6 +94,20 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     assert (row.last_to_join, row.last_to_train, row.generation, row.members) == ("2", "2", 2, 2)
     assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 750, "restore": 125}
     assert "rank 0" in row.restored_from
+
+
+def test_who_leaves_tells_the_last_step_it_has_made() -> None:
+    """A heartbeat may be a second old where a job is stopped; what is saved then is the step that was made last."""
+    house = trained()
+    for node in "01":
+        house.beat(node, step=70)
+    house.stop()
+    assert (house.events[-1].kind, house.events[-1].step) == (Kind.NOTE, 70)
+    credential = house.credential("0")
+    house.receive("s0", Leave(credential, True, "", 75))
+    assert (house.events[-1].kind, house.events[-1].step) == (Kind.LEFT, 75)
+    house.leave("1")
+    assert house.events[-1].step == 75, "of an earlier release: nothing is told, and nothing lost"
 
 
 def test_a_round_after_a_failure_is_a_recovery_and_one_to_grow_is_none() -> None:
