@@ -122,6 +122,7 @@ class Settings:
     loss_anomaly: str
     consistency_every: int | str
     consistency: str
+    audit: int
     preflight: bool
     straggler: str
     straggler_factor: float

@@ -234,7 +234,9 @@ class KeyValueTimeoutError(KeyValueError, TimeoutError):
 
 
 class AnomalyError(UsageError):
-    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop."""
+    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop; or a gradient was wrong
+    twice, as AUDIT found.
+    """
 
 
 class ProtocolError(SameBitsError):

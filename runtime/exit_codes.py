@@ -74,7 +74,11 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.JobStoppedError, NO, "用户要求结束作业；`recover.sh` 从最新检查点继续。"),
     _of(errors.StuckError, YES, "套接字断开后集合通信仍未结束；本进程放弃席位。"),
     _of(errors.UsageError, NO, "本包的某个调用在该处无法工作；信息中写明那里应该用哪个调用。"),
-    _of(errors.AnomalyError, NO, "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop。"),
+    _of(
+        errors.AnomalyError,
+        NO,
+        "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop；或 AUDIT 发现某个梯度两次算错。",
+    ),
     _of(errors.KeyValueError, NO, "`runtime.kv` 的某个调用被拒绝：达到了某个上限，或值不是该调用所需的。"),
     _of(errors.ProtocolError, NO, "收到的字节不是本协议的消息；发送者被拒绝并计数。"),
     _of(errors.LayoutError, NO, "梯度分桶在 rank 之间或与恢复点不一致：继续训练会悄然发散。"),

@@ -21,6 +21,7 @@ from runtime.urls import has_password
 
 MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
+LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
 """Ours, then those of Ascend's ``recover-strategy``; ``runtime.core.escalation`` says what each means."""
 LONGEST_S = 1e9
@@ -194,6 +195,12 @@ def _one_of(*words: str) -> Kind:
     return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
 
 
+def _parse_audit(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or 0 < int(text.strip()) < LEAST_AUDIT:
+        raise WrongValueError()
+    return int(text.strip())
+
+
 def _parse_every(text: str) -> int | str:
     if text.strip().lower() == "auto":
         return "auto"
@@ -288,6 +295,7 @@ _DETECTOR = _one_of("fixed", "phi")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
+_AUDIT = Kind("0, or a whole number from 50 on", "0，或不小于 50 的整数", _parse_audit)
 _FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
 _STRATEGY = Kind(
     f"words of {', '.join(STRATEGY_WORDS)}, with commas",
@@ -491,6 +499,14 @@ VARIABLES: tuple[Variable, ...] = (
         "back to where all were equal; `leader`: rank 0 is believed, and all go back; `stop`: the job ends.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。",
+    ),
+    Variable(
+        "AUDIT", "audit", _AUDIT, "0", _EQUAL,
+        "Every so many steps one rank's gradient, in turn, is computed again by another rank before it is used; where "
+        "two differ a third decides, and the step is taken again. For a loop with one DistributedDataParallel module.",
+        "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
+        "适用于只有一个 DistributedDataParallel 模块的循环。",
+        scope=Scope.JOB,
     ),
     Variable(
         "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(
             "core.agent_events",
             "core.anomalies",
+            "core.audits",
             "core.lines",
             "core.messages",
             "core.node_check",

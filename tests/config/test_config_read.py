@@ -58,6 +58,7 @@ def test_defaults_are_those_of_the_design() -> None:
         loss_anomaly="tell",
         consistency_every=50,
         consistency="majority",
+        audit=0,
         preflight=False,
         straggler="tell",
         straggler_factor=1.2,
@@ -150,6 +151,7 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("CONSISTENCY_EVERY", "0", "consistency_every", 0),
     ("CONSISTENCY_EVERY", "AUTO", "consistency_every", "auto"),
     ("CONSISTENCY", "Leader", "consistency", "leader"),
+    ("AUDIT", "50", "audit", 50),
     ("PREFLIGHT", "1", "preflight", True),
     ("STRAGGLER", "swap", "straggler", "swap"),
     ("STRAGGLER_FACTOR", "1.5", "straggler_factor", 1.5),
@@ -235,6 +237,7 @@ def test_settings_are_frozen_and_have_the_declared_types() -> None:
 
 
 WRONG: list[tuple[str, str, tuple[str, ...]]] = [
+    ("AUDIT", "49", ("0, or a whole number from 50 on",)),
     ("ROLE", "bogus", ("scheduler or worker", "export ROLE=worker")),
     ("ROLE", "Worker", ("upper and lower case", "export ROLE=worker")),
     ("ROLE", "ms_sched", ("upper and lower case", "export ROLE=scheduler")),

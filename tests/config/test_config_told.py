@@ -115,6 +115,7 @@ def test_the_settings_a_job_shares() -> None:
         ("ENABLE_RECOVERY", "1"),
         ("LOSS_ANOMALY", "tell"),
         ("CONSISTENCY_EVERY", "50"),
+        ("AUDIT", "0"),
         ("MIN_WORKER_NUM", "4"),
         ("MAX_WORKER_NUM", "4"),
         ("SPARE_NUM", "0"),

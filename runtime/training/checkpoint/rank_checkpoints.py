@@ -160,6 +160,10 @@ class RankCheckpoints:
         self.flush()
         return point in self._verified
 
+    def saved_by(self, step: int) -> int:
+        """The newest step, not after this one, that this process knows to be saved; 0 where it knows of none."""
+        return max((one.step for one in self._verified | self._told if one.step <= step), default=0)
+
     def oldest_step(self) -> int:
         """No point that this rank may go back to is older; 0 where that is not known.
 

@@ -371,6 +371,9 @@ class _Riders:
             self._has_buffers = any(ddp.broadcast_buffers and ddp.modules_buffers for ddp, _ in self._present())
         return plain
 
+    def wrappers(self) -> list[DistributedDataParallel]:
+        return [ddp for ddp, _ in self._present()]
+
     def _present(self) -> Iterator[tuple[DistributedDataParallel, str]]:
         return _alive([*self._lasting, *self._passing])
 
@@ -424,6 +427,11 @@ def sync_buffers_all() -> None:
     So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
     """
     _riders.sync_buffers_all()
+
+
+def wrappers() -> list[DistributedDataParallel]:
+    """The wrappers that are alive, those built outside a generation first."""
+    return _riders.wrappers()
 
 
 def settle_all() -> dict[str, Any] | None:

@@ -165,3 +165,28 @@ def require_equal(digests: Sequence[int], what: str) -> None:
             f"{what} of rank {', '.join(map(str, different))} differs from rank 0's: training on would diverge "
             f"silently. Start the job anew with `{spelled('run', '--fresh')}`, and report this with the logs"
         )
+
+
+def send_bytes(packed: bytearray | None, rank: int, device: torch.device) -> None:
+    """Send these bytes, at least one, to a rank, which calls :func:`receive_bytes`."""
+    assert packed, "there is something to send"
+    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
+    content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
+    for part in (size, content):
+        _arrive([dist.isend(part, rank, tag=_OPENING_TAG)])
+
+
+def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryview:
+    """The bytes that a rank sends with :func:`send_bytes`.
+
+    Raises:
+        CheckpointError: more are announced than may be.
+    """
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    _arrive([dist.irecv(size, source, tag=_OPENING_TAG)])
+    size_bytes = int(size.item())
+    if not 0 < size_bytes <= most_bytes:
+        raise CheckpointError(f"rank {source} announces {size_bytes} bytes")
+    content = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    _arrive([dist.irecv(content, source, tag=_OPENING_TAG)])
+    return memoryview(content.cpu().numpy().data)

@@ -42,6 +42,7 @@ from runtime.training.process.member_info import MemberInfo
 from runtime.training.process.next_group import NextGroup
 from runtime.training.process.sigterm import Stage
 from runtime.training.run import huge_pages, watchdog
+from runtime.training.run.audits import Audits
 from runtime.training.run.interpreter_tuning import InterpreterTuning
 from runtime.training.run.step_times import StepTimes
 from runtime.training.run.warm_up import warm_up
@@ -73,6 +74,7 @@ class ElasticRun:
         self._next_group: NextGroup | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
+        self._audits = Audits(process, state, lambda step: self._points.folder.saved_by(step))
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         self._commits = 0  # of this process
         self._uncommitted = 0  # optimizer steps since its last commit
@@ -133,6 +135,7 @@ class ElasticRun:
         """The function is through, or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
+        self._audits.close()
         self._tuning.end()
         generation = self._points.generation
         self._state.bind(None, 0 if generation is None else generation.rank)
@@ -162,6 +165,7 @@ class ElasticRun:
             devices.settle(self._process.device)
             main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
             self._process.group.breaker.check()
+        self._audits.before_step()
         if self._replay is not None:
             self._replay.before_step()
 
@@ -335,6 +339,7 @@ class ElasticRun:
             told(generation)
         self._agent.observe, self._agent.pace = self._whereabouts(formed), None
         self._step_times.begin(self._state.completed_steps, generation.world_size)
+        self._audits.begins()
         self._agent.trains(generation.generation)
         self._tuning.end()
         log.say(
@@ -377,6 +382,7 @@ class ElasticRun:
         """Between two generations: nothing is there to be broken, awaited or compared."""
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
+        self._audits.close()
         watchdog.left()
 
     # ---- state
