@@ -234,9 +234,7 @@ class KeyValueTimeoutError(KeyValueError, TimeoutError):
 
 
 class AnomalyError(UsageError):
-    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop; or a gradient was wrong
-    twice, as AUDIT found.
-    """
+    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop."""
 
 
 class ProtocolError(SameBitsError):
@@ -264,7 +262,7 @@ class ScriptFailedError(SameBitsError):
 
 
 class UnequalError(SameBitsError):
-    """Parameters, moments, steps or positions of the ranks differ; the message says whose, in what and why."""
+    """Parameters, moments, steps, positions or audited gradients of ranks differ; the message says whose and why."""
 
     exit_code = 89
 

@@ -74,11 +74,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.JobStoppedError, NO, "用户要求结束作业；`recover.sh` 从最新检查点继续。"),
     _of(errors.StuckError, YES, "套接字断开后集合通信仍未结束；本进程放弃席位。"),
     _of(errors.UsageError, NO, "本包的某个调用在该处无法工作；信息中写明那里应该用哪个调用。"),
-    _of(
-        errors.AnomalyError,
-        NO,
-        "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop；或 AUDIT 发现某个梯度两次算错。",
-    ),
+    _of(errors.AnomalyError, NO, "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop。"),
     _of(errors.KeyValueError, NO, "`runtime.kv` 的某个调用被拒绝：达到了某个上限，或值不是该调用所需的。"),
     _of(errors.ProtocolError, NO, "收到的字节不是本协议的消息；发送者被拒绝并计数。"),
     _of(errors.LayoutError, NO, "梯度分桶在 rank 之间或与恢复点不一致：继续训练会悄然发散。"),
@@ -97,7 +93,9 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     ),
     _of(errors.UntrainedError, NO, "脚本已结束，但从未在作业中训练：没有调用 `runtime.elastic.run`，或它没有返回。"),
     _of(
-        errors.UnequalError, NO, "各 rank 的参数、优化器的矩、步数或数据位置不同；消息说明是哪个 rank、在哪里、为什么。"
+        errors.UnequalError,
+        NO,
+        "各 rank 的参数、优化器的矩、步数、数据位置或被审计的梯度不同；消息说明是哪个 rank 以及原因。",
     ),
     _of(errors.KeyValueTimeoutError, YES, "`runtime.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
     _of(errors.SupersededError, NO, "另一个 scheduler 已在 RECOVERY_PATH 中取得更高的任期；作业由它继续。"),

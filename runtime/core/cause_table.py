@@ -191,6 +191,12 @@ _BAD_DATA = Row(
     *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "mend or leave out the sample: the traceback names the line"),
     texts=("UnidentifiedImageError", "BadZipFile", "zlib.error", "UnicodeDecodeError", "JSONDecodeError", "corrupt"),
 )
+WRONG_GRADIENT = Row(
+    "a rank computed a gradient wrongly, and again: the state may hold the error",
+    *(CauseClass.DATA, Retry.NO, _STOP, "test the devices that are named, and go on elsewhere from the point that is"),
+    texts=("UnequalError: step",),
+    is_failure=True,
+)
 _SCRIPT = Row(
     "the script failed",
     *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "correct the script: the message names the line"),
@@ -301,7 +307,7 @@ TABLE: tuple[Row, ...] = (
     *(_ENDED, _WRONG, _TORN_OUT, _UNFIT, _TAKEN_OVER),
     *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _HOST_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
     *(_CRASHED, _PREEMPTED, _KILLED),
-    *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, _SCRIPT, _LEFT_EARLY),
+    *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, WRONG_GRADIENT, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
     *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),

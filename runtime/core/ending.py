@@ -8,7 +8,7 @@ then told to everybody, and the scheduler leaves when they have left, or a littl
 from __future__ import annotations
 
 from runtime.core.admission import Admission
-from runtime.core.cause_table import Observation, Retry
+from runtime.core.cause_table import WRONG_GRADIENT, Observation, Retry, Row
 from runtime.core.causes import Causes
 from runtime.core.ledger import Ledger
 from runtime.core.messages import EndJob, EndKind
@@ -146,7 +146,7 @@ class Ending:
             self.end_job(EndKind.STOPPED, f"stopped by {by}")
 
     def _give_up(self) -> None:
-        kind = EndKind.SCRIPT_FAILED if self._most_failed_by_themselves() else EndKind.INTERRUPTED
+        kind = self._kind_of_error() if self._most_failed_by_themselves() else EndKind.INTERRUPTED
         left = "most workers failed" if self._is_occupied() else "no worker is left"
         self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
 
@@ -167,10 +167,19 @@ class Ending:
             seat is not None and self._is_own_error(ledger.presences[seat.node].last_words) for seat in seats
         )
 
+    def _kind_of_error(self) -> EndKind:
+        """Of those who are missing: their program's, or one that leaves what they have saved in doubt."""
+        ledger = self._ledger
+        nodes = [ledger.state.by_slot[slot] for slot in ledger.absent if slot in ledger.state.by_slot]
+        is_in_doubt = any(self._row_of(ledger.presences[node].last_words) is WRONG_GRADIENT for node in nodes)
+        return EndKind.UNEQUAL if is_in_doubt else EndKind.SCRIPT_FAILED
+
     def _is_own_error(self, words: str) -> bool:
         """Whether it died of what the program does again: not of a device, a disk or a network that it ran into."""
-        row = self._ledger.policy.causes.of(Observation(error=words, is_failure=True))
-        return bool(words) and row.retry is not Retry.YES
+        return bool(words) and self._row_of(words).retry is not Retry.YES
+
+    def _row_of(self, words: str) -> Row:
+        return self._ledger.policy.causes.of(Observation(error=words, is_failure=True))
 
     def _emptiness_s(self) -> float:
         """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""

@@ -73,6 +73,8 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     script = kept.script if kept is not None else "train.py"
     again, recover = spelled("run", script), f"{spelled('recover')} goes on from there"
     match verdict.kind:
+        case EndKind.UNEQUAL if "Fix: " in verdict.cause:
+            return ""
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"
         case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:

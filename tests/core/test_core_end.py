@@ -346,11 +346,11 @@ def test_a_job_without_workers_is_interrupted() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
 
 
-def failed_house() -> House:
+def failed_house(error: str = "ValueError: loss is nan") -> House:
     house = training_house()
     for node in "10":
-        house.say_last(node, "failed at train.py:41: ValueError: loss is nan")
-        house.leave(node, on_purpose=False, text="ValueError: loss is nan")
+        house.say_last(node, f"failed at train.py:41: {error}")
+        house.leave(node, on_purpose=False, text=error)
     return house
 
 
@@ -364,6 +364,16 @@ def test_a_job_that_its_own_script_has_ended_says_so() -> None:
     failed += " (data; the others wait for it)"
     first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {failed}; rank 0 followed"
     assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
+
+
+def test_a_gradient_that_was_wrong_twice_leaves_what_was_saved_in_doubt() -> None:
+    """As an audit found (AUDIT): no script is to be corrected."""
+    house = failed_house("runtime.errors.UnequalError: step 50: rank 1's gradient of 0.weight is not what …")
+    house.tick()
+    house.tick(10.0)
+    assert house.ended is not None and house.ended.kind is EndKind.UNEQUAL
+    assert "trying again cannot help: the job ends" in house.ended.text
+    assert house.core.state.is_in_doubt
 
 
 def test_a_stop_that_comes_after_the_scripts_own_end_is_not_the_cause() -> None:

@@ -32,3 +32,13 @@ def test_an_error_of_ours_is_not_mended_in_the_script(tmp_path: Path, verdict: V
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(verdict, following, settings)
     assert fix.startswith(told) and fix.endswith("goes on from there")
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"), [("rank 1's moments differ", "correct the script, then "), ("wrong twice. Fix: export 0/40", "")]
+)
+def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: str, told: str) -> None:
+    settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
+    following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
+    fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
+    assert fix.startswith(told) and bool(fix) == bool(told)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import AnomalyError
+from runtime.errors import UnequalError
 from tests.system.job import Job
 from tests.system.scripted import ScriptJob
 
@@ -64,7 +64,7 @@ def test_a_device_that_errs_for_good_ends_the_job_and_its_last_clean_audit_is_sa
     """Rank 1 is found right at step 50, and wrong at step 200, its next turn; every 20th step is saved."""
     job = script_job("--wrong", "1:140", "--always", "--steps", "300", script=SCRIPT, workers=3, settings=AUDITED)
     run = job.run()
-    assert run.wait() == AnomalyError.exit_code
+    assert run.wait() == UnequalError.exit_code
     assert not job.processes()
     for node in range(3):
         assert job.matches(node, r"step \d+: rank \d.*; the job ends")

@@ -28,7 +28,7 @@ from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.core.lines import root_of
 from runtime.core.messages import Admitted, GenerationStarted, Place
-from runtime.errors import SameBitsError, UntrainedError, UsageError
+from runtime.errors import SameBitsError, UnequalError, UntrainedError, UsageError
 from runtime.service import health, host, log, stacks
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
@@ -419,7 +419,10 @@ class _Ending:
             # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
             error = self.agent.verdict(VERDICT_S) or error
         self._error = error
-        is_told_to = isinstance(error, SameBitsError) and not isinstance(error, UsageError)
+        is_of_the_loop = isinstance(error, UsageError) or (
+            isinstance(error, UnequalError) and self.agent is not None and error is not self.agent.must_end
+        )
+        is_told_to = isinstance(error, SameBitsError) and not is_of_the_loop
         if self.agent is not None and not is_told_to:
             self._words = last_words(kind, error, traceback)
             self.agent.speak_last(self._words)  # before all that is slow, as a traceback is

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from runtime.core.audits import Follows, Known, Roles, follows, judge, remedy, roles, sentence, teller
-from runtime.errors import AnomalyError, GenerationEndedError
+from runtime.errors import GenerationEndedError, UnequalError
 from runtime.service import log
 from runtime.training.group import ddp, transfer
 from runtime.training.group.group import is_communication_failure
@@ -72,7 +72,7 @@ class Audits:
 
         Raises:
             GenerationEndedError: a gradient was wrong, and the step is taken again.
-            AnomalyError: so it was once more.
+            UnequalError: so it was once more; what this process did last is not put on disk.
         """
         if not self._every:
             return
@@ -165,8 +165,7 @@ class Audits:
             self._process.agent.report_oddity(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
         self._wait_for_all()  # who has decided leaves the group, and who has not yet would not know why
         if then is Follows.STOP:
-            self._state.forget()  # it may hold the error: no process puts it on disk, in an older one's place
-            raise AnomalyError(f"step {step}: {text}. {remedy(who, Known(clean, self._saved_by(clean)))}")
+            raise UnequalError(f"step {step}: {text}. {remedy(who, Known(clean, self._saved_by(clean)))}")
         if then is Follows.TAKE_AGAIN:
             raise GenerationEndedError(f"rank {who.audited}'s gradient of step {step} was found wrong")
         self._is_given_up = then is Follows.GIVE_UP
