@@ -1,0 +1,132 @@
+"""What it costs to have gradients computed again: steps per second with AUDIT=50 against 0.
+
+``python -m benchmarks.audit [--quick] [--workload NAME ...]``. Two jobs of four ranks under ``elastic.run`` take turns
+in windows of five steps: one whose every 50th step is audited, and one that audits nothing. Of each interval two
+windows are held against one of the other job that comes just before: one without an audit, and the one that ends with
+it. What the audit costs at every 50 steps is worked out from that. Trained are models of 3 and of 25 million
+parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.processes import Job, Stage
+from benchmarks.report import Progress, Report, rounded, spread, table
+from benchmarks.steady_state import WORLD_SIZE, Contestant, Start, Window
+from runtime.settings_table import LEAST_AUDIT
+
+EVERY, STEPS = LEAST_AUDIT, 5
+"""Of an interval, and of a window."""
+TARGET = 0.95
+INTERVALS = {"mlp": 24, "wide": 24, "transformer": 6}
+USUAL, QUICK, INTERVALS_QUICK = ("wide", "transformer"), ("mlp",), 3
+
+
+@dataclass(slots=True)
+class Measured:
+    """Windows by what was in them; each against the one of the job that audits nothing, just before it."""
+
+    quiet: list[tuple[Window, Window]] = field(default_factory=list)
+    audited: list[tuple[Window, Window]] = field(default_factory=list)
+
+    def quiet_ratio(self) -> float:
+        """Of steps that are not audited, in the job that audits: what its hooks cost."""
+        return _ratio(self.quiet)
+
+    def audited_ratio(self) -> float:
+        """Of ``STEPS`` steps, of which one is audited."""
+        return _ratio(self.audited)
+
+    def ratio(self) -> float:
+        """Worked out: of ``EVERY`` steps, of which one is audited."""
+        return 1 / (1 + (1 / self.audited_ratio() - 1) * STEPS / EVERY)
+
+    def audit_ms(self) -> float:
+        """How much longer the step takes."""
+        return statistics.median(STEPS / one.steps_per_s - STEPS / off.steps_per_s for one, off in self.audited) * 1e3
+
+
+def _ratio(pairs: Sequence[tuple[Window, Window]]) -> float:
+    return statistics.median(one.steps_per_s / off.steps_per_s for one, off in pairs)
+
+
+def _starts(every: int) -> Start:
+    def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+        job = Job(stage, "steady_state", WORLD_SIZE, AUDIT=str(every), CONSISTENCY_EVERY="0")
+        job.start_scheduler()
+        return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
+
+    return start
+
+
+def measure(workload: str, intervals: int, progress: Progress) -> Measured:
+    """The windows of so many intervals, after one that warms up."""
+    measured, jobs = Measured(), list[Contestant]()
+    try:
+        for every in (EVERY, 0):
+            jobs.append(Contestant("audited" if every else "not audited", workload, _starts(every)))
+        for job in jobs:
+            job.wait_until_ready()
+        audits, other = jobs
+        for interval in range(intervals + 1):
+            audits.run("train", EVERY - 2 * STEPS)
+            pairs = [(other.run("train", STEPS), audits.run("train", STEPS)) for _ in range(2)]
+            if interval:
+                (off, quiet), (off_again, audited) = pairs
+                measured.quiet.append((quiet, off))
+                measured.audited.append((audited, off_again))
+                progress.say(f"{workload}: an audit takes {measured.audit_ms():.3g} ms")
+    finally:
+        for job in jobs:
+            job.close()
+    return measured
+
+
+def report(measured: Mapping[str, Measured]) -> Report:
+    """Floor: who audits nothing."""
+    floor: dict[str, float] = {}
+    ours: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    for name, one in measured.items():
+        floor[f"{name}_steps_per_s"] = rounded(statistics.median(off.steps_per_s for _, off in one.audited))
+        ours[f"{name}_audit_ms"] = rounded(one.audit_ms())
+        ratios[f"quiet_vs_none_{name}"] = rounded(one.quiet_ratio())
+        ratios[f"audited_vs_none_{name}_every_{STEPS}"] = rounded(one.audited_ratio())
+        ratios[f"worked_out_audited_vs_none_{name}_every_{EVERY}"] = rounded(one.ratio())
+    return Report("audit", floor, {}, ours, ratios)
+
+
+def people(measured: Mapping[str, Measured]) -> str:
+    """A row for each model."""
+    head = ("model", "not audited, steps/s", "an audit, ms", "steps beside it", f"÷ none, every {EVERY} steps")
+    rows = [
+        (
+            name,
+            str(spread([off.steps_per_s for _, off in one.audited])),
+            f"{one.audit_ms():.3g}",
+            f"{one.quiet_ratio():.3f}",
+            f"{one.ratio():.3f}",
+        )
+        for name, one in measured.items()
+    ]
+    return f"{table(head, rows)}\nwanted: {TARGET} or more at every {EVERY} steps"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three intervals; of the smallest model, 0.4 million")
+    parser.add_argument("--workload", nargs="+", choices=list(INTERVALS), help=f"default: {' '.join(USUAL)}")
+    options = parser.parse_args()
+    names = options.workload or (QUICK if options.quick else USUAL)
+    progress = Progress(f"AUDIT={EVERY} of {', '.join(names)}, {WORLD_SIZE} ranks")
+    measured = {name: measure(name, INTERVALS_QUICK if options.quick else INTERVALS[name], progress) for name in names}
+    report(measured).print(people(measured))
+
+
+if __name__ == "__main__":
+    main()
