@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.processes import Job, Stage
 from benchmarks.report import Progress, Report, rounded, spread, table
-from benchmarks.steady_state import WORLD_SIZE, Contestant, Start, Window
+from benchmarks.steady_state import WORLD_SIZE, Contestant, Window, job_of_ours
 from runtime.settings_table import LEAST_AUDIT
 
 EVERY, STEPS = LEAST_AUDIT, 5
@@ -55,21 +53,12 @@ def _ratio(pairs: Sequence[tuple[Window, Window]]) -> float:
     return statistics.median(one.steps_per_s / off.steps_per_s for one, off in pairs)
 
 
-def _starts(every: int) -> Start:
-    def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-        job = Job(stage, "steady_state", WORLD_SIZE, AUDIT=str(every), CONSISTENCY_EVERY="0")
-        job.start_scheduler()
-        return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
-
-    return start
-
-
 def measure(workload: str, intervals: int, progress: Progress) -> Measured:
     """The windows of so many intervals, after one that warms up."""
     measured, jobs = Measured(), list[Contestant]()
     try:
-        for every in (EVERY, 0):
-            jobs.append(Contestant("audited" if every else "not audited", workload, _starts(every)))
+        for name, every in (("audited", str(EVERY)), ("not audited", "0")):
+            jobs.append(Contestant(name, workload, job_of_ours(WORLD_SIZE, AUDIT=every, CONSISTENCY_EVERY="0")))
         for job in jobs:
             job.wait_until_ready()
         audits, other = jobs

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.processes import Job, Stage
 from benchmarks.report import Progress, Report, rounded
-from benchmarks.steady_state import WORLD_SIZE, Start
+from benchmarks.steady_state import WORLD_SIZE, job_of_ours
 from benchmarks.turns import Turns, take_turns
 
 OFF, ON, AGAIN = CONTESTANTS = ("not compared", "compared", "not compared again")
@@ -45,19 +43,10 @@ USUAL, QUICK = ("wide", "transformer"), ("mlp",)
 ROUNDS_QUICK = 6
 
 
-def _starts(every: int) -> Start:
-    def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-        job = Job(stage, "steady_state", WORLD_SIZE, CONSISTENCY_EVERY=str(every))
-        job.start_scheduler()
-        return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
-
-    return start
-
-
 def measure(workload: str, rounds: int, progress: Progress) -> Turns:
     """Each contestant's windows."""
     turns, every = Turns(OFF), LOADS[workload].every
-    starts = {name: _starts(every if name == ON else 0) for name in CONTESTANTS}
+    starts = {name: job_of_ours(WORLD_SIZE, CONSISTENCY_EVERY=str(every if name == ON else 0)) for name in CONTESTANTS}
     take_turns(turns, starts, workload, every, itertools.islice(itertools.cycle(ORDERS), rounds), progress.say)
     return turns
 

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from benchmarks.processes import Job, Stage
 from benchmarks.report import Progress, Report, rounded
-from benchmarks.steady_state import Start
+from benchmarks.steady_state import Start, job_of_ours
 from benchmarks.turns import Turns, take_turns
 from runtime.settings_table import VARIABLES
 
@@ -50,16 +48,8 @@ def all_off(but: str = "") -> dict[str, str]:
 
 def starts(ranks: int, watcher: str = "") -> dict[str, Start]:
     """How each contestant begins; where one watcher is named, it alone is on."""
-
-    def ours(settings: dict[str, str]) -> Start:
-        def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-            job = Job(stage, "steady_state", ranks, **settings)
-            job.start_scheduler()
-            return [job.start_worker(slot, "reporting", *arguments, gated=True) for slot in range(ranks)]
-
-        return start
-
-    return {OFF: ours(all_off()), ON: ours(all_off(watcher) if watcher else {}), AGAIN: ours(all_off())}
+    settings = {OFF: all_off(), ON: all_off(watcher) if watcher else {}, AGAIN: all_off()}
+    return {name: job_of_ours(ranks, "reporting", **chosen) for name, chosen in settings.items()}
 
 
 def report(measured: Mapping[str, Turns]) -> Report:

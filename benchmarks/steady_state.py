@@ -114,7 +114,7 @@ class Contestant:
         self._stage = Stage()
         self._windows = 0
         arguments = (workload, *([str(COPYING_STEPS)] if name == COPYING else []))
-        start = start or (_start_ours if name in (OURS, COPYING) else _start_plain)
+        start = start or (job_of_ours(WORLD_SIZE) if name in (OURS, COPYING) else _start_plain)
         try:
             self._workers = start(self._stage, arguments)
         except BaseException:
@@ -154,10 +154,15 @@ class Contestant:
             raise
 
 
-def _start_ours(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    job = Job(stage, "steady_state", WORLD_SIZE)
-    job.start_scheduler()
-    return [job.start_worker(slot, "elastic", *arguments, gated=True) for slot in range(WORLD_SIZE)]
+def job_of_ours(ranks: int, kind: str = "elastic", **settings: str) -> Start:
+    """How a job of so many ranks of this ``kind`` begins, with these settings."""
+
+    def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+        job = Job(stage, "steady_state", ranks, **settings)
+        job.start_scheduler()
+        return [job.start_worker(slot, kind, *arguments, gated=True) for slot in range(ranks)]
+
+    return start
 
 
 def _start_plain(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:

@@ -132,8 +132,12 @@ def _what(who: Roles, fault: Fault, part: str) -> str:
     return f"{audited}'s gradient of {part} came out differently on rank {ranks}: nobody knows who is right"
 
 
-def remedy(who: Roles, known: Known) -> str:
-    """What to do where the job ends."""
+def why_it_ends(step: int, text: str, who: Roles, known: Known) -> str:
+    """The error that ends the job; ``text``: :func:`sentence`'s. Its row is ``cause_table.WRONG_GRADIENT``."""
+    return f"step {step}: {text}. {_remedy(who, known)}"
+
+
+def _remedy(who: Roles, known: Known) -> str:
     if not known.clean:
         return (
             f"No audit in this process has found rank {who.audited}'s gradient right: any step may hold its error. "

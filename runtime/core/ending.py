@@ -125,7 +125,7 @@ class Ending:
         elif self._leave_by is not None and self._leave_by <= ledger.now:
             self._all_are_through()
             return
-        occupied = self._is_occupied() and not self._most_failed_by_themselves()
+        occupied = self._is_occupied() and not self._own_errors()
         awaited = self._first_heard_at is None and ledger.state.final is None
         if occupied or self._admission.pending or self._admission.refused or awaited:
             self._empty_since = None
@@ -140,13 +140,16 @@ class Ending:
 
     def stop(self, by: str) -> None:
         """The job is to end now; where its own error has ended it already, that is its end."""
-        if self._ledger.policy.recovery and self._most_failed_by_themselves():
+        if self._ledger.policy.recovery and self._own_errors():
             self._give_up()
         else:
             self.end_job(EndKind.STOPPED, f"stopped by {by}")
 
     def _give_up(self) -> None:
-        kind = self._kind_of_error() if self._most_failed_by_themselves() else EndKind.INTERRUPTED
+        errors = self._own_errors()
+        kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
+        if WRONG_GRADIENT in errors:  # no script is to be corrected, and what was saved is in doubt
+            kind = EndKind.UNEQUAL
         left = "most workers failed" if self._is_occupied() else "no worker is left"
         self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
 
@@ -155,31 +158,24 @@ class Ending:
         ledger = self._ledger
         return ledger.present() > 0 or (ledger.state.generation is None and bool(ledger.state.spares))
 
-    def _most_failed_by_themselves(self) -> bool:
-        """Whether the missing, half of the job or more, all ended by an error of their own.
+    def _own_errors(self) -> list[Row]:
+        """What the missing have died of, where they are half of the job or more, and each has an error of its own.
 
         Then the program is broken, not a machine; the few who were torn out of a collective before they came upon the
-        same error would wait for nobody.
+        same error would wait for nobody. What a program runs into and does not do again (a device, a disk, a network)
+        is no error of its own.
         """
         ledger = self._ledger
-        seats = (ledger.state.seat_of_slot(slot) for slot in ledger.absent)
-        return 2 * len(ledger.absent) >= self._world.size() and all(
-            seat is not None and self._is_own_error(ledger.presences[seat.node].last_words) for seat in seats
-        )
-
-    def _kind_of_error(self) -> EndKind:
-        """Of those who are missing: their program's, or one that leaves what they have saved in doubt."""
-        ledger = self._ledger
-        nodes = [ledger.state.by_slot[slot] for slot in ledger.absent if slot in ledger.state.by_slot]
-        is_in_doubt = any(self._row_of(ledger.presences[node].last_words) is WRONG_GRADIENT for node in nodes)
-        return EndKind.UNEQUAL if is_in_doubt else EndKind.SCRIPT_FAILED
-
-    def _is_own_error(self, words: str) -> bool:
-        """Whether it died of what the program does again: not of a device, a disk or a network that it ran into."""
-        return bool(words) and self._row_of(words).retry is not Retry.YES
-
-    def _row_of(self, words: str) -> Row:
-        return self._ledger.policy.causes.of(Observation(error=words, is_failure=True))
+        if 2 * len(ledger.absent) < self._world.size():
+            return []
+        found = []
+        for seat in (ledger.state.seat_of_slot(slot) for slot in ledger.absent):
+            words = "" if seat is None else ledger.presences[seat.node].last_words
+            row = ledger.policy.causes.of(Observation(error=words, is_failure=True))
+            if not words or row.retry is Retry.YES:
+                return []
+            found.append(row)
+        return found
 
     def _emptiness_s(self) -> float:
         """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""

@@ -109,7 +109,6 @@ class Presence:
     seen_at: float = 0.0
     figures: tuple[Figure, ...] = ()  # that it measures
     hang: Hang | None = None  # for which it was told to give up its seat
-    is_unwell: bool = False  # its host or device: it is to leave when another can take its place
     avoids_host: bool = False  # what it is lost of, or leaves for, is its host's or device's
 
     def hear(self, now: float, policy: Policy) -> None:

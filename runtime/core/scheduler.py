@@ -152,7 +152,8 @@ class SchedulerCore:
         self._leases = Leases(ledger)
         self._watch = Watch(ledger)
         self._repeats = Repeats(ledger)
-        self._world = World(ledger)
+        self._unwell_hosts = UnwellHosts(ledger)
+        self._world = World(ledger, self._unwell_hosts.is_to_leave)
         self._admission = Admission(ledger, self._leases, self._world)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
@@ -169,7 +170,6 @@ class SchedulerCore:
         self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._keys = KeyStore(term=0)
-        self._unwell_hosts = UnwellHosts(ledger)
         self._stragglers = Stragglers(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
 

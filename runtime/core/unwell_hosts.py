@@ -47,7 +47,6 @@ class UnwellHosts:
             why = next((one for one in message.ailments if one.drains), None)
             if why is not None:
                 self._wanting[seat.node] = why
-                self._ledger.presences[seat.node].is_unwell = True
         after, name = self._of_host(host), host.partition("#")[0]
         for place, one in after.items():
             if place not in before:
@@ -83,6 +82,10 @@ class UnwellHosts:
         self._drop(node)
         if self._leaving == node:
             self._leaving = ""
+
+    def is_to_leave(self, node: str) -> bool:
+        """Whether it, or a spare as it is, is to leave for what its host or device has."""
+        return node in self._wanting
 
     def lines(self) -> list[str]:
         """What is wrong now, one sentence a host and place, for a status."""
@@ -134,8 +137,7 @@ class UnwellHosts:
         return presence is not None and presence.activity is activity and presence.closed_at is None
 
     def _drop(self, node: str) -> None:
-        if self._wanting.pop(node, None) is not None and node in self._ledger.presences:
-            self._ledger.presences[node].is_unwell = False
+        self._wanting.pop(node, None)
         host = self._host_of.pop(node, None)
         if host is not None:
             del self._hosts[host][node]

@@ -9,7 +9,7 @@ exactly those slots; a member's rank is its slot's index among them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from runtime.core.ledger import Ledger
 from runtime.core.lines import replaces, root_of
@@ -28,14 +28,18 @@ def rank_of_slot(committed: GenerationCommitted, slot: int) -> int | None:
 class World:
     """Who is expected: slots, places, graces.
 
+    Args:
+        is_unwell: whether a spare had better not take over: it would leave again.
+
     Attributes:
         coming: slots given to newcomers, while a generation trains, who are not ready to join one: no round waits for
             them unless it would be too small without.
         has_begun: the first round was opened, or a generation is committed: the house is not filling any more.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, is_unwell: Callable[[str], bool]) -> None:
         self._ledger = ledger
+        self._is_unwell = is_unwell
         self.coming: set[int] = set()
         self.has_begun = False
         self._places: tuple[int, dict[int, Place]] = (-1, {})  # of this version of who is present
@@ -177,11 +181,11 @@ class World:
         avoids_host = before is not None and before.avoids_host
 
         def falls_short(seat: Seat) -> tuple[bool, bool, bool, bool, bool]:
-            presence = presences[seat.node]
+            is_waiting = presences[seat.node].activity is Activity.WAITING
             is_beside = lost is not None and seat.process.host == lost.process.host
             is_its_own = lost is not None and root_of(seat.node) == root_of(lost.node)
-            is_waiting = presence.activity is Activity.WAITING
-            return not is_waiting, presence.is_unwell, avoids_host and is_beside, not is_its_own, not is_beside
+            is_unwell = self._is_unwell(seat.node)
+            return not is_waiting, is_unwell, avoids_host and is_beside, not is_its_own, not is_beside
 
         return min(spares, key=falls_short)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.audits import Fault, Follows, Known, Roles, follows, judge, remedy, roles, sentence, teller
+from runtime.core.audits import Fault, Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
 from runtime.core.messages import MAX_ODDITY_CHARS
 
 THREE, TWO = Roles(1, 2, 0), Roles(1, 0, None)
@@ -87,7 +87,8 @@ def test_the_scheduler_takes_the_whole_sentence(fault: Fault) -> None:
 
 
 def test_the_checkpoint_before_the_last_clean_audit_is_named() -> None:
-    assert "last found right at step 250" in remedy(THREE, Known(250, 200))
-    assert "samebits ckpt export 0/200 clean --format dcp" in remedy(THREE, Known(250, 200))
-    assert "no checkpoint is that old" in remedy(THREE, Known(250, 0))
-    assert "No audit in this process" in remedy(THREE, Known())
+    said = why_it_ends(300, "it differs", THREE, Known(250, 200))
+    assert said.startswith("step 300: it differs. ") and "last found right at step 250" in said
+    assert "samebits ckpt export 0/200 clean --format dcp" in said
+    assert "no checkpoint is that old" in why_it_ends(300, "", THREE, Known(250, 0))
+    assert "No audit in this process" in why_it_ends(300, "", THREE, Known())

@@ -19,7 +19,7 @@ import pytest
 
 from runtime.core import records
 from runtime.core.agent_events import Entered
-from runtime.core.messages import EndKind, Status, StatusQuery, StopJob
+from runtime.core.messages import EndKind, GenerationStarted, Status, StatusQuery, StopJob
 from runtime.core.point import Point
 from runtime.core.ready import Ended
 from runtime.core.records import JobCreated, Record, SeatGranted, SeatLost
@@ -112,22 +112,31 @@ time.sleep(600)
 """
 
 
+@contextlib.contextmanager
+def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, list[Agent], list[GenerationStarted]]]:
+    """A member that is a process of its own, worker 2; where its death is seen, and two more that are in this one."""
+    environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
+    house.scheduler()
+    command = [sys.executable, "-c", MEMBER]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
+        try:
+            agents = house.seated("0", "1")
+            assert member.stdout is not None
+            host, pid, descriptor, session = member.stdout.readline().split()
+            places = house.generation(*agents)
+            yield member, Whereabouts(host, int(pid), int(descriptor), session), agents, places
+        finally:
+            member.kill()
+
+
 def test_a_death_is_told_by_who_watches_where_nothing_else_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scheduler is on another host, and gives a closed connection ten minutes."""
     monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
-        environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
-        house.scheduler()
-        command = [sys.executable, "-c", MEMBER]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
-            agents = house.seated("0", "1")
-            assert member.stdout is not None
-            host, pid, descriptor, session = member.stdout.readline().split()
-            places = house.generation(*agents)
-            assert agents[1].watch("2", Whereabouts(host, int(pid), int(descriptor), session))
-            member.kill()
+        with beside(house) as (_, at, agents, places):
+            assert agents[1].watch("2", at)
         for agent, place in zip(agents, places, strict=True):
             waiting = house.pool.submit(agent.address_map, place.generation)  # the third never gave its part
             assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
@@ -142,20 +151,12 @@ def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
     """Its scheduler is on another host, and nobody follows the job. Under another's name it is nobody's."""
     monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
-        environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
-        house.scheduler()
-        command = [sys.executable, "-c", MEMBER]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
-            agents = house.seated("0", "1")
-            assert member.stdout is not None
-            host, pid, descriptor, session = member.stdout.readline().split()
-            places = house.generation(*agents)
-            assert agents[1].watch(named, Whereabouts(host, int(pid), int(descriptor), session))
-            assert not agents[1].watch("2", Whereabouts(host, int(pid), int(descriptor), "another"))
+        with beside(house) as (member, at, agents, places):
+            assert agents[1].watch(named, at)
+            assert not agents[1].watch("2", Whereabouts(at.host, at.pid, at.descriptor, "another"))
             member.send_signal(signal.SIGSTOP)
             waiting = house.pool.submit(agents[0].address_map, places[0].generation)
             assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
-            member.kill()
         lost = [record for record in journaled(house) if isinstance(record, SeatLost)]
         assert {one.node for one in lost} == {"2"}, lost  # once more where its close came after its loss
         assert ("is stopped (SIGSTOP)" in lost[0].reason) == (named == "2"), lost

@@ -18,32 +18,31 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("audit_script.py")
 AUDITED = {"AUDIT": "50", "REGISTER_COOLDOWN": "0"}
-WRONG = (
-    r"worker 1 \(rank 1, pid \d+ on .*\), step 50: rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "erred", "said"),
+    [
+        ("--wrong", "1:50", 1, "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute.*the step again"),
+        ("--wrong-again", "2", 2, ".*most likely rank 2's device is at fault; the step stands"),
+    ],
+    ids=["in training", "as it audits"],
 )
-
-
-def test_a_wrong_gradient_is_named_and_leaves_no_trace(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+def test_who_errs_is_named_and_leaves_no_trace(
+    option: str,
+    value: str,
+    erred: int,
+    said: str,
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
 ) -> None:
-    job = new_job("--wrong", "1:50", script=SCRIPT, workers=3, settings=AUDITED)
+    job = new_job(option, value, script=SCRIPT, workers=3, settings=AUDITED)
     job.start()
     end = job.wait_finished()
-    assert len(job.matches(1, "erred at step 50")) == 1
-    assert len(job.matches("scheduler", WRONG + ".*takes the step again")) == 1
+    assert len(job.matches(erred, "erred at step 50")) == 1
+    assert len(job.matches("scheduler", rf"worker {erred} \(rank {erred}, pid \d+ on .*\), step 50: {said}")) == 1
     assert end == undisturbed(script=SCRIPT, workers=3)
-    assert not job.matches(1, "not audited")
-
-
-def test_an_auditor_that_errs_is_named_and_the_step_stands(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
-    job = new_job("--wrong-again", "2", script=SCRIPT, workers=3, settings=AUDITED)
-    job.start()
-    end = job.wait_finished()
-    assert len(job.matches(2, "erred at step 50")) == 1
-    assert job.matches("scheduler", r"worker 2 \(rank 2, .*\), step 50: .*most likely rank 2's device.*the step stands")
-    assert end == undisturbed(script=SCRIPT, workers=3)
+    assert not job.matches(erred, "not audited")
 
 
 def test_an_auditor_that_is_killed_as_it_computes_is_an_ordinary_loss(

@@ -167,7 +167,7 @@ def require_equal(digests: Sequence[int], what: str) -> None:
         )
 
 
-def send_bytes(packed: bytearray | None, rank: int, device: torch.device) -> None:
+def send_bytes(packed: bytearray, rank: int, device: torch.device) -> None:
     """Send these bytes, at least one, to a rank, which calls :func:`receive_bytes`."""
     assert packed, "there is something to send"
     size = torch.tensor([len(packed)], dtype=torch.int64, device=device)

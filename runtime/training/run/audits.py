@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from runtime.core.audits import Follows, Known, Roles, follows, judge, remedy, roles, sentence, teller
+from runtime.core.audits import Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
 from runtime.errors import GenerationEndedError, UnequalError
 from runtime.service import log
 from runtime.training.group import ddp, transfer
@@ -165,7 +165,7 @@ class Audits:
             self._process.agent.report_oddity(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
         self._wait_for_all()  # who has decided leaves the group, and who has not yet would not know why
         if then is Follows.STOP:
-            raise UnequalError(f"step {step}: {text}. {remedy(who, Known(clean, self._saved_by(clean)))}")
+            raise UnequalError(why_it_ends(step, text, who, Known(clean, self._saved_by(clean))))
         if then is Follows.TAKE_AGAIN:
             raise GenerationEndedError(f"rank {who.audited}'s gradient of step {step} was found wrong")
         self._is_given_up = then is Follows.GIVE_UP

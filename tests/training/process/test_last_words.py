@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime.core.audits import Known, Roles, why_it_ends
+from runtime.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
 from runtime.core.messages import MAX_ODDITY_CHARS
+from runtime.errors import UnequalError
 from runtime.training.process.last_words import last_words, watch_threads
 from tests.system.processes import environment_of_tests
 
@@ -75,6 +78,19 @@ def test_last_words_are_bounded() -> None:
     error = ValueError("x" * 9000)
     assert last_words(ValueError, error, None).startswith("failed: ValueError: xxx")
     assert len(last_words(ValueError, error, None)) <= 2000
+
+
+@pytest.mark.parametrize("is_in_a_script", [True, False])
+def test_a_gradient_that_was_wrong_twice_is_told_from_an_error_of_the_script(is_in_a_script: bool) -> None:
+    """Else a person would be told to correct the script, and to go on from what may hold the error."""
+    error = UnequalError(why_it_ends(50, "rank 1's gradient …", Roles(1, 2, 0), Known(0, 0)))
+    traceback = None
+    try:
+        raise error
+    except UnequalError as raised:
+        traceback = raised.__traceback__ if is_in_a_script else None
+    words = last_words(UnequalError, error, traceback)
+    assert DEFAULT.of(Observation(error=words, is_failure=True)) is WRONG_GRADIENT
 
 
 def test_a_thread_is_told_and_says_no_last_words_for_its_process(tmp_path: Path) -> None:
