@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +11,14 @@ from typing import Any, cast
 import pytest
 
 from runtime import config
-from runtime.ops.end_summary import _fix
-from runtime.ops.following import Following
+from runtime.core.events import Event, Kind
+from runtime.ops.end_summary import _fix, say
+from runtime.ops.following import Following, Result
 from runtime.ops.job_view import EndKind
+from runtime.ops.progress import Screen
 from runtime.ops.verdict import EXIT_CODES, Verdict
+from runtime.service.events import line_of
+from runtime.store.event_log import EventLog
 
 FULL = "worker 1 (pid 7) ended with status 71: the state of step 9 could not be saved in /full: make room; twice"
 THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there. Start it with the same values"
@@ -42,3 +48,18 @@ def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: s
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
     assert fix.startswith(told) and bool(fix) == bool(told)
+
+
+def test_a_job_that_was_stopped_says_the_step_that_its_workers_have_left_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was pushed last may be a second old."""
+    asked = {"ENABLE_RECOVERY": "1", "RECOVERY_PATH": str(tmp_path), "LOG_DIR": str(tmp_path)}
+    settings = config.read(asked, role_required=False)[0]
+    with contextlib.closing(EventLog(tmp_path, lambda lines: "", print)) as kept:
+        kept.append([line_of(Event(Kind.LEFT, 9.0, 1, 1, 75, "0", "left on purpose"))])
+    view = SimpleNamespace(step=70, ended=object(), generation=1)
+    following = cast(Following, cast(Any, SimpleNamespace(view=view, first_death=lambda cause: "")))
+    say(Result(Verdict.unfinished(EndKind.STOPPED, "stopped by Ctrl-C")), following, settings, Screen(io.StringIO()))
+    said = capsys.readouterr().err
+    assert "the job was stopped at step 75: stopped by Ctrl-C" in said and "75 steps in" in said
