@@ -126,9 +126,9 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: collectives)
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
-    ElasticRun.before_step(
-        SimpleNamespace(_process=process, _replay=replay, _uncommitted=0, _require_equal=lambda: None)  # type: ignore[arg-type]
-    )
+    audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
+    run = SimpleNamespace(_process=process, _audits=audits, _replay=replay, _uncommitted=0, _require_equal=lambda: None)
+    ElasticRun.before_step(run)  # type: ignore[arg-type]
 
 
 def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be_given_up(
@@ -136,14 +136,14 @@ def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be
 ) -> None:
     whole = Collectives(is_broken=False)
     before_step(whole, "cuda", monkeypatch)
-    assert whole.calls == ["waited for", "logged"]
+    assert whole.calls == ["waited for", "audited", "logged"]
     broken = Collectives(is_broken=True)
     with pytest.raises(GenerationEndedError, match="worker 2 is lost"):
         before_step(broken, "cuda", monkeypatch)
-    assert broken.calls == ["waited for"], "the step is not even logged"
+    assert broken.calls == ["waited for"], "the step is neither audited nor logged"
 
 
 def test_on_a_cpu_what_a_collective_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = Collectives(is_broken=False)
     before_step(collectives, "cpu", monkeypatch)
-    assert collectives.calls == ["logged"]
+    assert collectives.calls == ["audited", "logged"]
