@@ -111,13 +111,18 @@ def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]
     }
 
 
-def summary(events: Sequence[Event], now: float | None = None) -> list[str]:
-    """A few lines for people: how far, how long, the slowest recoveries, where the time went."""
+def summary(events: Sequence[Event], now: float | None = None, heard: int = 0) -> list[str]:
+    """A few lines for people: how far, how long, the slowest recoveries, where the time went.
+
+    Args:
+        events, now: as :func:`account`'s.
+        heard: a step that the job is known to have made.
+    """
     told = account(events, now)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
-    lines = [f"{told['step']} steps in {duration(told['wall_s'])}{goodput}; {counted}"]
+    lines = [f"{max(told['step'], heard)} steps in {duration(told['wall_s'])}{goodput}; {counted}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
     lines += [recovery_line(row) for row in sorted(slowest, key=lambda row: row.number)]
     spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
@@ -154,13 +159,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def summary_of_folder(recovery_path: Path) -> tuple[int, list[str]]:
-    """The last step and the summary, where there are events; a history that cannot be read is no reason to fail."""
+def summary_of_folder(recovery_path: Path, heard: int) -> tuple[int, list[str]]:
+    """The last step, ``heard`` or later, and the summary where there are events that can be read."""
     try:
         events = read_events(recovery_path)
     except StoreError:
         events = []
-    return (events[-1].step, summary(events)) if events else (0, [])
+    return (max(events[-1].step, heard), summary(events, heard=heard)) if events else (heard, [])
 
 
 def _whole(value: object) -> int:
