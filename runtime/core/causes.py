@@ -32,6 +32,7 @@ class Causes:
     def __init__(self, known: Sequence[CauseFound] = ()) -> None:
         self._of: dict[int, list[CauseFound] | str] = {known[0].generation: list(known)} if known else {}
         self._followers: dict[int, set[int]] = {}  # generation → the ranks that were lost later
+        self._made_good: list[CauseFound] = []  # of the generation that was made good last: more may be known of them
 
     @property
     def first(self) -> str:
@@ -62,13 +63,14 @@ class Causes:
 
     def explain(self, node: str, process: Process, text: str) -> CauseFound | None:
         """More is known of the end of this process: the cause that says so now; None where its end is none."""
-        for found in self._of.values():
+        for found in (*self._of.values(), self._made_good):
             if isinstance(found, str):
                 continue
             for place, one in enumerate(found):
-                if one.node == node and one.process == process and one.text != text:
-                    found[place] = replace(one, text=text)
-                    return found[place]
+                if one.node == node and one.process == process:
+                    said = text if found is not self._made_good else _as_it_was_made_good(text, one.text)
+                    found[place] = replace(one, text=said)
+                    return found[place] if said != one.text else None
         return None
 
     def blame(self, generation: int, text: str) -> None:
@@ -78,7 +80,8 @@ class Causes:
     def made_good(self, generation: int) -> None:
         """A member trains in this generation: what ended those before it is over."""
         for earlier in [one for one in self._of if one < generation]:
-            del self._of[earlier]
+            found = self._of.pop(earlier)
+            self._made_good = found if isinstance(found, list) else []
             self._followers.pop(earlier, None)
 
 
@@ -113,6 +116,11 @@ def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> s
 def _reason(cause: CauseFound) -> str:
     """Without what is done about it, which stands behind it in parentheses."""
     return cause.text.rpartition(" (")[0] or cause.text
+
+
+def _as_it_was_made_good(text: str, before: str) -> str:
+    """Words and class of the one, what was done of the other: it is done, whatever is at hand by now."""
+    return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
 
 
 def _who(cause: CauseFound) -> str:

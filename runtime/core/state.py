@@ -178,6 +178,8 @@ class JobState:
                 seat.state, seat.reason = SeatState.LOST, record.reason
                 seat.quiet_since = BootTime(self.boot_id, record.since)
                 self.spares.pop(seat.node, None)
+            case CauseFound() if record.generation < self.generation_number:
+                pass  # more is known of what was made good
             case CauseFound():
                 known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
                 others = tuple(record if one.node == record.node else one for one in known)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.core.causes import Causes, sentence
-from runtime.core.messages import LastWords, Process, ProcessEnded
+from runtime.core.messages import Activity, LastWords, Process, ProcessEnded
 from runtime.core.records import CauseFound, SeatLost
 from runtime.core.scheduler import EndSeen
 from runtime.core.state import JobState
@@ -147,6 +147,25 @@ def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably()
     assert house.ready.notes == [] and house.ready.records == [], "said again it is no news"
     house.crash(1.0)
     assert house.core.first_cause == said
+
+
+def test_it_may_be_said_when_the_others_train_again() -> None:
+    """A spare takes over in a tenth of a second; whoever started the lost one may be slower."""
+    house = training_house(2, spare_num=1)
+    house.register("9")
+    house.beat("9", Activity.WAITING, generation=0)
+    house.close("s1", gone=True)
+    done = house.records(CauseFound)[0].text.rpartition("; ")[2]
+    assert done == "a spare on its host takes over)"
+    house.train()
+    house.step(ended(1))
+    (cause,) = house.records(CauseFound)
+    assert (cause.generation, cause.text) == (1, f"was killed by signal 11 (SIGSEGV) (software; {done}")
+    assert house.core.first_cause == ""
+    house.step(ended(1))
+    assert house.ready.records == [], "said again it is no news"
+    house.crash(1.0)
+    assert house.core.first_cause == "" and house.core.state.causes == ()
 
 
 def test_it_may_be_said_before_the_loss_is_seen() -> None:
