@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -66,6 +67,8 @@ _NEAR = 0.88
 _SHORTEST_UNCLEAR = 6
 """Letters of a name that has too many honest neighbours to ask: ROLE and DEVICE."""
 
+FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
+
 KEPT_NAMES: tuple[str, ...] = (
     *(
         prefix + variable.name
@@ -106,6 +109,7 @@ class Settings:
     sched_port: int
     sched_bind: str | None
     node_id: str | None
+    job_id: str | None
     enable_recovery: bool
     rebuild: bool
     recovery_path: Path
@@ -436,6 +440,13 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, text in environ.items()
         if is_shell_name(name) and any(fnmatchcase(name, kept) for kept in KEPT_NAMES)
     }
+
+
+def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
+    """Return the descriptors of the listening sockets that the parent process left here, as in sd_listen_fds(3)."""
+    count = environ.get("LISTEN_FDS", "")
+    is_ours = environ.get("LISTEN_PID") == str(os.getpid()) and re.fullmatch("[0-9]{1,2}", count)
+    return range(FIRST_INHERITED, FIRST_INHERITED + int(count)) if is_ours else range(0)
 
 
 def is_plain(environment: Mapping[str, str]) -> bool:

@@ -170,9 +170,17 @@ class CheckpointError(StoreError):
 
 
 class ListenError(SameBitsError):
-    """SCHED_HOST:SCHED_PORT cannot be listened on; the message says by whom it is held where that can be read."""
+    """SCHED_HOST:SCHED_PORT cannot be listened on; the message names the process that holds it, if that can be read.
+
+    Args:
+        is_taken: another process listens there, so another port may do.
+    """
 
     exit_code = 75
+
+    def __init__(self, message: str, *, is_taken: bool = False) -> None:
+        super().__init__(message)
+        self.is_taken = is_taken
 
 
 class JobFailedError(SameBitsError):

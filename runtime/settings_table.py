@@ -399,6 +399,12 @@ VARIABLES: tuple[Variable, ...] = (
         example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,
     ),
     Variable(
+        "JOB_ID", "job_id", _NODE, None, _JOB,
+        "The job a process belongs to; any other job's scheduler is refused. `samebits run` sets it.",
+        "进程所属作业的标识；进程拒绝其他作业的 scheduler。由 `samebits run` 设置。",
+        example="5e0a3c4e", shown_default=("any", "任意"), scope=Scope.PROCESS,
+    ),
+    Variable(
         "ENABLE_RECOVERY", "enable_recovery", _SWITCH, "0", _RECOVERY,
         "`1`: killed processes can come back to the same bits. `0`: a death ends the job with its cause.",
         "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",

@@ -111,10 +111,10 @@ class Admission:
     def _is_stranger(self, message: Register) -> tuple[Refusal, str] | None:
         state = self._ledger.state
         if message.job and message.job != state.job and message.protocol == PROTOCOL:
-            return Refusal.OTHER_JOB, (
-                f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}: "
-                "its recovery path is not the one the worker's job was started with"
-            )
+            found = f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}"
+            if message.incarnation == 0:
+                return Refusal.OTHER_JOB, f"{found}. Fix: start each job with a SCHED_PORT of its own"
+            return Refusal.OTHER_JOB, f"{found}: its recovery path is not the one the worker's job was started with"
         return self.difference(message)
 
     def difference(self, message: Register) -> tuple[Refusal, str] | None:

@@ -113,6 +113,7 @@ class AgentPolicy:
     heartbeat_interval_s: float = 1.0
     first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
+    job: str = ""  # the id that the launcher gave the job; "": any scheduler's job will do
     proof: bytes = b""  # of a replacement
     elsewhere_s: float | None = (
         None  # how long a scheduler may be silent where there may be others; None: there are none
@@ -171,6 +172,11 @@ class AgentCore:
     def job(self) -> str:
         """The id of the job that it was admitted to; empty before."""
         return self._seat.sender.job if self._seat else ""
+
+    @property
+    def expected_job(self) -> str:
+        """The only job it may belong to: its own, or the one its launcher named; empty if there is neither."""
+        return self.job or self._policy.job
 
     @property
     def incarnation(self) -> int:
@@ -426,7 +432,7 @@ class AgentCore:
         self._ready.sends.append(
             Register(
                 protocol=PROTOCOL,
-                job=self.job,
+                job=self.expected_job,
                 job_name=policy.job_name,
                 node=policy.node,
                 session=policy.session,
@@ -474,7 +480,7 @@ class AgentCore:
     # ---- the scheduler
 
     def _hear(self, message: FromScheduler) -> None:
-        objection = self._elsewhere.objection(message, self.job, self.term)
+        objection = self._elsewhere.objection(message, self.expected_job, self.term)
         if objection is not None:
             self._look_elsewhere(objection)
             return
@@ -548,6 +554,8 @@ class AgentCore:
     def _admitted(self, message: Admitted) -> None:
         if message.session != self._policy.session or message.term < self.term or not self._link.is_open:
             return  # over a connection that is gone it is the word of a scheduler that may be gone, too
+        if self.expected_job not in ("", message.job):
+            return  # another launcher's scheduler
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
             return  # a late word of another job's scheduler must not take this process away from its own
         first, resumed = not self.seated, self.seated and not self._link.is_registered
@@ -660,7 +668,7 @@ class AgentCore:
             self._become(Activity.FINISHED)
 
     def _end_job(self, message: EndJob) -> None:
-        if message.term < self.term or (self.seated and message.job != self.job):
+        if message.term < self.term or self.expected_job not in ("", message.job):
             return
         if message.kind is EndKind.FINISHED:
             if not self.seated:

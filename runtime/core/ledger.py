@@ -69,6 +69,7 @@ class Policy:
     start_grace_s: float = 30.0
     shrink_grace_s: float = 10.0
     reset_limit: int = 0  # generations beyond the first; 0: no limit
+    job: str = ""  # the id that the launcher gave the job; "": this scheduler was started by hand
     token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": it has none, or none is known here
     watches: bool = True  # whether members come on
     step_timeout_s: float | None = None  # without a step; None: learned

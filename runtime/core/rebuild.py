@@ -95,14 +95,19 @@ class Rebuild:
 
     def _is_spare(self, message: Register) -> bool:
         """Whether an earlier job's spare is here first: its members will follow."""
-        is_of_another = message.job not in ("", self._ledger.state.job) and message.standing is None
-        return self._ledger.policy.spare_num > 0 and is_of_another and message.incarnation > 0
+        is_spare = message.standing is None and message.incarnation > 0
+        return self._ledger.policy.spare_num > 0 and is_spare and self._is_of_lost_job(message)
+
+    def _is_of_lost_job(self, message: Register) -> bool:
+        """Whether the sender belongs to the job whose journal is gone: the launcher's, or any if there is none."""
+        expected = self._ledger.policy.job
+        return message.job == expected if expected else message.job not in ("", self._ledger.state.job)
 
     def _is_report(self, message: Register) -> bool:
         standing, policy = message.standing, self._ledger.policy
         return (
             standing is not None
-            and message.job not in ("", self._ledger.state.job)
+            and self._is_of_lost_job(message)
             and policy.min_world_size <= standing.world_size <= policy.max_world_size
             and 0 <= standing.rank < standing.world_size
             and 0 <= standing.slot - standing.rank <= policy.max_world_size - standing.world_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from runtime.errors import ListenError
 from runtime.net.address_book import addresses_now
 from runtime.scheduler_hosts import NotHostsError
 
+BACKLOG = 4096
 _ATTEMPTS = 16
 _SHOWN_CHARACTERS = 80
 _SCHEDULER = "-m runtime scheduler"  # a part of its command line
@@ -133,23 +134,77 @@ def folder_of_holder(port: int) -> Path | None:
         return None  # it has ended meanwhile
 
 
+def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen on one TCP port of all these addresses; port 0 stands for any port that is free on all of them.
+
+    Raises:
+        ListenError: the port cannot be listened on; nothing is listened on then.
+    """
+    if port:
+        return _listen(addresses, port)
+    for _ in range(_ATTEMPTS):
+        first = _listen(addresses[:1], 0)
+        try:
+            return first + _listen(addresses[1:], port_of(first))
+        except ListenError:
+            close_all(first)
+    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to one that is")
+
+
+def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            sockets.append(_bound(address, port))
+            sockets[-1].listen(BACKLOG)
+    except BaseException:
+        close_all(sockets)
+        raise
+    return sockets
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((address, port))
+    except OSError as error:
+        one.close()
+        raise cannot_listen(address, port, error.errno, error.strerror) from None
+    return one
+
+
+def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Return the sockets that the parent process opened under these descriptors for this process alone."""
+    sockets = [socket.socket(fileno=number) for number in descriptors]
+    for one in sockets:
+        one.set_inheritable(False)
+    return sockets
+
+
+def port_of(sockets: Sequence[socket.socket]) -> int:
+    """The port that these sockets, which ``listen`` has made, listen on."""
+    return int(sockets[0].getsockname()[1])
+
+
+def close_all(sockets: Sequence[socket.socket]) -> None:
+    """Close this process's hold on these sockets; a process that inherited them keeps listening."""
+    for one in sockets:
+        one.close()
+
+
 def free_port(addresses: Sequence[str]) -> int:
-    """A TCP port that nobody listens on, on any of these addresses, at this moment.
+    """Return a TCP port that is free on all of these addresses at this moment.
 
     Raises:
         ListenError: there is none.
     """
-    for _ in range(_ATTEMPTS):
-        family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((addresses[0], 0))
-            port = int(probe.getsockname()[1])
-        try:
-            check_free(addresses, port)
-        except ListenError:
-            continue
-        return port
-    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to one that is")
+    sockets = listen(addresses, 0)
+    try:
+        return port_of(sockets)
+    finally:
+        close_all(sockets)
 
 
 def _holder(port: int) -> Path | None:
@@ -198,28 +253,21 @@ def _command_of(process: Path) -> str:
 def check_free(addresses: Sequence[str], port: int) -> None:
     """Raise :class:`ListenError`, naming the holder, where ``port`` is taken on one of the addresses."""
     for address in addresses:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                raise cannot_listen(address, port, error.errno, error.strerror) from None
+        _bound(address, port).close()
 
 
 def cannot_listen(address: str, port: int, number: int | None, reason: str | None) -> ListenError:
     """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
     found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
     if number == errno.EADDRINUSE:
-        holder = port_holder(port)
+        holder, folder = port_holder(port), folder_of_holder(port)
         if _SCHEDULER in holder:  # perhaps a colleague's, whose job would lose it
-            fix = (
-                "That is the scheduler of a job of its own: set SCHED_PORT to a free port in every process of this one"
-            )
+            where = f" started in {folder}" if folder is not None else ""
+            fix = f"That is another job's scheduler{where}: set SCHED_PORT to a free port in every process of this one"
         else:
             fix = "End it, or set SCHED_PORT to a free port in every process"
         held = f"held by {holder}. {fix}"
-        return ListenError(f"{found}: {held}")
+        return ListenError(f"{found}: {held}", is_taken=True)
     if number == errno.EACCES:
         return ListenError(
             f"{found}: ports below 1024 take a right that this user has not: set SCHED_PORT to one from 1024 to 65535 "

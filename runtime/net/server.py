@@ -25,6 +25,7 @@ answered by ZeroMQ.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ from runtime.core.messages import (
     Status,
 )
 from runtime.errors import ProtocolError
-from runtime.net.address import cannot_listen, endpoint
+from runtime.net.address import BACKLOG, cannot_listen, endpoint
 from runtime.net.curve import ClusterKeys
 from runtime.net.descriptors import raise_descriptor_limit
 from runtime.net.gate import UNKNOWN, Gate, Rejected, Rejection
@@ -125,6 +126,7 @@ class Server:
             counts as closed.
         keys: the cluster's keys; None speaks without authentication and encryption.
         most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
+        inherited: sockets that listen already, made by the parent process; those of other addresses are closed.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Server:
         *,
         keys: ClusterKeys | None = None,
         most_connections: int = MAX_SOCKETS,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
         # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
         self.max_connections = min(most_connections, raise_descriptor_limit() * 3 // 4)
@@ -152,7 +155,7 @@ class Server:
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RCVHWM: MAX_INCOMING_QUEUE,
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
-            zmq.BACKLOG: 4096,
+            zmq.BACKLOG: BACKLOG,
             zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
         }.items():
             self._socket.setsockopt(option, value)
@@ -167,15 +170,19 @@ class Server:
         self._descriptor_of: dict[str, int] = {}
         self._displaced: list[str] = []  # peers over whose number another one speaks
         self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
-        self._listen(addresses, port)
+        self._listen(addresses, port, {one.getsockname()[:2]: one for one in inherited})
 
-    def _listen(self, addresses: Sequence[str], port: int) -> None:
+    def _listen(self, addresses: Sequence[str], port: int, inherited: dict[tuple[str, int], socket.socket]) -> None:
         for address in addresses:
+            listening = inherited.pop((address, port), None)
+            self._socket.setsockopt(zmq.USE_FD, -1 if listening is None else listening.detach())
             try:
                 self._socket.bind(endpoint(address, port))
             except zmq.ZMQError as error:
                 self.close()
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
+        for surplus in inherited.values():
+            surplus.close()
 
     def watch(self, descriptor: int) -> None:
         """Let ``wait`` return when this descriptor becomes readable, too."""

@@ -54,6 +54,8 @@ class KeptStart:
     """How many workers somebody wants, where hosts are discovered; None: as many as there is room for."""
     drained: tuple[str, ...] = ()
     """Discovered hosts that are not to be used."""
+    job: str = ""
+    """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -116,7 +118,12 @@ def keep(log_dir: Path, start: KeptStart) -> None:
         content["has_scheduler"] = False
     content |= {
         name: value
-        for name, value in (("hosts", dict(start.hosts)), ("size", start.size), ("drained", list(start.drained)))
+        for name, value in (
+            ("hosts", dict(start.hosts)),
+            ("size", start.size),
+            ("drained", list(start.drained)),
+            ("job", start.job),
+        )
         if value or value == 0
     }
     private.make_folder(log_dir)
@@ -156,6 +163,7 @@ def read(log_dir: Path) -> KeptStart | None:
         hosts = {str(node): str(host) for node, host in content.get("hosts", {}).items()}
         size = None if content.get("size") is None else int(content["size"])
         drained = tuple(str(host) for host in content.get("drained", ()))
+        job = str(content.get("job", ""))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
@@ -177,6 +185,7 @@ def read(log_dir: Path) -> KeptStart | None:
         hosts=hosts,
         size=size,
         drained=drained,
+        job=job,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from runtime import config
 from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.errors import ListenError, LockedError, SecretError, SettingsError, StoreError, UsageError
-from runtime.net.address import check_free, folder_of_holder, free_port, listening
+from runtime.net.address import folder_of_holder
 from runtime.net.curve import secret_words
 from runtime.ops import doctor, kept_start, starting
 from runtime.ops.changed_script import version_of
@@ -26,7 +26,7 @@ from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
 from runtime.ops.run_options import Request
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
-from runtime.ops.spawning import OF_ONE_PROCESS, Way
+from runtime.ops.spawning import OF_ONE_PROCESS, Listener, Way, listen_for, names_port
 from runtime.ops.starting import Former, Found, Plan
 from runtime.scheduler_hosts import names_one
 from runtime.service import cause_file
@@ -41,18 +41,25 @@ from runtime.store.process_identity import host_id
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A job that may be started now: with which settings, folders absolute, and what is kept of them.
+    """A job to be started: its settings, with absolute folders, and what is kept of them.
 
-    ``said`` is what its user did not ask for.
+    Attributes:
+        listener: for its scheduler; without sockets if there is none here, or ``port_problem``.
+        port_problem: why SCHED_PORT cannot be listened on.
+        said: what its user did not ask for.
     """
 
     settings: Settings
     start: KeptStart
+    listener: Listener
+    port_problem: str = ""
     said: str = ""
 
 
 def read_start(request: Request) -> Ready:
-    """What today's environment says of the job that is asked for; nothing is looked at yet.
+    """Return what today's environment says of the job that is asked for, with the scheduler's port taken already.
+
+    Two launchers may start at the same moment, so a port counts as free only once it is listened on.
 
     Raises:
         SettingsError: something in it is wrong.
@@ -67,8 +74,14 @@ def read_start(request: Request) -> Ready:
         say(warning)
     refuse_unusable(settings)
     environment, said = config.kept_environment(everything), ""
-    port = _port_instead(settings, environment) if request.nodes is None or request.hosts else None
-    if port is not None:
+    listener, port_problem = Listener(), ""
+    if request.has_scheduler:
+        is_one_start = request.nodes is None or bool(request.hosts)  # else other hosts know the port already
+        try:
+            listener = listen_for(settings, may_choose=is_one_start and not names_port(environment))
+        except ListenError as error:
+            port_problem = (names_one(settings.sched_host) and _other_job(settings)) or str(error)
+    if (port := listener.chosen_port) is not None:
         said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
         settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
     start = KeptStart(
@@ -83,11 +96,12 @@ def read_start(request: Request) -> Ready:
         way=request.way,
         has_scheduler=request.has_scheduler,
         hosts=request.hosts,
+        job=str(uuid.uuid4()) if request.has_scheduler else "",
     )
     settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     cause_file.table_of(settings)
-    return Ready(settings, start, said)
+    return Ready(settings, start, listener, port_problem, said)
 
 
 def _require_script(request: Request) -> None:
@@ -115,14 +129,15 @@ def refuse_unusable(settings: Settings) -> None:
         raise SettingsError(problems)
 
 
-def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
+def prepare(ready: Ready, *, fresh: bool) -> None:
     """Make way for this start, and keep it.
 
     Raises:
         SameBitsError: it may not; nothing was changed.
     """
+    settings, start = ready.settings, ready.start
     lock = DirectoryLock(settings.recovery_path, "run.sh")
-    found = look(settings, listens=start.has_scheduler)
+    found = look(settings, ready.port_problem)
     if settings.recovery_path.exists():
         try:
             lock.acquire()
@@ -141,8 +156,8 @@ def prepare(settings: Settings, start: KeptStart, *, fresh: bool) -> None:
         say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
 
 
-def look(settings: Settings, *, listens: bool = True) -> Found:
-    """What there is, without changing anything; ``listens``: the scheduler is to be here."""
+def look(settings: Settings, port_problem: str = "") -> Found:
+    """Find what there is, without changing anything."""
     found = Found(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
@@ -150,7 +165,7 @@ def look(settings: Settings, *, listens: bool = True) -> Found:
         log_dir=settings.log_dir,
         recover=spelled("recover"),
         fresh=spelled("run", "--fresh"),
-        port_problem=_port_problem(settings) if listens else "",
+        port_problem=port_problem,
     )
     try:
         found = replace(found, view=stored_view(settings.recovery_path))
@@ -190,33 +205,6 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return one.resolve() == other.resolve()
-
-
-def _port_instead(settings: Settings, named: Mapping[str, str]) -> int | None:
-    """A free port, where the user's variables name none and the default one is taken."""
-    if named.get("SCHED_PORT") or named.get(f"{config.PREFIX}SCHED_PORT"):
-        return None
-    if not names_one(settings.sched_host):
-        return None  # other hosts know its port already
-    try:
-        addresses, _ = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
-    except ListenError:
-        return None  # said when it is known that nothing else is in the way
-    try:
-        check_free(addresses, settings.sched_port)
-    except ListenError:
-        return free_port(addresses)
-    return None
-
-
-def _port_problem(settings: Settings) -> str:
-    try:
-        addresses, port = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
-        config.require_secret(addresses, settings)
-        check_free(addresses, port)
-    except ListenError as error:
-        return (names_one(settings.sched_host) and _other_job(settings)) or str(error)
-    return ""
 
 
 def _other_job(settings: Settings) -> str:

@@ -23,4 +23,6 @@ def program_of(kept: KeptStart, present: Mapping[str, str], secrets: Mapping[str
     others = {name: text for name, text in present.items() if name not in surplus}
     environment = {**others, **kept.environment, **secrets}
     elsewhere = {node: host for node, host in kept.hosts.items() if not is_here(host)}
-    return Program(kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way, elsewhere)
+    return Program(
+        kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way, elsewhere, job=kept.job
+    )

@@ -30,7 +30,7 @@ from runtime.ops.log_ends import LogEnds
 from runtime.ops.programs import program_of
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
-from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
+from runtime.ops.spawning import Listener, Program, StartLock, hear_signals, launch, listen_for, names_port, reserved
 from runtime.ops.stop_signals import Signals
 from runtime.ops.supervising import can_replace, start_in_place, supervisor_for
 from runtime.store.lock import read_holder
@@ -122,14 +122,41 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
                 _say(line)
         if recovery.over:
             return None
+        listener = Listener()
+        if SCHEDULER in recovery.start:
+            listener = listen_for(settings, may_choose=_may_choose_port(kept, settings, remains))
+            if (port := listener.chosen_port) is not None:
+                _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
+                kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
+                kept_start.keep(log_dir, kept)
+                settings = replace(settings, sched_port=port)
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
         with Signals() as signals:
             program = program_of(kept, present, secrets)
+            program = replace(program, listening=listener.descriptors, job=kept.job or job)
             in_place = partial(start_in_place, kept=kept, settings=settings, job=job, program=program)
             start_again(settings.log_dir, recovery, program, in_place if replaces else None)
+            listener.close()
             lock.release()
             return Follower(settings, signals, restarts=True, logs=logs, supervisor=supervisor).run()
+
+
+def _with_port(log_dir: Path, kept: KeptStart, settings: Settings, port: int) -> tuple[KeptStart, Settings]:
+    """Keep the port that was chosen if the job's own is another process's by now."""
+    if names_port(kept.environment) or port == settings.sched_port:
+        return kept, settings
+    _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
+    kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
+    kept_start.keep(log_dir, kept)
+    return kept, replace(settings, sched_port=port)
+
+
+def _may_choose_port(kept: KeptStart, settings: Settings, remains: Remains) -> bool:
+    """Return whether no process knows the scheduler's port, so that another one will do."""
+    runs = any(remains.is_alive(identity) for identity in remains.started.values())
+    has_other_hosts = bool(kept.hosts) or len(remains.nodes) < settings.worker_num
+    return not (runs or has_other_hosts or names_port(kept.environment))
 
 
 def _journal_is_lost(remains: Remains) -> bool:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         return _show(ready, request)
     settings = ready.settings
     with StartLock(settings.log_dir) as lock:
-        prepare.prepare(settings, ready.start, fresh=request.fresh)
+        prepare.prepare(ready, fresh=request.fresh)
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
         with Signals(request.signals) as signals:
@@ -100,6 +100,8 @@ def _program(ready: Ready) -> Program:
         only_scheduler=only_scheduler,
         way=start.way,
         elsewhere={node: host for node, host in start.hosts.items() if not is_here(host)},
+        job=start.job,
+        listening=ready.listener.descriptors,
     )
 
 
@@ -114,11 +116,12 @@ def _start(ready: Ready) -> None:
             for identity in started:
                 end(identity, TERM_GRACE_S)
             raise
+    ready.listener.close()
 
 
 def _show(ready: Ready, request: Request) -> int:
     """What a start would do, without doing any of it."""
-    plan = starting.plan_start(prepare.look(ready.settings, listens=ready.start.has_scheduler), fresh=request.fresh)
+    plan = starting.plan_start(prepare.look(ready.settings, ready.port_problem), fresh=request.fresh)
     program, names = _program(ready), _names(ready)
     told = {**request.environment, **{key: ready.start.environment[key] for key in ("SCHED_PORT",) if ready.said}}
     processes: list[dict[str, Any]] = [

@@ -12,23 +12,30 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from runtime import config
+from runtime.config import Settings
+from runtime.errors import ListenError
+from runtime.net.address import close_all, listen, port_of
 from runtime.ops.host_launch import shell_line, template_of
 from runtime.ops.local_processes import SCHEDULER, end, node_of
+from runtime.scheduler_hosts import names_one
+from runtime.service.scheduler_address import listening_place
 from runtime.store import durable, private
 from runtime.store.parent_death import die_with
 from runtime.store.process_identity import ProcessIdentity
 
 LOCK_FILE = "start.lock"
 _PLACE_BYTES = 64  # a pid and a start time, and what is over
-OF_ONE_PROCESS = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")  # what today's shell leaks would name the wrong process
+# A launcher that runs inside another job's process must not hand on what that process was told.
+OF_ONE_PROCESS = ("ROLE", "NODE_ID", "JOB_ID", "MS_ROLE", "MS_NODE_ID", "MS_JOB_ID")
 _CANNOT_RUN = 127
 _HEARD = (signal.SIGINT, signal.SIGTERM)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -64,6 +71,10 @@ class Program:
     way: Way = Way.SCRIPT
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Of each node that runs on another host: which; started by ``HOST_LAUNCH`` in ``environment``."""
+    job: str = ""
+    """The job's id, if the launcher chose it; the processes accept no other job's scheduler then."""
+    listening: tuple[int, ...] = ()
+    """Descriptors of listening sockets that the scheduler inherits."""
 
     def words(self, name: str) -> list[str]:
         """The command of the process with this name."""
@@ -72,7 +83,7 @@ class Program:
         node = node_of(name) or ""
         if node not in self.elsewhere:
             return self._worker()
-        told = {**config.kept_environment(self.environment), "ROLE": "worker", "NODE_ID": node}
+        told = {**config.kept_environment(self.environment), **self._identity(), "ROLE": "worker", "NODE_ID": node}
         line = shell_line(self.folder, told, self._worker())
         return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
 
@@ -84,11 +95,55 @@ class Program:
 
     def environment_of(self, name: str) -> dict[str, str]:
         """Its environment."""
-        shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS}
+        shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS} | self._identity()
         node = node_of(name)
         if node is None:
             return {**shared, **self.only_scheduler, "ROLE": "scheduler"}
         return {**shared, "ROLE": "worker", "NODE_ID": node}
+
+    def _identity(self) -> dict[str, str]:
+        return {"JOB_ID": self.job} if self.job else {}
+
+
+def names_port(environment: Mapping[str, str]) -> bool:
+    """Return whether these variables of a job name its port, so that no other one may be chosen."""
+    return any(environment.get(f"{prefix}SCHED_PORT") for prefix in ("", config.PREFIX))
+
+
+class Listener(NamedTuple):
+    """The sockets that a scheduler is to inherit, and its port if that is another one than SCHED_PORT says."""
+
+    sockets: tuple[socket.socket, ...] = ()
+    chosen_port: int | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The sockets' numbers in this process."""
+        return tuple(one.fileno() for one in self.sockets)
+
+    def close(self) -> None:
+        """Give up this process's hold on the port; a scheduler that inherited the sockets keeps listening."""
+        close_all(self.sockets)
+
+
+def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
+    """Listen where this job's scheduler is to, for the process of it that is started next.
+
+    Args:
+        settings: of the job.
+        may_choose: take any free port if the job's is another process's.
+
+    Raises:
+        ListenError: the address or the port cannot be listened on.
+    """
+    addresses, port = listening_place(settings)
+    try:
+        return Listener(tuple(listen(addresses, port)))
+    except ListenError as error:
+        if not (error.is_taken and may_choose and names_one(settings.sched_host)):  # of several, all know the port
+            raise
+        sockets = tuple(listen(addresses, 0))
+        return Listener(sockets, port_of(sockets))
 
 
 class BusyError(Exception):
@@ -218,11 +273,18 @@ def hear_signals() -> None:
 
 def spawn(program: Program, name: str, log: int) -> int:
     """The pid of a new process that runs this part of the program."""
-    return execute(program.words(name), program.environment_of(name), program.folder, log)
+    inherited = program.listening if name == SCHEDULER else ()
+    return execute(program.words(name), program.environment_of(name), program.folder, log, inherited)
 
 
-def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int) -> int:
-    """The pid of a new process that leads a session and ignores what a terminal sends."""
+def execute(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int, inherited: Sequence[int] = ()
+) -> int:
+    """Start a process that leads a session and ignores what a terminal sends; return its pid.
+
+    Args:
+        inherited: descriptors of listening sockets that it takes over, as sd_listen_fds(3) describes.
+    """
     # What comes before the program runs must not be lost on a handler of this process's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
@@ -246,6 +308,7 @@ def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        environment = {**environment, **_handed_over(inherited)}
         os.chdir(folder)
         os.execvpe(words[0], list(words), environment)
     except OSError as error:
@@ -253,3 +316,15 @@ def execute(words: Sequence[str], environment: Mapping[str, str], folder: Path, 
         os.write(2, os.fsencode(f"samebits: {where} in {folder} cannot be run: {error.strerror}\n"))
     finally:
         os._exit(_CANNOT_RUN)
+
+
+def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
+    """In a new process, place these descriptors where its program expects them; returns the variables that say so."""
+    if not descriptors:
+        return {}
+    first = config.FIRST_INHERITED
+    above = first + len(descriptors)  # so that no descriptor is overwritten before it is copied
+    copies = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
+    for number, copy in enumerate(copies, first):
+        os.dup2(copy, number)
+    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(descriptors))}

@@ -23,7 +23,7 @@ from runtime.ops import kept_start
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
 from runtime.ops.programs import program_of
-from runtime.ops.spawning import BusyError, Program, Spawn, StartLock, launch, reserved
+from runtime.ops.spawning import BusyError, Listener, Program, Spawn, StartLock, launch, listen_for, reserved
 from runtime.ops.zygote import Zygote
 from runtime.store import launcher_token, private
 from runtime.store.owner import read_owner
@@ -154,7 +154,8 @@ class Supervisor:
         """Start whose time has come, of this job, except those named in ``but``, who stay due.
 
         Raises:
-            StoreError: there is no room, say; whoever was due stays due.
+            ListenError: another process has the scheduler's port; what was due stays due.
+            StoreError: there is no room, say; what was due stays due.
         """
         due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
         if not due:
@@ -183,14 +184,18 @@ class Supervisor:
             for one in dead
             if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
         ]
-        return start_in_place(
-            [one.name for one in wanted],
-            kept=kept,
-            settings=settings,
-            job=job,
-            program=_program(kept),
-            spawn_worker=self._spawn_worker,
-        )
+        listener = listen_for(settings) if any(one.name == SCHEDULER for one in wanted) else Listener()
+        try:
+            return start_in_place(
+                [one.name for one in wanted],
+                kept=kept,
+                settings=settings,
+                job=job,
+                program=replace(_program(kept), listening=listener.descriptors),
+                spawn_worker=self._spawn_worker,
+            )
+        finally:
+            listener.close()
 
 
 def _program(kept: KeptStart) -> Program:

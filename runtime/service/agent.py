@@ -178,6 +178,7 @@ class Agent:
             process=process,
             job_name=job_name,
             settings=fixed_settings(settings),
+            job=settings.job_id or "",
             proof=proof_for(settings, self.node, self.session),
             heartbeat_interval_s=settings.heartbeat_interval_s,
             first_beat_s=settings.heartbeat_interval_s * share_of(self.session),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtime.commands import spelled
-from runtime.config import Settings, fixed_settings, require_secret
+from runtime.config import Settings, fixed_settings, inherited_sockets
 from runtime.core import records
 from runtime.core.key_records import KeyRecord
 from runtime.core.ledger import Mend, Policy
@@ -39,7 +39,7 @@ from runtime.errors import (
     UnequalError,
     UntrainedError,
 )
-from runtime.net.address import Listening, listening
+from runtime.net.address import taken_over
 from runtime.net.curve import cluster_keys
 from runtime.net.server import Arrived, Incoming, Lost, Server
 from runtime.scheduler_hosts import names_one
@@ -50,11 +50,12 @@ from runtime.service.history import history_of, written_term
 from runtime.service.inbound import Inbound
 from runtime.service.key_file import KeyFile
 from runtime.service.probe_beat import ProbeBeat
-from runtime.service.scheduler_address import search_s
+from runtime.service.scheduler_address import listening_place, search_s
 from runtime.service.unknown_peers import UnknownPeers
 from runtime.store import launcher_token
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
+from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity, host_id
 from runtime.store.term_claim import TermClaim
 
@@ -160,6 +161,7 @@ class SchedulerService:
                 settings.node_timeout_s,
                 keys=keys,
                 most_connections=most_connections(settings),
+                inherited=taken_over(inherited_sockets()),
             )
             if self._lock.is_unknown_here:
                 log.warn(
@@ -212,12 +214,14 @@ class SchedulerService:
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
                 f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
             )
+        # Once a worker had a seat, an empty journal is a lost one, and the id that the launcher chose is spent.
+        has_begun = read_owner(settings.log_dir) is not None
         core = SchedulerCore(
             policy,
             state,
             now=clock.now_s(),
             boot_id=clock.boot_id(),
-            new_job_id=str(uuid.uuid4()),
+            new_job_id=policy.job if policy.job and not has_begun else str(uuid.uuid4()),
             claimed_term=0 if claim is None else claim.number,
         )
         return journal, core
@@ -430,6 +434,7 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(
         world_size=settings.worker_num,
         job_name=settings.job_name,
+        job=settings.job_id or "",
         settings=fixed_settings(settings),
         recovery=settings.enable_recovery,
         cool_down_s=settings.register_cooldown_s,
@@ -454,13 +459,6 @@ def policy_of(settings: Settings) -> Policy:
         swaps_stragglers=settings.straggler == "swap",
         causes=cause_file.table_of(settings),
     )
-
-
-def listening_place(settings: Settings) -> Listening:
-    """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
-    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
-    require_secret(place.addresses, settings)
-    return place
 
 
 def _shown(settings: Iterable[tuple[str, str]]) -> str:

@@ -13,8 +13,9 @@ import socket
 import time
 from typing import Any
 
-from runtime.config import Settings
+from runtime.config import Settings, require_secret
 from runtime.errors import SchedulerUnreachableError
+from runtime.net.address import Listening, listening
 from runtime.net.address_book import addresses_now
 from runtime.net.client import SEARCH_S
 from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
@@ -174,3 +175,10 @@ def _look_up(host: str, port: int) -> list[Found]:
 def _last_known(host: str, port: int) -> list[Found]:
     """What the name was last; empty before it was anything."""
     return []
+
+
+def listening_place(settings: Settings) -> Listening:
+    """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
+    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+    require_secret(place.addresses, settings)
+    return place

@@ -53,6 +53,39 @@ from tests.core.house import JOB_NAME, SETTINGS
 # ---- registering
 
 
+LAUNCHED = "job-of-the-launcher"
+
+
+def launched() -> Desk:
+    """Return a worker whose launcher named the job, before it has a seat."""
+    desk = Desk(job=LAUNCHED)
+    desk.step(Connected())
+    return desk
+
+
+def test_a_worker_names_the_job_that_its_launcher_named() -> None:
+    desk = launched()
+    assert [message.job for message in desk.said(Register)] == [LAUNCHED]
+    desk.hear(Admitted("mine", LAUNCHED, 1, 3, 1, 4, None))
+    assert desk.agent.seated
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Admitted("mine", "job-1", 1, 3, 1, 4, None),
+        EndJob("job-1", 1, EndKind.FINISHED, "over"),
+        EndJob("job-1", 1, EndKind.STOPPED, "stopped"),
+    ],
+    ids=["admitted", "finished", "stopped"],
+)
+def test_a_worker_takes_no_word_of_another_launchers_scheduler(message: FromScheduler) -> None:
+    desk = launched()
+    desk.hear(message)
+    assert (desk.ready.sends, desk.ready.notices) == ([], [])
+    assert not desk.agent.seated
+
+
 def test_it_registers_on_every_connection() -> None:
     desk = Desk()
     desk.step(Connected())

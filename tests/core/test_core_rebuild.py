@@ -460,3 +460,40 @@ def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -
     assert replace(new.committed(), numerics=()) == replace(old.committed(), numerics=())
     assert isinstance(old.seat("0").process, Process)
     assert not [send for send in new.ready.sends if isinstance(send.message, RoundOpened)]
+
+
+# ---- a scheduler that a launcher started, which knows the job's id
+
+
+def launched_house(world_size: int = 2) -> House:
+    """A scheduler on a wiped recovery path, started again by the launcher of "job-old"."""
+    return House(policy(world_size, job="job-old"), new_job_id="job-old")
+
+
+def test_a_launched_scheduler_rebuilds_its_own_job() -> None:
+    house = launched_house()
+    report(house, 0)
+    report(house, 1)
+    house.tick(5.1)
+    assert house.core.state.job == "job-old"
+    assert house.committed().generation == 3
+    assert [house.last(f"old{slot}", Admitted).slot for slot in (0, 1)] == [0, 1]
+
+
+def test_a_launched_scheduler_takes_no_report_of_another_job() -> None:
+    house = launched_house()
+    report(house, 0, job="job-of-another-folder")
+    assert refusals(house) == {Refusal.OTHER_JOB}
+    report(house, 1, job="job-of-another-folder")
+    assert refusals(house) == {Refusal.OTHER_JOB}
+    house.tick(5.1)
+    assert house.core.state.seats == {}
+
+
+def test_a_fresh_worker_of_its_launcher_is_seated_at_once() -> None:
+    house = launched_house()
+    house.register("0", job="job-old")
+    assert house.admission("s0").slot == 0
+    house.register("1", job="job-of-another-folder")
+    assert house.refusal("s1").refusal is Refusal.OTHER_JOB
+    assert "Fix: start each job with a SCHED_PORT of its own" in house.refusal("s1").text

@@ -17,7 +17,7 @@ from runtime.errors import ListenError
 from runtime.net import address
 from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
 from runtime.net.client import Down, Got, Up
-from runtime.net.server import Arrived, Garbled, Lost, Server
+from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
 
 PORT = 8118
@@ -159,3 +159,41 @@ def test_a_port_that_is_found_free_can_be_listened_on(addresses: list[str]) -> N
 
 def test_a_port_nobody_holds_is_said_so() -> None:
     assert "ended a moment ago" in port_holder(free_port())
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.2"]])
+def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) -> None:
+    """The port is never free between the launcher and the scheduler, and sockets of other addresses are closed."""
+    sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
+    port = address.port_of(sockets)
+    inherited = address.taken_over([os.dup(one.fileno()) for one in sockets])
+    address.close_all(sockets)
+    server = Server(addresses, port, silence_s=5.0, inherited=inherited)
+    try:
+        for one in ("127.0.0.1", "127.0.0.2"):
+            if one in addresses:
+                with pytest.raises(ListenError, match="Address already in use"):
+                    address.check_free([one], port)
+            else:
+                address.check_free([one], port)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            peer.connect(endpoint(addresses[0], port))
+            peer.send(b"no message")
+            until(lambda: _heard(server), lambda item: isinstance(item, Garbled))
+    finally:
+        server.close()
+    address.check_free(addresses, port)
+
+
+def _heard(server: Server) -> list[Incoming]:
+    server.wait(0.1)
+    return list(server.drain())
+
+
+def test_of_two_that_want_one_port_one_has_it_from_the_first_moment() -> None:
+    first = address.listen(["127.0.0.1"], 0)
+    with pytest.raises(ListenError) as raised:
+        address.listen(["127.0.0.1"], address.port_of(first))
+    assert raised.value.is_taken
+    address.close_all(first)

@@ -258,7 +258,8 @@ def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int
     try:
         request = run_options.parse(["train.py", "--help", "--", "x"], config.whole_environment())
         ready = prepare.read_start(request)
-        prepare.prepare(ready.settings, ready.start, fresh="--fresh" in options)
+        ready.listener.close()
+        prepare.prepare(ready, fresh="--fresh" in options)
     except SameBitsError as error:
         status, text = error.exit_code, str(error)
     captured = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from runtime import config
 from runtime.config import Settings
 from runtime.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
-from runtime.errors import ScriptFailedError, SettingsError, StoreError
+from runtime.errors import ListenError, ScriptFailedError, SettingsError, StoreError
 from runtime.ops import kept_start
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import read_pid_files
@@ -103,6 +104,20 @@ def test_the_bound_is_the_places_whatever_its_process_is_called(folder: Folder) 
     assert given_up is not None and given_up.dead.name == "worker_1.3"
     assert len(folder.spawned) == 3
     assert "MAX_RESTARTS=3" in verdict_of(given_up).cause and verdict_of(given_up).exit_code == 77
+
+
+def test_a_scheduler_whose_port_another_process_has_stays_due(folder: Folder) -> None:
+    folder.begin()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        folder.settings = replace(folder.settings, sched_port=port)
+        folder.supervisor.let_go()
+        folder.supervisor = folder.new_supervisor()
+        assert folder.supervisor.try_to_hold()
+        folder.dies("scheduler")
+        with pytest.raises(ListenError, match=f"SCHED_PORT={port}"):
+            folder.start()
+        assert folder.supervisor.is_at_it()
 
 
 def test_an_error_of_its_own_waits_a_moment_and_the_second_one_ends_the_job(folder: Folder) -> None:

@@ -105,6 +105,7 @@ class Mix:
     commit_every: int
     p_dirty: float  # how often a failure finds a process between its step and its commit
     replaces: bool = False  # a launcher starts another node for one that died; drawn later
+    launched: bool = False  # a launcher chose the job's id and names it to each process; drawn later
     has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; drawn later
     step_timeout_s: float | None = None  # STEP_TIMEOUT; None: learned
     ends_stuck: bool = True  # HANG=end
@@ -138,6 +139,7 @@ class Mix:
             rebuilds=random_of("rebuilds").random() < 0.5,
             has_odd_rank=has_odd_rank,
             replaces=replaces,
+            launched=random_of("launched").random() < 0.5,
             step_timeout_s=watch.choice((None, 4.0, 4.0, 4.0, 8.0)),
             ends_stuck=watch.random() < 0.9,
             calls_every_s=keys.choice((2.0, 5.0)) if keys.random() < P_KEYS else 0.0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from runtime.core.hangs import Doing, Sight
@@ -139,9 +139,10 @@ class SchedulerHost:
     def _new_core(self, state: JobState) -> SchedulerCore:
         """The core of this life. An empty journal begins a new job, where no older one's workers make that one anew."""
         world = self.world
-        return world.core_type(
-            world.policy, state, now=self.now, boot_id=self.boot_id, new_job_id=f"job-{self.life}-{world.wipes}"
-        )
+        policy = replace(world.policy, job=world.launched_job)
+        is_first = not world.witness.job and not world.witness.lost_journals  # no id is ever used again
+        job = policy.job if policy.job and is_first else f"job-{self.life}-{world.wipes}"
+        return world.core_type(policy, state, now=self.now, boot_id=self.boot_id, new_job_id=job)
 
     def _is_seated(self, worker: Worker) -> bool:
         assert self.core is not None

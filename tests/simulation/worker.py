@@ -148,14 +148,16 @@ class Worker:
         self.thread = MainThread(self)
         self._tick_at: float | None = None
         self.process = process_on(f"host-{rng.randrange(3)}", number)
+        is_foreign, job = oddity is Oddity.OTHER_JOB, world.launched_job
         policy = AgentPolicy(
             node,
             self.session,
             self.process,
-            "other.py" if oddity is Oddity.OTHER_JOB else world.policy.job_name,
+            "other.py" if is_foreign and not job else world.policy.job_name,
             (("WORKER_NUM", "1000"),) if oddity is Oddity.OTHER_SETTINGS else world.policy.settings,
             first_beat_s=rng.uniform(0.001, 1.0),
             topo_timeout_s=world.policy.topo_timeout_s,
+            job="another launcher's" if is_foreign and job else job,
             proof=self._proof(),
         )
         self.agent = world.agent_type(policy, self._now)
@@ -196,7 +198,7 @@ class Worker:
 
     def is_of_another_job(self) -> bool:
         """Whether it belongs to a job whose journal was wiped, or never belonged to this one."""
-        return self.oddity is not Oddity.NONE or self.agent.job not in ("", self.world.witness.job)
+        return self.oddity is not Oddity.NONE or self.agent.expected_job not in ("", self.world.witness.job)
 
     def is_in_group(self) -> bool:
         """Whether its sockets to the group's other members are whole."""

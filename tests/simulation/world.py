@@ -137,6 +137,11 @@ class World(Places):
         self.faults = Faults(self, [planned for planned in self.schedule if planned.number not in leave_out])
         self.after(self.mix.chaos_s, self._calm_down)
 
+    @property
+    def launched_job(self) -> str:
+        """The id that a launcher names to a process that it starts now; empty if there is no launcher."""
+        return (self.witness.job or "launched") if self.mix.launched else ""
+
     def random_of(self, what: str) -> random.Random:
         """Chance of its own, so that what happens elsewhere does not move it."""
         return random.Random(f"{self.seed}/{what}")
