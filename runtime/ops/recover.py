@@ -18,7 +18,7 @@ from pathlib import Path
 from runtime import config
 from runtime.commands import spelled
 from runtime.config import Settings
-from runtime.errors import StoreError, UsageError
+from runtime.errors import ListenError, StoreError, UsageError
 from runtime.ops import from_checkpoints, kept_start
 from runtime.ops.changed_script import change, version_of
 from runtime.ops.follow import Follower
@@ -124,7 +124,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
             return None
         listener = Listener()
         if SCHEDULER in recovery.start:
-            listener = listen_for(settings, may_choose=_may_choose_port(kept, settings, remains))
+            listener = _listener(kept, settings, remains)
             if (port := listener.chosen_port) is not None:
                 _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
                 kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
@@ -152,11 +152,21 @@ def _with_port(log_dir: Path, kept: KeptStart, settings: Settings, port: int) ->
     return kept, replace(settings, sched_port=port)
 
 
-def _may_choose_port(kept: KeptStart, settings: Settings, remains: Remains) -> bool:
-    """Return whether no process knows the scheduler's port, so that another one will do."""
+def _listener(kept: KeptStart, settings: Settings, remains: Remains) -> Listener:
+    """Listen for the scheduler, on any free port if no process knows the job's and another one has it.
+
+    Raises:
+        ListenError: the port is another process's, and nothing of the job is left that could be followed.
+    """
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
     has_other_hosts = bool(kept.hosts) or len(remains.nodes) < settings.worker_num
-    return not (runs or has_other_hosts or names_port(kept.environment))
+    may_choose = not (runs or has_other_hosts or names_port(kept.environment))
+    try:
+        return listen_for(settings, may_choose=may_choose)
+    except ListenError:
+        if not runs:
+            raise
+        return Listener()  # the scheduler says so itself, and its workers are followed meanwhile
 
 
 def _journal_is_lost(remains: Remains) -> bool:
