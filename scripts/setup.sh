@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes .venv beside the repository from constraints.txt: what a job needs and, with --dev, what the tests need.
-# VENV=<folder> puts it elsewhere; every script then needs the same VENV.
+# VENV=<folder> puts it elsewhere; every script then needs the same VENV. --lock resolves constraints.txt again.
 #
-# The one idea: a stamp, written last, names everything the installation depends on. As long as it fits there is nothing
-# to do, and nothing is started to find that out. A mark set before the first change tells the next call that this one
-# was killed in the middle; it then begins anew, for half an installed package looks whole to pip. Only an environment
-# that this user made is ever changed or removed.
+# A stamp, written last, lists everything the installation depends on. While it matches there is nothing to do, and no
+# process is started to find that out. A mark set before the first change tells the next call that this one was killed
+# halfway; that call starts over, because pip takes a half-installed package for a whole one. Only an environment that
+# this user made is ever changed or removed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -21,13 +21,55 @@ fail() {
 }
 
 case ${1-} in
-    '' | --dev) ;;
+    '' | --dev | --lock) ;;
     -h | --help)
         echo 'usage: setup.sh [--dev]    makes .venv beside the repository; --dev adds what scripts/test.sh needs'
+        echo '       setup.sh --lock [--upgrade | --upgrade-package NAME]'
+        echo '                           resolves constraints.txt again for every supported Python; needs --dev first'
         exit 0
         ;;
-    *) fail "unknown argument '$1': expected nothing or --dev" ;;
+    *) fail "unknown argument '$1': expected nothing, --dev or --lock" ;;
 esac
+
+# Prints what has to be locked: every requirement of setup.cfg but torch_npu, which setup.cfg pins itself, and this torch.
+requirements() { # TORCH
+    "$venv/bin/python" - "$root/setup.cfg" "$1" <<'PYTHON'
+import configparser
+import sys
+
+parser = configparser.ConfigParser()
+parser.read(sys.argv[1], encoding="utf-8")
+print(sys.argv[2], parser["options"]["install_requires"], sep="\n")
+print(*(lines for extra, lines in parser["options.extras_require"].items() if extra != "npu"), sep="\n")
+PYTHON
+}
+
+# Resolves constraints.txt for all supported Pythons at once. Versions that still fit stay, unless uv is told to upgrade.
+# torch's version changes only by hand, in its line. What only its CUDA builds need is left to torch, which pins it: with
+# a CPU build, `pip install -r constraints.txt` would otherwise download gigabytes that are never used.
+lock() { # UV-ARGUMENTS...
+    local uv=$venv/bin/uv torch
+    new=$root/constraints.txt.new # not local: the trap reads it
+    if [ ! -x "$uv" ]; then fail "$uv is missing: call setup.sh --dev first"; fi
+    torch=$(grep '^torch==' "$root/constraints.txt")
+    trap 'rm -f "$new" "$new.uv"' EXIT
+    cp "$root/constraints.txt" "$new.uv" # uv prefers the versions it finds in its output file
+    requirements "$torch" | "$uv" pip compile --quiet --universal --python-version 3.11.0 --python "$venv/bin/python" \
+        --only-binary :all: --no-header --no-annotate --output-file "$new.uv" "$@" - >/dev/null
+    {
+        printf '# %s\n' 'The exact versions this repository is tested with, for every Python from 3.11.0 to 3.14.' \
+            'Made by `bash scripts/setup.sh --lock`; do not edit it, except for the version of torch.' \
+            'Use it with pip or uv: install --constraint constraints.txt ".[dashboard]"'
+        grep -Ev "^(nvidia-|cuda-|triton=)|== 'emscripten'" "$new.uv"
+    } >"$new"
+    mv "$new" "$root/constraints.txt"
+}
+
+if [ "${1-}" = --lock ]; then
+    shift
+    lock "$@"
+    exit 0
+fi
 
 extras=examples,dashboard
 if compgen -G '/dev/davinci[0-9]*' >/dev/null; then extras+=,npu; fi
@@ -63,19 +105,28 @@ is_done() {
     done
 }
 
-is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+is_supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }
 
 # Prints a usable interpreter. A name on PATH may be a shim of something not installed, so each is tried.
 find_python() {
-    local candidates=(python3 python3.11 python3.12 python3.13 python3.14) candidate
+    local candidates=(python3 python3.11 python3.12 python3.13 python3.14) candidate without_ensurepip=
     if [ -n "${PYTHON-}" ]; then candidates=("$PYTHON"); fi
     for candidate in "${candidates[@]}"; do
-        if is_new_enough "$candidate"; then
-            command -v "$candidate"
-            return
+        if is_supported "$candidate"; then
+            # Debian and Ubuntu put ensurepip, which brings pip into a new environment, into a package of its own.
+            if [ -x "$venv/bin/python" ] || "$candidate" -c 'import ensurepip' >/dev/null 2>&1; then
+                command -v "$candidate"
+                return
+            fi
+            without_ensurepip=${without_ensurepip:-$candidate}
         fi
     done
-    fail "no Python from 3.11 on among ${candidates[*]}: install one, or name it with PYTHON=<its path> bash $0"
+    if [ -n "$without_ensurepip" ]; then
+        fail "$without_ensurepip has no ensurepip, so it cannot make an environment with pip in it. Fix: apt-get install" \
+            "$("$without_ensurepip" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') (Debian, Ubuntu)," \
+            "or name another Python with PYTHON=<its path> bash $0"
+    fi
+    fail "no Python from 3.11 to 3.14 among ${candidates[*]}: install one, or name it with PYTHON=<its path> bash $0"
 }
 
 # stage WHAT COMMAND...: runs the command into the log, says every ten seconds that it still does.
@@ -188,9 +239,9 @@ rm -f "$stamp"
 if [ ! -x "$venv/bin/python" ]; then
     stage "making $venv with $("$python" --version)" make_environment
 fi
-if ! is_new_enough "$venv/bin/python"; then
+if ! is_supported "$venv/bin/python"; then
     rm -f "$unfinished"
-    fail "$venv has $("$venv/bin/python" --version), expected 3.11 or newer: move it away and call this again"
+    fail "$venv has $("$venv/bin/python" --version), expected 3.11 to 3.14: move it away and call this again"
 fi
 stage "installing what constraints.txt names [$extras]" install_packages
 if ! wrong=$(check_import_name 2>&1); then

@@ -28,9 +28,10 @@ USAGE
     ?*) how=pytest ;;
 esac
 
+. "$root/scripts/venv.sh" # before the folder is left that a relative VENV starts from
 bash "$root/scripts/setup.sh" --dev
 cd "$root"
-bin=$root/.venv/bin
+bin=$venv/bin
 
 # stage WHAT COMMAND...: runs the command and says how long it took; the first that fails ends the script.
 stage() {

@@ -72,7 +72,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(repository: Path, tmp_
 def test_the_first_time_says_what_it_takes_before_anything_else(repository: Path, name: str) -> None:
     done = set_up(repository, **({"VENV": name} if name else {}))
     assert done.stdout.splitlines()[0].endswith("downloaded and installed: 1.2 GB, 40 to 380 s")
-    assert "no Python from 3.11 on among /no/python" in done.stderr
+    assert "no Python from 3.11 to 3.14 among /no/python" in done.stderr
 
 
 def test_what_an_environment_was_given_it_keeps(repository: Path) -> None:
