@@ -103,6 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: else nothing it starts hears it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(cpu_times.Limit(), "cpu_limit")
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if hasattr(config, "workerinput"):  # with several processes: in one that runs tests
         CrashesExplained.in_worker(config.workerinput)

@@ -1,9 +1,9 @@
-"""What each test costs in CPU-seconds, with every process it starts: ``pytest --cpu-times FILE``.
+"""CPU-seconds of tests: what each costs (``pytest --cpu-times FILE``), and a limit for those that only compute.
 
-Wall time says little where tests share two cores and mostly wait. The one idea: what a process and its descendants
-have used is a number that only grows, as long as nobody's account is lost; so the process that runs tests inherits
-orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)) and leaves them unreaped, and a test costs what that number grew by. What
-belongs to no test (a session's fixtures, when they close) is counted nowhere.
+Wall time says little if tests share two cores and mostly wait. The cost includes every process that a test starts: the
+process that runs tests inherits orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)) and leaves them unreaped, so that what
+it and its descendants have used only grows, and a test costs the increase. What belongs to no test (a session's
+fixtures, when they close) is counted nowhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator
@@ -18,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 
+COMPUTES = "computes"
+"""The marker of tests that only compute: ``timeout`` limits the CPU-seconds of their process, not their wall time."""
+COMPUTING_ROOMS = ("core", "fuzz", "simulation")
+"""Folders of tests in which every test is given this marker."""
+WALL_PER_CPU = 10
+"""A test that computes may take this many times its limit by the wall clock: enough for a busy machine, and an end for
+a test that waits for ever."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PROPERTY = "cpu_times"
 
@@ -51,6 +60,37 @@ def inherit_orphans() -> None:
     """From now on whoever loses its parent below this process becomes its child: no account is lost."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Limit:
+    """In each process that runs tests: count the limit of a test that only computes in CPU-seconds."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        tests = Path(__file__).parent
+        rooms = [tests / room for room in COMPUTING_ROOMS]
+        for item in items:
+            if any(item.path.is_relative_to(room) for room in rooms):
+                item.add_marker(COMPUTES)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
+        """Set both timers; True tells pytest-timeout to set none itself."""
+        if item.get_closest_marker(COMPUTES) is None:
+            return None
+
+        def end(*_: object) -> None:
+            __tracebackhide__ = True
+            pytest.fail(f"the test used more than {settings.timeout:g} CPU-seconds")
+
+        signal.signal(signal.SIGPROF, end)
+        signal.setitimer(signal.ITIMER_PROF, settings.timeout)
+        pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * WALL_PER_CPU))
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_timeout_cancel_timer(self) -> Generator[None, Any, Any]:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return (yield)
 
 
 class Floor:

@@ -1,11 +1,16 @@
-"""What a run cost is counted over all it started, who started it and has ended since included."""
+"""The cost of a run includes processes that have ended, and a busy machine ends no test that only computes."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.cpu_times import COMPUTES, COMPUTING_ROOMS, WALL_PER_CPU
 
 ORPHAN = """
 import os, select, subprocess, sys
@@ -22,6 +27,27 @@ floor.reap()
 print(before, floor.sentence(), sep="\\n")
 """
 
+LIMIT_S = 0.3
+LIMITED = f"""
+import threading, time
+import pytest
+
+@pytest.mark.computes
+def test_a_computation_on_a_busy_machine():
+    time.sleep(5 * {LIMIT_S})  # as if others had the cores
+
+@pytest.mark.computes
+def test_a_computation_without_end():
+    while True: pass
+
+@pytest.mark.computes
+def test_a_wait_without_end():
+    threading.Event().wait()
+
+def test_a_process_that_does_not_answer():
+    threading.Event().wait()
+"""
+
 
 def test_what_an_orphan_of_an_orphan_has_used_is_counted(repository: Path) -> None:
     command = [sys.executable, "-c", ORPHAN]
@@ -29,3 +55,28 @@ def test_what_an_orphan_of_an_orphan_has_used_is_counted(repository: Path) -> No
     before, after = (int(line.split()[0]) for line in done.stdout.splitlines())
     assert after - before >= 1
     assert re.fullmatch(r"\d+ CPU-seconds: \d+ s is the floor of a run on \d+ idle cores", done.stdout.splitlines()[1])
+
+
+def test_a_computing_test_is_limited_by_its_cpu_time_and_any_other_by_the_clock(
+    repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "test_limited.py").write_text(LIMITED)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(repository / "pyproject.toml")]
+    command += ["--timeout", str(LIMIT_S), "-p", "no:cacheprovider", "-q", str(tmp_path)]
+    wide = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=repository, env=wide, capture_output=True, text=True, timeout=120, check=False)
+    ended = dict(re.findall(r"^FAILED .*::(\w+) - Failed: (.*)$", done.stdout, re.MULTILINE))
+    assert ended == {
+        "test_a_computation_without_end": f"the test used more than {LIMIT_S} CPU-seconds",
+        "test_a_wait_without_end": f"Timeout (>{LIMIT_S * WALL_PER_CPU}s) from pytest-timeout.",
+        "test_a_process_that_does_not_answer": f"Timeout (>{LIMIT_S}s) from pytest-timeout.",
+    }
+    assert done.stdout.rstrip().splitlines()[-1].startswith("3 failed, 1 passed"), done.stdout
+
+
+def test_every_test_of_these_folders_computes(repository: Path, request: pytest.FixtureRequest) -> None:
+    """Among the tests of this run."""
+    rooms = [repository / "tests" / room for room in COMPUTING_ROOMS]
+    assert all(room.is_dir() for room in rooms)
+    tests = [item for item in request.session.items if set(rooms) & set(item.path.parents)]
+    assert [item.nodeid for item in tests if item.get_closest_marker(COMPUTES) is None] == []
