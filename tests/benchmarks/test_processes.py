@@ -18,16 +18,15 @@ from benchmarks.processes import Job, Stage
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 PARENT = """
 import signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-def end(*_):
-    child.kill()
-    child.wait()
-    print("ended", child.pid, flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
 print("started", child.pid, flush=True)
-signal.pause()
+signal.sigwait({signal.SIGTERM})
+child.kill()
+child.wait()
+print("ended", child.pid, flush=True)
 """
+"""Blocks SIGTERM and waits for it: a handler and pause() would wait for ever if the signal came just before pause()."""
 BENCHMARK = f"""
 import sys
 from benchmarks.processes import Stage
