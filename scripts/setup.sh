@@ -205,7 +205,7 @@ if is_done; then exit 0; fi
 check_is_ours
 began=$SECONDS
 if [ ! -x "$venv/bin/python" ]; then
-    say "the first time torch and what else a job needs are downloaded and installed: 1.2 GB, 40 to 380 s"
+    say "the first time torch and what else a job needs are downloaded and installed: 1.2 GB, 40 to 380 s (5 GB and longer with a torch for CUDA)"
 fi
 python=$(find_python)
 exec {lock_fd}<"$root/setup.cfg"

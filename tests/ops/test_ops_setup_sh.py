@@ -71,7 +71,8 @@ def test_a_folder_with_something_else_in_it_is_left_alone(repository: Path, tmp_
 @pytest.mark.parametrize("name", ["", "relative"])
 def test_the_first_time_says_what_it_takes_before_anything_else(repository: Path, name: str) -> None:
     done = set_up(repository, **({"VENV": name} if name else {}))
-    assert done.stdout.splitlines()[0].endswith("downloaded and installed: 1.2 GB, 40 to 380 s")
+    size = "1.2 GB, 40 to 380 s (5 GB and longer with a torch for CUDA)"
+    assert done.stdout.splitlines()[0].endswith(f"downloaded and installed: {size}")
     assert "no Python from 3.11 to 3.14 among /no/python" in done.stderr
 
 
@@ -93,3 +94,32 @@ def test_what_an_environment_was_given_it_keeps(repository: Path) -> None:
     calls.unlink()
     assert set_up(repository, PYTHON=sys.executable).returncode == 0
     assert not calls.exists()  # nothing is left to do
+
+
+def test_a_python_without_ensurepip_is_told_debians_package(repository: Path, tmp_path: Path) -> None:
+    """As on Debian without python3-venv; an environment that is there already needs no ensurepip."""
+    (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError('No module named ensurepip')\n")
+    done = set_up(repository, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    minor = sys.version_info.minor
+    assert done.returncode == 1
+    assert (
+        f"has no ensurepip, so it cannot make an environment with pip in it. Fix: apt-get install python3.{minor}-venv"
+        in done.stderr
+    )
+    assert not (repository / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"), [("3.10.99", False), ("3.11.0", True), ("3.14.99", True), ("3.15.0", False)]
+)
+def test_a_python_that_the_lock_is_not_for_is_refused(
+    repository: Path, tmp_path: Path, version: str, usable: bool
+) -> None:
+    """Decided by setup.sh's own expression, in a Python that states this version."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.version_info = {tuple(map(int, version.split('.')))}\n"
+    )
+    (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError('No module named ensurepip')\n")
+    done = set_up(repository, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    assert ("has no ensurepip" in done.stderr) == usable, done.stderr
+    assert ("no Python from 3.11 to 3.14 among" in done.stderr) != usable, done.stderr
