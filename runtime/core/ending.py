@@ -15,6 +15,7 @@ from runtime.core.messages import EndJob, EndKind
 from runtime.core.ready import Ended, Level
 from runtime.core.records import CauseFound, JobFinished, JobInterrupted
 from runtime.core.rendezvous import Rendezvous
+from runtime.core.restarts import NO_WORKER_LEFT
 from runtime.core.state import Seat
 from runtime.core.world import World
 
@@ -138,6 +139,14 @@ class Ending:
             else:
                 self._give_up()
 
+    def await_replacements(self) -> None:
+        """Restart the wait for workers: a supervisor says that replacements are starting.
+
+        Anybody who can connect can say so. A job that has trained still ends when its round times out (TOPO_TIMEOUT).
+        """
+        if self._empty_since is not None and self._ledger.state.final is None:
+            self._empty_since = self._ledger.now
+
     def stop(self, by: str) -> None:
         """The job is to end now; where its own error has ended it already, that is its end."""
         if self._ledger.policy.recovery and self._own_errors():
@@ -150,7 +159,7 @@ class Ending:
         kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
         if WRONG_GRADIENT in errors:  # no script is to be corrected, and what was saved is in doubt
             kind = EndKind.UNEQUAL
-        left = "most workers failed" if self._is_occupied() else "no worker is left"
+        left = "most workers failed" if self._is_occupied() else NO_WORKER_LEFT
         self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
 
     def _is_occupied(self) -> bool:

@@ -527,6 +527,14 @@ class ProcessSeen(Value, frozen=True, tag=15):
     quiet_s: Seconds | None  # since its control thread last ran; None: that is not to be seen
 
 
+class Restarting(Value, frozen=True, tag=16):
+    """A supervisor is starting workers that have not registered yet.
+
+    It repeats this while that lasts; the job is not given up for want of workers until 2 × NODE_TIMEOUT after the last
+    one.
+    """
+
+
 class ProcessEnded(Value, frozen=True, tag=14):
     """How a worker's process has ended, by who has started it; nothing but words follows from it."""
 
@@ -759,7 +767,7 @@ FromScheduler = (
     | EqualPoint
 )
 
-Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded | ProcessSeen
+Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
 
 SCHEMA: Schema[Message] = Schema(Message)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from runtime.core.cause_table import DEFAULT, CauseTable, Observation, Retry
 
+NO_WORKER_LEFT = "no worker is left"
+"""How the cause begins for which a scheduler gives a job up whose workers are all gone."""
 WINDOW_S = 3600.0
 """MAX_RESTARTS bounds the deaths of a place over any stretch of this length."""
 FREE = 3

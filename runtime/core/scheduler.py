@@ -126,11 +126,16 @@ class SightTold:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacementsStarting:
+    """A supervisor has started, or is about to start, workers that have not registered yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | Tick
+Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting | Tick
 
 
 class SchedulerCore:
@@ -220,6 +225,8 @@ class SchedulerCore:
                 self._hear_of_end(end)
             case SightTold(told):
                 self._hear_of_sight(told)
+            case ReplacementsStarting():
+                self._ending.await_replacements()
         ready = self._finish_step()
         self._remember(event, ready)
         return ready
@@ -345,7 +352,7 @@ class SchedulerCore:
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
-            isinstance(event, Tick | Seen | SightTold)
+            isinstance(event, Tick | Seen | SightTold | ReplacementsStarting)
             or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced | Figures))
         ):
             self._repeats.forget()

@@ -58,6 +58,7 @@ from runtime.service.sightings import Sightings
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
+REPORTS_A_LEASE = 4
 MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are in nobody's history
 
 LEFT = Verdict(None, "left running", 0)
@@ -97,6 +98,7 @@ class Follower:
         self._discovery = None if supervisor is None else discovery_for(settings, supervisor.spawn_worker)
         self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
+        self._report_restarts_at = 0.0  # when to tell the scheduler again that replacements are starting
         self._silence = Silence()
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
@@ -190,7 +192,8 @@ class Follower:
         look_at = self._look_at if supervisor is not None else None
         asked_at = self._asking.wake_at()
         drive_at = None if self._discovery is None else self._discovery.wake_at(now)
-        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, start_at, look_at, drive_at, now + LOOK_S)
+        supervised_ats = (start_at, look_at, drive_at, self._report_restarts_at or None)
+        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, *supervised_ats, now + LOOK_S)
         return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
 
     # ---- what its user wants
@@ -322,9 +325,7 @@ class Follower:
 
     def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
         """Whether the process has called ``runtime.init()``; of another's child that is taken for granted."""
-        view = self._following.view
-        is_known = view is not None and any(node.identity == identity for node in view.nodes)
-        return is_known or not self._following.is_own(name) or self._logs.has_spoken(name)
+        return not self._following.is_own(name) or self._has_registered(name, identity)
 
     def _look_for_silence(self, now: float) -> None:
         silent = [name for name, one in self._silence.due(now).items() if not self._has_joined(name, one)]
@@ -396,6 +397,23 @@ class Follower:
             if self._discovery is not None and supervisor.holds:
                 self._drive(self._discovery, now)
         following.restarting = supervisor.is_at_it()
+        self._report_restarts(supervisor, now)
+
+    def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
+        """Keep the scheduler from giving the job up while replacements start, however long their imports take."""
+        if not (supervisor.holds and self._is_ours and self._following.is_linked):
+            self._report_restarts_at = 0.0
+        elif self._report_restarts_at <= now:
+            self._report_restarts_at = now + self._settings.node_timeout_s / REPORTS_A_LEASE
+            workers = (one for one in self._watched.values() if one[0] != SCHEDULER)
+            if supervisor.is_at_it() or not all(self._has_registered(*one) for one in workers):
+                self._link.tell(status.restarting())
+
+    def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
+        """Whether this worker is no longer starting: the scheduler knows it, or its log shows ``runtime.init()``."""
+        view = self._following.view
+        is_known = view is not None and any(node.identity == identity for node in view.nodes)
+        return is_known or self._logs.has_spoken(name)
 
     def _drive(self, discovery: Discovery, now: float) -> None:
         """Start and drain workers as hosts come and go, and have the scheduler keep each decision."""

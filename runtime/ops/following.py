@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from runtime.core.restarts import NO_WORKER_LEFT
 from runtime.ops.deaths import MISSING_LINES, Deaths, End, advice, sentence, what_others_do
 from runtime.ops.job_view import EndKind, JobView, Presence, names_spare
 from runtime.ops.local_processes import SCHEDULER, Death, name_of, node_of, spoken
@@ -108,6 +109,7 @@ class Following:
         self._verdict: Verdict | None = None
         self._stop_by: str | None = None
         self._has_signalled = False
+        self._starts_again = restarts  # at the end: a supervisor has let go by then
         self._targets: list[_Local] = []
         self._nobody_tells_at: float | None = None  # the scheduler is gone: whom it knew not, it told not
         self._term_at: float | None = None
@@ -413,6 +415,7 @@ class Following:
         if self.is_closing:
             return
         self.is_closing = True
+        self._starts_again = self._restarts or self.supervised
         self._targets = [local for local in self._local.values() if local.runs and not self._is_spared(local)]
         self._term_at = now + leave_s
         is_long = leave_s > self._leave_s
@@ -421,13 +424,16 @@ class Following:
             self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
 
     def _is_spared(self, local: _Local) -> bool:
-        """A worker that was started after the job had ended for all that the scheduler knew: it waits for the next.
+        """Whether this is a worker that the scheduler did not know of when it ended the job.
 
-        It was started by another follower, who takes care of it, or by this one, who will be called again.
+        It waits for the next scheduler. Another follower has started it and looks after it, or this one has, and is
+        called again if the job was given up only because no worker was left.
         """
-        if self._stop_by is not None or self._verdict is None or self._verdict.kind is not EndKind.INTERRUPTED:
+        verdict = self._verdict
+        if self._stop_by is not None or verdict is None or verdict.kind is not EndKind.INTERRUPTED:
             return False
-        return (self._restarts or self.supervised or not local.is_own) and not self._is_known(local)
+        is_called_again = self._starts_again and verdict.cause.startswith(NO_WORKER_LEFT)
+        return (is_called_again or not local.is_own) and not self._is_known(local)
 
     def _is_known(self, local: _Local) -> bool:
         """Whether the scheduler knows this process, or it is the scheduler."""
@@ -456,7 +462,7 @@ class Following:
             return
         verdict = self._verdict or Verdict.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
         waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
-        self.result = Result(verdict, call_again=(self._restarts or self.supervised) and waiting)
+        self.result = Result(verdict, call_again=self._starts_again and waiting)
 
     # ---- small things
 

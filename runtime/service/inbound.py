@@ -28,6 +28,7 @@ from runtime.core.messages import (
     Refusal,
     Refused,
     Register,
+    Restarting,
     SavedPoints,
     StatusQuery,
     Still,
@@ -35,7 +36,7 @@ from runtime.core.messages import (
     Unwell,
 )
 from runtime.core.ready import Note, Ready
-from runtime.core.scheduler import Decided, EndSeen, Event, Received, SightTold, StopRequested
+from runtime.core.scheduler import Decided, EndSeen, Event, Received, ReplacementsStarting, SightTold, StopRequested
 from runtime.net.server import Arrived, Garbled, Rejected
 from runtime.service import clock
 from runtime.service.followers import Followers
@@ -47,7 +48,7 @@ MOST_ENDS = 256
 """And so many ends of processes, or sights of them."""
 
 
-Told = Received | StopRequested | Decided | EndSeen | SightTold
+Told = Received | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting
 """What a core can be told by what arrives."""
 
 
@@ -138,6 +139,8 @@ def _event_in(peer: str, message: object) -> Told | str:
             return EndSeen(message)
         case ProcessSeen():
             return SightTold(message)
+        case Restarting():
+            return ReplacementsStarting()
         case Register():
             session = message.session
         case (

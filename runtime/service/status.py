@@ -25,6 +25,7 @@ from runtime.core.messages import (
     Decision,
     ProcessEnded,
     ProcessSeen,
+    Restarting,
     Status,
     StatusQuery,
     StopJob,
@@ -43,8 +44,8 @@ SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
 Content: TypeAlias = dict[str, Any]
-ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen
-"""What whoever follows a job tells its scheduler, for it to keep."""
+ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen | Restarting
+"""What a follower reports to its job's scheduler."""
 
 _LISTS = ("workers", "spares", "retired")
 
@@ -148,6 +149,11 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
 def process_seen(node: str, identity: ProcessIdentity, sight: Sight) -> ProcessSeen:
     """Tells a scheduler what is seen of a node's process of this host."""
     return ProcessSeen(node, host_id(), identity.pid, identity.started_at, sight.doing, sight.quiet_s)
+
+
+def restarting() -> Restarting:
+    """Tells a scheduler that workers are starting which have not registered yet."""
+    return Restarting()
 
 
 def _printable(text: str, most: int) -> str:

@@ -15,6 +15,7 @@ from runtime.core.records import (
     SeatResumed,
     TrainingFinished,
 )
+from runtime.core.scheduler import ReplacementsStarting
 from tests.core.house import House, policy, training_house
 
 
@@ -425,6 +426,47 @@ def test_a_pause_is_not_emptiness() -> None:
     assert house.ended is None
     house.tick(0.1)
     assert house.ended is not None
+
+
+def abandoned_house() -> House:
+    house = training_house()
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    house.tick()
+    return house
+
+
+def test_replacements_that_are_starting_keep_the_job_as_long_as_that_is_repeated() -> None:
+    house = abandoned_house()
+    for _ in range(20):
+        house.now += 9.9
+        assert house.step(ReplacementsStarting()).is_empty
+        house.tick()
+    assert house.ended is None
+    house.tick(9.9)
+    assert house.ended is None
+    house.tick(0.2)
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+
+
+def test_replacements_that_never_register_end_with_their_round() -> None:
+    house = abandoned_house()
+    for _ in range(int(house.policy.topo_timeout_s / 9) + 1):
+        house.step(ReplacementsStarting())
+        house.tick(9.0)
+    assert house.ended is not None and house.ended.kind is EndKind.FORMATION_TIMEOUT
+
+
+def test_a_finished_training_waits_for_no_replacement() -> None:
+    house = finished_house()
+    house.close("s0", gone=True)
+    house.close("s1", gone=True)
+    house.tick()
+    for _ in range(2):
+        house.now += 5.0
+        house.step(ReplacementsStarting())
+        house.tick()
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
 
 
 # ---- ENABLE_RECOVERY=0

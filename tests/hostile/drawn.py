@@ -31,6 +31,7 @@ FROM_ANYBODY = (
     messages.Decision,
     messages.ProcessEnded,
     messages.ProcessSeen,
+    messages.Restarting,
     messages.StopJob,
 )
 FROM_NOBODY = (

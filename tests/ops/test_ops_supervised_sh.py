@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from runtime.errors import JobInterruptedError
 from runtime.ops.job_view import JobView
-from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, ShellJob
+from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, Shell, ShellJob
 
 pytestmark = pytest.mark.system
 
@@ -62,6 +64,45 @@ def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
     assert r"it is stopped (SIGSTOP). Fix: kill -CONT" in job.log("scheduler")
     job.let_finish()
     assert shell.end() == 0, shell.text
+
+
+NODE_TIMEOUT_S = 1.0
+"""A job without workers is given up after twice this time."""
+
+
+def kill_all_while_imports_are_slow(job: ShellJob) -> Shell:
+    """A supervised job whose workers were all killed, and whose replacements import until ``importing`` is removed."""
+    slow = {**SUPERVISED, "NODE_TIMEOUT": str(NODE_TIMEOUT_S)}
+    shell = job.run(*UNTIL_TOLD, "--not-while", "importing", **slow)
+    job.wait_training()
+    (job.folder / "importing").touch()
+    for node in "012":
+        job.kill(f"worker_{node}")
+    shell.wait_until(lambda: {"worker_0.1", "worker_1.1", "worker_2.1"} <= set(job.running()))
+    return shell
+
+
+def test_replacements_that_import_for_long_are_waited_for(job: ShellJob) -> None:
+    shell = kill_all_while_imports_are_slow(job)
+    time.sleep(4 * NODE_TIMEOUT_S)  # the imports
+    assert "scheduler" in job.running(), job.log("scheduler")
+    (job.folder / "importing").unlink()
+    job.wait_view(lambda view: trains(view, "0.1", "1.1", "2.1"))
+    job.let_finish()
+    assert shell.end() == 0, shell.text
+
+
+def test_replacements_that_start_when_the_job_ends_are_not_left_behind(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD, "--not-while", "importing", **SUPERVISED, RESET_LIMIT="1")
+    job.wait_training()
+    job.kill("worker_1")
+    job.wait_training(generation=2)
+    (job.folder / "importing").touch()
+    for name in ("worker_0", "worker_1.1", "worker_2"):
+        job.kill(name)
+    assert shell.end() == JobInterruptedError.exit_code, shell.text
+    assert "it began anew 1 times (RESET_LIMIT)" in shell.text
+    assert job.running() == []
 
 
 @pytest.mark.thorough
