@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.commands import near_name, spelled
-from runtime.errors import SameBitsError
+from runtime.errors import SameBitsError, StoreError
+from runtime.store import durable
 
 Arguments = Sequence[str]
 
@@ -27,6 +28,7 @@ def main(argv: Arguments | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process where None.
     """
+    _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
@@ -41,8 +43,24 @@ def main(argv: Arguments | None = None) -> int:
         # What it still holds would fail once more when Python flushes it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE  # whoever read has enough, as with `samebits steps | head`
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"samebits: {where}{durable.reason_of(error)}", file=sys.stderr, flush=True)
+        return StoreError.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _open_standard_streams() -> None:
+    """Open ``/dev/null`` for each standard stream that was closed when this process was started.
+
+    Else the next file that is opened, a lock or a log, would take its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one, unless it was taken since
+            stream = os.fdopen(null, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
+            setattr(sys, name, stream)
 
 
 def _run(words: list[str]) -> int:

@@ -9,21 +9,23 @@ nothing for the job.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import select
 import signal
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.core.cause_table import Observation
 from runtime.core.restarts import Loss, Sort, sort_of
-from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError
+from runtime.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
 from runtime.ops import end_summary, kept_start
 from runtime.ops.discovery import Discovery, discovery_for
 from runtime.ops.following import Following, Result
@@ -55,10 +57,12 @@ from runtime.ops.unjoined import PATIENCE_S, Silence
 from runtime.ops.verdict import Verdict, verdict_of
 from runtime.service import cause_file, status
 from runtime.service.sightings import Sightings
+from runtime.store import durable
 from runtime.store.process_identity import ProcessIdentity
 from runtime.tracebacks import Failure
 
 REPORTS_A_LEASE = 4
+NAMED = 6
 MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are in nobody's history
 
 LEFT = Verdict(None, "left running", 0)
@@ -73,8 +77,44 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
     options = parser.parse_args(arguments)
-    with Signals() as signals:
-        return Follower(kept_start.settings_here(), signals, as_json=options.json).run().verdict.exit_code
+    settings = kept_start.settings_here()
+    with Signals() as signals, naming_what_runs_on(settings):
+        return Follower(settings, signals, as_json=options.json).run().verdict.exit_code
+
+
+@contextlib.contextmanager
+def naming_what_runs_on(settings: Settings) -> Iterator[None]:
+    """Add to an error that ends this command which processes of the job run on, and what can be done with them."""
+    try:
+        yield
+    except ForeignFolderError:  # the folder is another job's by now, and the message names the processes
+        raise
+    except SameBitsError as error:
+        error.args = (f"{error}{_running_on(settings)}",)
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StoreError(f"{where}{durable.reason_of(error)}{_running_on(settings)}") from error
+    except Exception as error:  # a fault of ours is no reason to leave the job without a word either
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"this command failed: {type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        for line in f"{text}{_running_on(settings)}".splitlines():
+            print(f"samebits: {line}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
+
+
+def _running_on(settings: Settings) -> str:
+    """Return a further line about the living processes of the folder's job, empty if there are none."""
+    names = process_names(kept_start.nodes_of(settings.log_dir, settings))
+    alive = [(name, one) for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()]
+    if not alive:
+        return ""
+    named = ", ".join(f"{spoken(name)} ({identity})" for name, identity in alive[:NAMED])
+    more = f" and {len(alive) - NAMED} more" if len(alive) > NAMED else ""
+    return (
+        f"\nthe job runs on without this command, which starts nothing again any more: {named}{more}. Fix: "
+        f"`{spelled('recover')}` goes on with it, `{spelled('stop')}` ends it"
+    )
 
 
 class Follower:

@@ -6,18 +6,24 @@ an event is a line that stays, progress is a line that goes.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from runtime.commands import spelled
 from runtime.ops.job_line import Standing, line_of
 from runtime.ops.job_view import JobView
 
 JSON_LINE_S = 1.0
 PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
+STDOUT, STDERR = 1, 2
+GOES_ON = f"this command goes on without it. Fix: `{spelled('follow')}` shows the job"
 _READ_BYTES = 65536
 
 # MindSpore's LossMonitor: `epoch: 1 step: 20, loss is 2.3025`; and plainer: `epoch 1 step 20 loss 2.3025`.
@@ -76,6 +82,34 @@ def world_text(view: JobView, alive: int) -> str:
     if view.spares_alive:
         text += f", {view.spares_alive} spare{'s' if view.spares_alive > 1 else ''}"
     return text
+
+
+class _LastingFile(io.FileIO):
+    """A standard stream whose loss does not end this process: a closed pipe, a closed terminal, a full disk."""
+
+    def write(self, data: Any, /) -> int:
+        """Write as usual; after a failure, to ``/dev/null``."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() != STDERR:
+                with contextlib.suppress(OSError):  # it may be lost as well
+                    os.write(STDERR, f"samebits: standard output is lost ({error.strerror}); {GOES_ON}\n".encode())
+            return memoryview(data).nbytes
+
+
+def keep_going_without_output() -> None:
+    """Let this process, which supervises a job, outlive the readers of its standard output and error."""
+    for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == number:
+            stream.flush()
+            file = io.BufferedWriter(_LastingFile(number, "w", closefd=False))
+            lasting = io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+            setattr(sys, name, lasting)
 
 
 class Screen:

@@ -21,13 +21,14 @@ from runtime.config import Settings
 from runtime.errors import ListenError, StoreError, UsageError
 from runtime.ops import from_checkpoints, kept_start
 from runtime.ops.changed_script import change, version_of
-from runtime.ops.follow import Follower
+from runtime.ops.follow import Follower, naming_what_runs_on
 from runtime.ops.following import Result
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.programs import program_of
+from runtime.ops.progress import keep_going_without_output
 from runtime.ops.recovering import Recovery, Remains, plan_recovery
 from runtime.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from runtime.ops.spawning import Listener, Program, StartLock, hear_signals, launch, listen_for, names_port, reserved
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     hear_signals()
+    keep_going_without_output()
     log_dir, kept = _moved_in() if options.moved else kept_start.read_here()
     if options.from_checkpoints:
         _begin_journal(log_dir, kept)
@@ -132,7 +134,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
                 settings = replace(settings, sched_port=port)
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
-        with Signals() as signals:
+        with Signals() as signals, naming_what_runs_on(settings):
             program = program_of(kept, present, secrets)
             program = replace(program, listening=listener.descriptors, job=kept.job or job)
             in_place = partial(start_in_place, kept=kept, settings=settings, job=job, program=program)

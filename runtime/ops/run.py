@@ -14,14 +14,14 @@ from typing import Any
 
 from runtime import config
 from runtime.config import Settings
-from runtime.errors import SameBitsError
 from runtime.ops import first_hosts, kept_start, prepare, recover, run_options, starting
-from runtime.ops.follow import Follower
+from runtime.ops.follow import Follower, naming_what_runs_on
 from runtime.ops.host_launch import is_here
 from runtime.ops.local_processes import SCHEDULER, end, name_of, spoken
 from runtime.ops.log_ends import LogEnds
 from runtime.ops.page import start_beside
 from runtime.ops.prepare import Ready
+from runtime.ops.progress import keep_going_without_output
 from runtime.ops.run_options import Request
 from runtime.ops.spawning import Program, StartLock, hear_signals, launch, reserved
 from runtime.ops.stop_signals import Signals
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     request = run_options.parse(arguments, config.whole_environment())
     hear_signals()
+    keep_going_without_output()
     found = first_hosts.running_job(request)
     if found is not None:
         prepare.say("the job runs already: this command follows it, and drives its hosts once nobody else does")
@@ -51,27 +52,28 @@ def main(arguments: Sequence[str]) -> int:
         logs.begin_all()
         with Signals(request.signals) as signals:
             _start(ready)
-            lock.release()
-            for said in (ready.said, start_beside(settings, ready.start.folder)):
-                if said:
-                    prepare.say(said)
-            if not request.as_json:
-                print(
-                    f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "
-                    f"{settings.log_dir}",
-                    flush=True,
+            with naming_what_runs_on(settings):
+                lock.release()
+                for said in (ready.said, start_beside(settings, ready.start.folder)):
+                    if said:
+                        prepare.say(said)
+                if not request.as_json:
+                    print(
+                        f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "
+                        f"{settings.log_dir}",
+                        flush=True,
+                    )
+                if request.detach and not signals.caught:
+                    return 0
+                follower = Follower(
+                    settings,
+                    signals,
+                    logs=logs,
+                    supervisor=supervisor_for(settings),
+                    tee=_shown(ready, request),
+                    as_json=request.as_json,
                 )
-            if request.detach and not signals.caught:
-                return 0
-            follower = Follower(
-                settings,
-                signals,
-                logs=logs,
-                supervisor=supervisor_for(settings),
-                tee=_shown(ready, request),
-                as_json=request.as_json,
-            )
-            result = follower.run()
+                result = follower.run()
     return recover.go_on(settings.log_dir, ready.start) if result.call_again else result.verdict.exit_code
 
 
@@ -111,7 +113,7 @@ def _start(ready: Ready) -> None:
     with reserved(ready.settings.log_dir, _names(ready)) as berths:
         try:
             launch(berths, _program(ready), started)
-        except SameBitsError:
+        except Exception:
             prepare.say("the start failed: ending what was started")
             for identity in started:
                 end(identity, TERM_GRACE_S)

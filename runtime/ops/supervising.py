@@ -18,7 +18,6 @@ from runtime import config
 from runtime.config import Settings
 from runtime.core.lines import may_be_replaced, root_of, successor_of
 from runtime.core.restarts import Again, Loss, Never, Restarts
-from runtime.errors import SameBitsError
 from runtime.ops import kept_start
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
@@ -239,7 +238,7 @@ def start_in_place(
         elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
         try:
             launch(berths, replace(program, elsewhere=elsewhere), running, spawn_worker)
-        except SameBitsError:
+        except Exception:
             _rename(kept, log_dir, nodes, started[: len(running)])
             raise
     for one in started:

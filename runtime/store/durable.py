@@ -48,9 +48,14 @@ def disk_errors(path: Path, doing: str, kind: type[StoreError] = StoreError) -> 
     try:
         yield
     except OSError as error:
-        number = error.errno or 0
-        reason = f"{os.strerror(number)} ({errno.errorcode[number]})" if number in errno.errorcode else str(error)
-        raise kind(f"{path}: {doing} failed: {reason}. Fix: {_FIXES.get(number, _OTHER_FIX)}") from error
+        raise kind(f"{path}: {doing} failed: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Return an error's reason with its name, and the fix: ``No space left on device (ENOSPC). Fix: …``."""
+    number = error.errno or 0
+    reason = f"{os.strerror(number)} ({errno.errorcode[number]})" if number in errno.errorcode else str(error)
+    return f"{reason}. Fix: {_FIXES.get(number, _OTHER_FIX)}"
 
 
 def open_regular(path: Path) -> int:

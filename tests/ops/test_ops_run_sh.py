@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,11 +15,55 @@ from pathlib import Path
 
 import pytest
 
+from runtime import config
+from runtime.errors import StoreError
 from runtime.net.address import check_free
+from runtime.ops.follow import naming_what_runs_on
 from runtime.ops.job_view import Presence
-from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, ShellJob, free_port
+from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob, free_port
 
 pytestmark = pytest.mark.system
+
+
+def run_through_bash(job: ShellJob, line: str) -> Shell:
+    """``run.sh tiny_worker.py`` within this line of bash, where it is ``"$@"``."""
+    words = ("bash", str(ROOT / "scripts" / "run.sh"), str(WORKER), "--steps", "30")
+    return job.shell("bash", "-c", line, "bash", *words, **job.settings)
+
+
+@pytest.mark.parametrize("line", ['"$@" <&- >&- 2>&-', '"$@" | true', '"$@" >/dev/full'])
+def test_a_job_is_followed_to_its_end_whatever_becomes_of_the_output(job: ShellJob, line: str) -> None:
+    shell = run_through_bash(job, f"set -o pipefail; {line}")
+    assert shell.end() == 0, shell.text
+    assert "job finished" in job.log("scheduler")
+    assert job.running() == []
+    assert ("samebits: standard output is lost" in shell.text) == ("2>&-" not in line)
+    assert "Traceback" not in shell.text
+
+
+def test_without_descriptors_a_job_is_not_left_without_a_word(job: ShellJob) -> None:
+    shell = run_through_bash(job, 'ulimit -n 20; "$@"')
+    assert shell.end() == StoreError.exit_code, shell.text
+    assert "Too many open files (EMFILE). Fix: raise the limit of open files with `ulimit -n`" in shell.text
+    assert "Traceback" not in shell.text
+    left = job.running()
+    assert all(f"(pid {job.identity(name).pid})" in shell.text for name in left)
+    assert not left or "`samebits stop` ends it" in shell.text
+    if left:
+        job.tool("stop").end()
+
+
+def test_an_error_of_its_own_names_what_runs_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings, _ = config.read({"ROLE": "scheduler", "WORKER_NUM": "1", "LOG_DIR": str(tmp_path)})
+    write_pid_file(tmp_path / "worker_0.pid", ProcessIdentity.current())
+    with pytest.raises(SystemExit, match="1"), naming_what_runs_on(settings):
+        {}["a mistake"]
+    said = capfd.readouterr().err
+    assert re.search(r"samebits: this command failed: KeyError: 'a mistake' \(test_ops_run_sh\.py, line \d+\)", said)
+    assert f"starts nothing again any more: worker 0 (pid {os.getpid()}). Fix: " in said
+    with pytest.raises(StoreError, match=r"EMFILE.*\n.*worker 0"), naming_what_runs_on(settings):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc/1/stat")
 
 
 def test_a_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> None:
