@@ -30,6 +30,27 @@ OWN_ERROR_WAIT_S = 1.0
 """What its own program ended: the others may meet the same error a moment later, and then the job's end is decided."""
 
 
+class Backoff:
+    """When to try again what keeps failing: each wait is twice the last one, up to LONGEST_WAIT_S."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._failures > 0
+
+    def failed(self, now: float) -> float:
+        """Take a failure into account; return the time of the next attempt."""
+        self._failures += 1
+        return now + min(FIRST_WAIT_S * float(2 ** min(self._failures - 1, 10)), LONGEST_WAIT_S)
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self._failures = 0
+
+
 class Sort(enum.Enum):
     """What kind of cause ended a process, by what trying again does about it."""
 

@@ -18,6 +18,7 @@ from runtime.config import Settings
 from runtime.core.hosts import Host, Resting
 from runtime.core.lines import number_of, root_of, successor_of
 from runtime.core.placement import Placement, Reason
+from runtime.core.restarts import Backoff
 from runtime.errors import SameBitsError
 from runtime.ops import kept_start
 from runtime.ops.discovery_script import Answer, DiscoveryScript, words_of
@@ -77,6 +78,7 @@ class Discovery:
         self._seated: set[str] = set()  # who is to leave and had a seat meanwhile
         self._vacant: dict[str, float] = {}  # since when that seat is free, though its process runs
         self._retry_at: float | None = None
+        self._backoff = Backoff()
         self._turn = Turn()
 
     def start(self, folder: Path) -> int:
@@ -127,7 +129,7 @@ class Discovery:
         try:
             with StartLock(self._settings.log_dir, wait=False):
                 self._keep(_without(kept_start.read(self._settings.log_dir) or kept, [node]))
-        except BusyError:
+        except (BusyError, SameBitsError):  # another process starts workers here, or the disk refuses
             return False  # it is started again where it was, and judged by its next death
         self._decide(reason)
         self._told[node] = now  # it is gone, though the scheduler may say so a moment later
@@ -141,16 +143,22 @@ class Discovery:
         answer = None if self._script is None else self._script.take()
         if answer is not None:
             self._take(answer)
-        if self._answer is not None and view is not None and not (view.training_finished or view.job_finished):
+        waits = self._backoff.has_failed and self._retry_at is not None and now < self._retry_at
+        is_over = view is None or view.training_finished or view.job_finished
+        if self._answer is not None and view is not None and not (is_over or waits):
             self._retry_at = None
             try:
                 with StartLock(self._settings.log_dir, wait=False):
                     self._carry_out(view, now)
+                if self._backoff.has_failed:
+                    self._backoff.succeeded()
+                    self._say("processes can be started again")
             except BusyError:
                 self._retry_at = now + BUSY_RETRY_S
             except SameBitsError as error:
-                self._retry_at = now + ASK_AGAIN_S
-                self._say_problem(f"{error}; tried again in a moment")
+                if not self._backoff.has_failed:
+                    self._say(f"{error}; it is tried again until it works")
+                self._retry_at = self._backoff.failed(now)
         turn, self._turn = self._turn, Turn()
         return turn
 

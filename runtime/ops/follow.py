@@ -139,6 +139,7 @@ class Follower:
         self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._report_restarts_at = 0.0  # when to tell the scheduler again that replacements are starting
+        self._start_failed = False  # and that has been said
         self._silence = Silence()
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
@@ -477,7 +478,8 @@ class Follower:
             view = self._following.view
             started = supervisor.start_due(now, job=view.job if view is not None else "", but=self._not_yet())
         except SameBitsError as error:
-            self._screen.say(f"{error}; tried again in a moment")
+            self._screen.say(f"{error}; it is tried again until it works")
+            self._start_failed = True
             return
         for one in started:
             self._logs.begin(one.new_name)
@@ -485,6 +487,9 @@ class Follower:
                 self._following.forget(one.name)
                 self._known.pop(one.name, None)
         if started:
+            if self._start_failed:
+                self._start_failed = False
+                self._screen.say("processes can be started again")
             self._look_for_processes()
 
     def _deliver(self) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from runtime import config
 from runtime.config import Settings
 from runtime.core.lines import may_be_replaced, root_of, successor_of
-from runtime.core.restarts import Again, Loss, Never, Restarts
+from runtime.core.restarts import Again, Backoff, Loss, Never, Restarts
+from runtime.errors import SameBitsError
 from runtime.ops import kept_start
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
@@ -82,6 +83,7 @@ class Supervisor:
         self._due: dict[str, tuple[float, Dead]] = {}
         self._given_up: GivenUp | None = None
         self._lock = -1
+        self._start_backoff = Backoff()
 
     # ---- whose the folder is
 
@@ -152,9 +154,11 @@ class Supervisor:
     def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
         """Start whose time has come, of this job, except those named in ``but``, who stay due.
 
+        A start that fails stays due. It is tried again, ever more slowly and quietly, until it succeeds.
+
         Raises:
-            ListenError: another process has the scheduler's port; what was due stays due.
-            StoreError: there is no room, say; what was due stays due.
+            ListenError: another process has the scheduler's port; raised as a StoreError is.
+            StoreError: there is no room, say; raised at the first of several failures in a row.
         """
         due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
         if not due:
@@ -166,6 +170,14 @@ class Supervisor:
             for dead in due:
                 self._due[dead.name] = (now + BUSY_RETRY_S, dead)
             return []
+        except SameBitsError:
+            is_first, at = not self._start_backoff.has_failed, self._start_backoff.failed(now)
+            for dead in due:
+                self._due[dead.name] = (at, dead)
+            if is_first:
+                raise
+            return []
+        self._start_backoff.succeeded()
         for dead in due:
             del self._due[dead.name]
         return started
@@ -239,6 +251,8 @@ def start_in_place(
         try:
             launch(berths, replace(program, elsewhere=elsewhere), running, spawn_worker)
         except Exception:
+            if _new_nodes(started):
+                kept_start.keep(log_dir, kept)
             _rename(kept, log_dir, nodes, started[: len(running)])
             raise
     for one in started:

@@ -184,8 +184,41 @@ def test_a_start_that_fails_leaves_the_nodes_as_they_were_and_is_tried_again(
         folder.start()
     assert folder.nodes == ("0", "1.1", "2")
     monkeypatch.setattr(folder.supervisor, "_spawn_worker", spawn)
-    assert folder.start() == [Started("worker_2", "worker_2.1")]
+    at = folder.supervisor.wake_at()
+    assert at is not None
+    assert folder.start(at) == [Started("worker_2", "worker_2.1")]
     assert folder.nodes == ("0", "1.1", "2.1")
+
+
+def test_a_start_that_keeps_failing_is_tried_ever_more_slowly_and_told_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.begin()
+    folder.dies("worker_1")
+    spawn, attempts, told = folder._spawn, 0, 0
+
+    def fails(_program: Program, _name: str, _log: int) -> int:
+        nonlocal attempts
+        attempts += 1
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(folder.supervisor, "_spawn_worker", fails)
+    now = 0.0
+    while now < 60.0:
+        try:
+            assert folder.start(now) == []
+        except StoreError:
+            told += 1
+        at = folder.supervisor.wake_at()
+        assert at is not None and at > now
+        now = at
+    assert (told, attempts) == (1, 12)
+    monkeypatch.setattr(folder.supervisor, "_spawn_worker", spawn)
+    assert folder.start(now) == [Started("worker_1", "worker_1.1")]
+    monkeypatch.setattr(folder.supervisor, "_spawn_worker", fails)
+    folder.dies("worker_2", now=now)
+    with pytest.raises(StoreError):
+        folder.start(now)
 
 
 def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) -> None:
