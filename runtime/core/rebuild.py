@@ -16,7 +16,7 @@ from runtime.core.ledger import Ledger
 from runtime.core.messages import Pairs, Process, Refusal, Register, RoundId, Standing
 from runtime.core.point import Cut, Point
 from runtime.core.ready import Level
-from runtime.core.records import JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
+from runtime.core.records import MAX_TERM, JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
 """Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
@@ -27,7 +27,9 @@ UNHEARD_GENERATIONS = 10
 REPORTS_PER_SLOT = 4
 """More than the members of one job can send; what strangers send beyond is dropped."""
 EVERY_STEP = 2**62
-_TOO_MANY = 2**40  # terms, generations, incarnations: no job has lived so long
+_TOO_MANY_GENERATIONS = 2**40  # no job has lived so long
+_TOO_MANY_INCARNATIONS = (MAX_TERM + 1) << UNKNOWN_INCARNATION
+_TOO_HIGH = MAX_TERM // 2  # a term that a stranger may have made up; a rebuilt job's own terms begin above it
 
 
 def highest_unheard_incarnation(term: int) -> int:
@@ -75,7 +77,7 @@ class Rebuild:
             self._begin(message)
             if message.session in self._reports or len(self._reports) < self._most:
                 self._reports[message.session] = message
-        if 0 < message.term < _TOO_MANY and (message.job in self._terms or len(self._terms) < self._most):
+        if 0 < message.term < _TOO_HIGH and (message.job in self._terms or len(self._terms) < self._most):
             self._terms[message.job] = max(message.term, self._terms.get(message.job, 0))
         return True
 
@@ -111,7 +113,9 @@ class Rebuild:
             and policy.min_world_size <= standing.world_size <= policy.max_world_size
             and 0 <= standing.rank < standing.world_size
             and 0 <= standing.slot - standing.rank <= policy.max_world_size - standing.world_size
-            and all(0 < number < _TOO_MANY for number in (standing.term, standing.generation, message.incarnation))
+            and 0 < standing.term < _TOO_HIGH
+            and 0 < standing.generation < _TOO_MANY_GENERATIONS
+            and 0 < message.incarnation < _TOO_MANY_INCARNATIONS
         )
 
     def forget(self, session: str) -> None:

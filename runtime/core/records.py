@@ -10,6 +10,9 @@ from runtime.core.messages import EndKind, Pairs, Process, RoundId
 from runtime.core.point import Cut, Point
 from runtime.core.values import Int, Schema, Value
 
+MAX_TERM = 2**30
+"""The highest term there can be: the versions of keys begin with it. A scheduler start a second takes 34 years."""
+
 
 class JobCreated(Value, frozen=True, tag=1):
     """The first record of every journal."""

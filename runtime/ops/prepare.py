@@ -31,7 +31,7 @@ from runtime.ops.starting import Former, Found, Plan
 from runtime.scheduler_hosts import names_one
 from runtime.service import cause_file
 from runtime.store import checkpoint as checkpoints
-from runtime.store import durable, launcher_token
+from runtime.store import durable, launcher_token, private
 from runtime.store.aside import aside_id, move_aside, short_id
 from runtime.store.checkpoint.remote.remote_points import jobs_at
 from runtime.store.lock import DirectoryLock, read_holder
@@ -136,6 +136,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
         SameBitsError: it may not; nothing was changed.
     """
     settings, start = ready.settings, ready.start
+    private.check_folder(settings.recovery_path, "RECOVERY_PATH")
     lock = DirectoryLock(settings.recovery_path, "run.sh")
     found = look(settings, ready.port_problem)
     if settings.recovery_path.exists():

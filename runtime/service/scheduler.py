@@ -52,12 +52,12 @@ from runtime.service.key_file import KeyFile
 from runtime.service.probe_beat import ProbeBeat
 from runtime.service.scheduler_address import listening_place, search_s
 from runtime.service.unknown_peers import UnknownPeers
-from runtime.store import launcher_token
+from runtime.store import launcher_token, private
 from runtime.store.journal import Journal
 from runtime.store.lock import DirectoryLock
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import ProcessIdentity, host_id
-from runtime.store.term_claim import TermClaim
+from runtime.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
 COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
@@ -154,6 +154,7 @@ class SchedulerService:
         path = settings.recovery_path.resolve()
         addresses, port = listening_place(settings)
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+        private.make_folder(path, "RECOVERY_PATH")
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
             server = self._server = Server(
                 addresses,
@@ -197,6 +198,8 @@ class SchedulerService:
         payloads: list[bytes] = []
         if settings.enable_recovery:
             claim = TermClaim.take(path, self._lock.role, lambda: written_term(path))
+            for name in impossible_claims(path):
+                log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
             self._keys.claimed(claim)
             journal, payloads = Journal.open(path, claim)
         state = JobState.replay(history_of(path, payloads))

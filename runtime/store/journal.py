@@ -36,7 +36,7 @@ from runtime.store.term_claim import TermClaim
 JOURNAL_FILE = "journal"
 MAX_TORN_FILES = 8
 
-_TORN_NAME = re.compile(r"journal\.torn-(\d+)")
+_TORN_NAME = re.compile(r"journal\.torn-([0-9]{1,9})")
 _TEMPORARY_NAME = re.compile(r"\.journal(\.torn-\d+)?\.tmp-")
 _MOVE_ASIDE = f"`{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
 

@@ -30,12 +30,13 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.errors import SupersededError
+from runtime.commands import spelled
+from runtime.core.records import MAX_TERM
+from runtime.errors import StoreError, SupersededError
 from runtime.store import durable
 from runtime.store.lock import LockHolder
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
-_TOO_MANY = 2**40  # no job has lived so long: a name that anybody can leave there must not use the numbers up
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -70,10 +71,17 @@ class TermClaim:
 
         Raises:
             SupersededError: another one claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk refuses.
+            StoreError: the disk refuses, or the last term is above any that a job can have had.
         """
         durable.make_directory(directory)
-        claim = cls(directory, max(floor(), highest_claim(directory)) + 1)
+        number = max(floor(), highest_claim(directory)) + 1
+        if number > MAX_TERM:
+            raise StoreError(
+                f"{directory}: the last term there is {number - 1}, and no scheduler was started so often (at most "
+                f"{MAX_TERM} are counted): another program has left {_path(directory, number - 1).name}, or the "
+                f"journal is damaged. Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
+            )
+        claim = cls(directory, number)
         claim._create(LockHolder.this_process(role).note())
         claims = _claims(directory)
         if max(claims, default=0) > claim.number:
@@ -146,5 +154,15 @@ def _claims(directory: Path) -> list[int]:
             names = os.listdir(directory)  # noqa: PTH208 - names are all that is needed
         except FileNotFoundError:
             return []
-    numbers = (int(found[1]) for name in names if (found := _CLAIM.fullmatch(name)))
-    return [number for number in numbers if number < _TOO_MANY]
+    return [number for name in names if (number := _number_in(name)) is not None and number <= MAX_TERM]
+
+
+def impossible_claims(directory: Path) -> list[str]:
+    """Return names of files that look like claims of terms that no job can have; they count for nothing."""
+    with durable.disk_errors(directory, "looking for claims"):
+        return sorted(name for name in os.listdir(directory) if (_number_in(name) or 0) > MAX_TERM)  # noqa: PTH208
+
+
+def _number_in(name: str) -> int | None:
+    found = _CLAIM.fullmatch(name)
+    return None if found is None else int(found[1])

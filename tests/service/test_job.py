@@ -51,6 +51,16 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_recovery_path_that_others_may_write_is_refused(house: House, mode: int) -> None:
+    path = house.path / "recovery"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(StoreError, match="recovery: others may write in it.*Fix: .*chmod go-w"):
+        house.scheduler().result(PATIENCE_S)
+    assert list(path.iterdir()) == []
+
+
 def abandoned(house: House, served: Future[Ended]) -> None:
     """The scheduler leaves as if killed."""
     assert house.service is not None

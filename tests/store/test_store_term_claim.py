@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.core.key_value import KeyStore
+from runtime.core.records import MAX_TERM
 from runtime.errors import StoreError, SupersededError
 from runtime.store import durable
 from runtime.store.journal import Journal, read_journal
-from runtime.store.term_claim import TermClaim, highest_claim
+from runtime.store.term_claim import TermClaim, highest_claim, impossible_claims
 from tests.store.disk_faults import Call, Disk, interposed, names_in
 from tests.store.two_schedulers import APPEND, CLAIM, NEW, OLD, REPLACE, SHORT, violation
 
@@ -56,11 +58,34 @@ def test_a_claim_counts_whatever_is_written_in_it(tmp_path: Path, note: bytes) -
 
 
 def test_names_that_are_no_claims_are_left_alone(tmp_path: Path) -> None:
-    others = ["term.", "term.0", "term.01", "term.-3", "term.9x", "term." + "9" * 30, f"term.{2**40}"]
+    others = [
+        "term.",
+        "term.0",
+        "term.01",
+        "term.-3",
+        "term.9x",
+        "term." + "9" * 30,
+        f"term.{2**40}",
+        f"term.{2**40 - 1}",
+    ]
     for name in others:
         (tmp_path / name).touch()
     assert TermClaim.take(tmp_path, "scheduler").number == 1
     assert names_in(tmp_path) == sorted([*others, "term.1"])
+    assert impossible_claims(tmp_path) == [f"term.{2**40 - 1}", f"term.{2**40}"]
+
+
+def test_the_last_number_that_can_be_claimed_is_seen_and_none_is_claimed_beyond_it(tmp_path: Path) -> None:
+    (tmp_path / f"term.{MAX_TERM - 1}").touch()
+    last = TermClaim.take(tmp_path, "scheduler")
+    assert (last.number, highest_claim(tmp_path)) == (MAX_TERM, MAX_TERM)
+    assert names_in(tmp_path) == [f"term.{MAX_TERM}"]
+    for floor in (0, MAX_TERM + 5):
+        with pytest.raises(StoreError, match=rf"the last term there is {max(floor, MAX_TERM)}, .* Fix: remove"):
+            TermClaim.take(tmp_path, "scheduler", lambda floor=floor: floor)
+    last.require()
+    KeyStore(MAX_TERM)
+    assert ((MAX_TERM + 1) << 32) < 2**63, "the versions of its keys are numbers of 64 bits"
 
 
 def test_of_two_that_claim_at_once_one_gives_up(tmp_path: Path) -> None:
