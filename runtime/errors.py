@@ -11,6 +11,7 @@
     ├── NumericsError                69   this process would compute other bits than the group
     ├── FormationTimeoutError        70   a round waited TOPO_TIMEOUT for its members
     ├── StoreError                   71   what is on disk cannot be used as it stands
+    │   ├── ClaimRemovedError        71   RECOVERY_PATH, or the scheduler's claim in it, was removed
     │   ├── JournalDamagedError      71   a record in the middle of the journal is not what was written
     │   ├── ForeignFolderError       72   the folder belongs to another job
     │   ├── LockedError              73   another live process writes there
@@ -49,6 +50,7 @@ from typing import ClassVar
 __all__ = [
     "AnomalyError",
     "CheckpointError",
+    "ClaimRemovedError",
     "CommunicationError",
     "DivergenceError",
     "DuplicateNodeError",
@@ -145,6 +147,10 @@ class StoreError(SameBitsError):
     """Something on disk cannot be used as it stands; nothing was changed or deleted."""
 
     exit_code = 71
+
+
+class ClaimRemovedError(StoreError):
+    """RECOVERY_PATH, or the scheduler's claim in it, was removed, and no other scheduler has claimed the job."""
 
 
 class JournalDamagedError(StoreError):

@@ -64,6 +64,11 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.NumericsError, NO, "线程数、torch 版本、设备类型或确定性开关与作业启动时不同。"),
     _of(errors.FormationTimeoutError, YES, "一轮组网等待了 TOPO_TIMEOUT；信息中列出缺席的成员。"),
     _of(errors.StoreError, YES, "磁盘上的内容无法照原样使用；没有更改或删除任何东西。"),
+    _of(
+        errors.ClaimRemovedError,
+        YES,
+        "RECOVERY_PATH 或其中 scheduler 的任期文件被删除，且没有别的 scheduler 取得任期。",
+    ),
     _of(errors.JournalDamagedError, YES, "记录簿中最后一条之前的某条记录校验失败。"),
     _of(errors.ForeignFolderError, NO, "记录簿、检查点或日志目录带有另一个作业的 id，或在跟随期间被移走。"),
     _of(errors.LockedError, YES, "另一个存活进程持有锁；信息中写明是谁。"),

@@ -52,6 +52,10 @@ class EventWriter:
         if events:
             self._log.append([line_of(event) for event in events])
 
+    def begin_again(self) -> None:
+        """Open the file anew: its folder may have been removed, and what was in it is gone."""
+        self.close()
+
     def close(self) -> None:
         """Close the file."""
         if self._log is not None:

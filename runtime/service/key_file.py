@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime.core import key_records
 from runtime.core.key_records import KeyRecord, KeysOf
 from runtime.core.scheduler import SchedulerCore
-from runtime.errors import JournalDamagedError, ProtocolError, StoreError
+from runtime.errors import ClaimRemovedError, JournalDamagedError, ProtocolError, StoreError
 from runtime.service import log
 from runtime.store.aside import move_aside
 from runtime.store.journal import JOURNAL_FILE, Journal, remove_leftovers
@@ -102,6 +102,7 @@ class KeyFile:
 
         Raises:
             StoreError: the disk refuses, and nobody can know what it holds: the next scheduler reads it.
+            ClaimRemovedError: they are durable after :meth:`begin_again`.
         """
         if self._path is None or not records:
             return True
@@ -111,6 +112,9 @@ class KeyFile:
             named = records if self._is_named else [KeysOf(core.state.job), *records]
             for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
                 journal.append(part)
+        except ClaimRemovedError:
+            self._is_named = True  # the core has what was to be written: it is, when the keys are written anew
+            raise
         except StoreError as error:
             if journal is not None and not journal.goes_on:
                 raise
@@ -121,6 +125,18 @@ class KeyFile:
         if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes, 2 * self._uncompacted_bytes):
             self._compact(journal, core)
         return True
+
+    def begin_again(self, claim: TermClaim, core: SchedulerCore) -> None:
+        """Write all durable keys anew: the folder, or the claim before this one, was removed.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self.claimed(claim)
+        self.close()
+        if self._path is not None and self._is_named:
+            self._journal = Journal.open(self._path, claim)[0]
+            self._compact(self._journal, core)
 
     def _compact(self, journal: Journal, core: SchedulerCore) -> None:
         kept = [KeysOf(core.state.job), *core.keys.snapshot()]

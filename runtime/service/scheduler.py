@@ -29,13 +29,17 @@ from runtime.core.ready import Ended, Level, Note, Ready, Send
 from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
 from runtime.core.state import JobState
 from runtime.errors import (
+    ClaimRemovedError,
     ForeignFolderError,
     FormationTimeoutError,
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    LockedError,
     SchedulerLeftError,
     ScriptFailedError,
+    StoreError,
+    SupersededError,
     UnequalError,
     UntrainedError,
 )
@@ -63,6 +67,7 @@ COMPACT_BYTES = 4 << 20
 COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
 CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
+SAVES_AGAIN = 3  # in a row, where RECOVERY_PATH is removed while it is written
 MOST_LOOKS = 32  # at silent processes, in one pass: each takes a ms
 _LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
 
@@ -312,18 +317,16 @@ class SchedulerService:
 
     def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
         """Save, then speak."""
-        if journal is not None and this_pass.records:
-            journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
-            if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
-                journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
-        elif journal is not None and (this_pass.ended is not None or self._doubts_at <= clock.now_s()):
-            journal.require_claim()
-            self._doubts_at = clock.now_s() + self._doubt_s
+        if journal is not None:
+            try:
+                self._save(journal, core, this_pass)
+            except ClaimRemovedError as error:
+                self._save_all_again(journal, core, error)
         if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
             self._keys.load(core)
             if self._on_job is not None:
                 self._on_job(core.state.job, core.state.name)
-        if not self._keys.append(this_pass.key_records, core):
+        if not self._save_keys(journal, core, this_pass):
             this_pass.sends = [send for send in this_pass.sends if not isinstance(send.message, KeyAnswer)]
         for send in this_pass.sends:
             server.send(send.session, send.message)
@@ -332,6 +335,51 @@ class SchedulerService:
         if self._events is not None:
             self._events.write(this_pass.records, this_pass.sends, this_pass.notes, clock.now_s())
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
+
+    def _save(self, journal: Journal, core: SchedulerCore, this_pass: _Pass) -> None:
+        if this_pass.records:
+            journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
+            if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
+                journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
+        elif this_pass.ended is not None or self._doubts_at <= clock.now_s():
+            journal.require_claim()
+            self._doubts_at = clock.now_s() + self._doubt_s
+
+    def _save_keys(self, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> bool:
+        try:
+            return self._keys.append(this_pass.key_records, core)
+        except ClaimRemovedError as error:
+            assert journal is not None
+            self._save_all_again(journal, core, error)
+            return True
+
+    def _save_all_again(self, journal: Journal, core: SchedulerCore, why: ClaimRemovedError) -> None:
+        """RECOVERY_PATH was emptied under a running scheduler: claim it again, and write everything from memory.
+
+        Raises:
+            SupersededError: another scheduler is there.
+            StoreError: the disk refuses, or the folder is removed again and again.
+        """
+        path = self._settings.recovery_path.resolve()
+        log.warn(f"{why}. This scheduler writes all it knows there again")
+        for attempt in range(SAVES_AGAIN):
+            try:
+                private.make_folder(path, "RECOVERY_PATH")
+                self._lock.renew()
+                claim = TermClaim.take(path, self._lock.role, lambda: journal.term)
+                journal.begin_again([records.SCHEMA.pack(record) for record in core.state.snapshot()], claim)
+                self._keys.begin_again(claim, core)
+                break
+            except LockedError as error:
+                raise SupersededError(
+                    f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
+                    "stopped. Fix: nothing, the job goes on with the other one"
+                ) from None
+            except StoreError:  # the folder may be removed once more while it is written
+                if attempt + 1 == SAVES_AGAIN:
+                    raise
+        if self._events is not None:
+            self._events.begin_again()
 
     def _announce(self, core: SchedulerCore) -> None:
         state, settings = core.state, self._settings

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 
 from runtime.commands import spelled
-from runtime.errors import JournalDamagedError, StoreError
+from runtime.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
 from runtime.store import durable, journal_format
 from runtime.store.journal_format import Contents, Fault, JournalFormatError
 from runtime.store.term_claim import TermClaim
@@ -100,6 +100,7 @@ class Journal:
         self._size_bytes = contents.end
         self._compacted_bytes = contents.born_bytes
         self._broken: str | None = None
+        self._is_unclaimed = False  # broken by that alone
         self.torn_tail = torn_tail
 
     @classmethod
@@ -138,6 +139,11 @@ class Journal:
         return cls(path, descriptor, Contents(nonce, len(data), payloads, len(data), None), torn_tail, claim), payloads
 
     @property
+    def term(self) -> int:
+        """The number of its writer's claim; 0 without one."""
+        return 0 if self._claim is None else self._claim.number
+
+    @property
     def size_bytes(self) -> int:
         """The file's size."""
         return self._size_bytes
@@ -158,6 +164,7 @@ class Journal:
         Raises:
             StoreError: they are not durable; the module's text says in which state the journal is then.
             SupersededError: another one has taken the claim: whatever the disk holds of them, nobody is to be told.
+            ClaimRemovedError: nobody is to be told before :meth:`begin_again`, either.
         """
         self._require_usable()
         if not payloads:
@@ -193,6 +200,7 @@ class Journal:
             try:
                 self._claim.require()
             except BaseException as error:
+                self._is_unclaimed = self._broken is None and isinstance(error, ClaimRemovedError)
                 self._broken = f"its claim could not be confirmed: {error}"
                 raise
 
@@ -202,6 +210,7 @@ class Journal:
         Raises:
             StoreError: the old journal is in place and goes on, unless the message of the next append says otherwise.
             SupersededError: another one has taken the claim.
+            ClaimRemovedError: a person has removed it; see :meth:`begin_again`.
         """
         self._require_usable()
         nonce = _new_nonce()
@@ -213,12 +222,37 @@ class Journal:
             descriptor = _put_in_place(temporary, self._path, self._claim)
         except BaseException as error:
             # From the rename on, either file may be the one that a crash leaves: an append to one of them could vanish.
+            self._is_unclaimed = self._broken is None and isinstance(error, ClaimRemovedError)
             self._broken = f"a compaction failed: {error}"
             raise
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._nonce = nonce
         self._size_bytes = self._compacted_bytes = len(data)
+
+    def begin_again(self, payloads: Sequence[bytes], claim: TermClaim) -> None:
+        """Write the whole journal anew, after a :class:`ClaimRemovedError`.
+
+        Args:
+            payloads: everything this writer knows, with what it was about to append.
+            claim: taken since.
+
+        Raises:
+            SupersededError: the journal there is another writer's, or the claim was taken.
+            ClaimRemovedError: the claim was removed as well.
+            StoreError: the disk refuses, or an append has failed before: the next start reads what is on the disk.
+        """
+        if self._broken is not None and not self._is_unclaimed:
+            self._require_usable()
+        remove_leftovers(self._path.parent)  # what another one is about to publish, whose claim was taken by this one
+        data = _read_file(self._path)
+        if data is not None and _decode(self._path, data).nonce != self._nonce:
+            raise SupersededError(
+                f"{self._path}: another scheduler has written this journal since its folder, or this scheduler's "
+                f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` goes on with that journal"
+            )
+        self._claim, self._broken, self._is_unclaimed = claim, None, False
+        self.compact(payloads)
 
     def close(self) -> None:
         """Let go of the file; again does nothing."""

@@ -107,14 +107,17 @@ class DirectoryLock:
         self.is_unknown_here = False
         # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
         # file's existence would survive kill -9.
-        self._lock = filelock.FileLock(
-            directory / LOCK_FILE,
+        self._lock = self._new_lock()
+        self._descriptor = -1
+
+    def _new_lock(self) -> filelock.BaseFileLock:
+        return filelock.FileLock(
+            self.directory / LOCK_FILE,
             mode=durable.FILE_MODE,
             thread_local=False,
             fallback_to_soft=False,
             on_acquired=self._borrow,
         )
-        self._descriptor = -1
 
     @property
     def descriptor(self) -> int:
@@ -164,6 +167,28 @@ class DirectoryLock:
                 on_wait(text)
                 said = text
             _pause(holder, min(_POLL_S, left_s))
+
+    def renew(self) -> None:
+        """Take the lock again if its file was removed: a lock of a file without a name keeps nobody out.
+
+        Raises:
+            LockedError: another process has locked the folder since; the old lock is still held.
+        """
+        if self.is_held and not self._is_file_there():
+            before, descriptor = self._lock, self._descriptor
+            self._lock = self._new_lock()
+            if not self._try_acquire():
+                self._lock, self._descriptor = before, descriptor
+                raise LockedError(self._held_by(read_holder(self.directory)))
+            before.release()
+        self._write_note()
+
+    def _is_file_there(self) -> bool:
+        with durable.disk_errors(self.directory / LOCK_FILE, "looking at the folder's lock"):
+            try:
+                return os.path.samestat(os.fstat(self._descriptor), (self.directory / LOCK_FILE).stat())
+            except FileNotFoundError:
+                return False
 
     def release(self) -> None:
         """Let go; does nothing if the lock is not held."""

@@ -9,8 +9,12 @@ it was not, nothing of the append is ever spoken of. No clock is asked.
 
 A claim is a file ``term.N`` with its owner's name, made by exclusive creation. :meth:`TermClaim.take` makes it, looks
 for a higher one (then it is too late, and gives up), and removes all lower ones. Two that claim at the same time cannot
-both go on: whichever is created second is seen by, or sees, the other. The highest claim is never removed, so a number
-is never anybody else's again.
+both go on: whichever is created second is seen by, or sees, the other. No scheduler removes the highest claim, so a
+number is never given twice.
+
+A person may remove it, with or without the folder. Then its owner claims a higher term in the same way, and looks at
+the journal once more: if there is none, or only its own, nothing was released since that it does not know, and it
+writes the journal anew from memory (``Journal.begin_again``).
 
 Whether it stands is asked by fchmodat(2) on the claim's name in the folder that it was made in, which may be moved
 while a job runs, and is kept open for that. It must not be answered from a cache: an NFS client answers stat(2) and
@@ -32,7 +36,7 @@ from pathlib import Path
 
 from runtime.commands import spelled
 from runtime.core.records import MAX_TERM
-from runtime.errors import StoreError, SupersededError
+from runtime.errors import ClaimRemovedError, StoreError, SupersededError
 from runtime.store import durable
 from runtime.store.lock import LockHolder
 
@@ -106,7 +110,8 @@ class TermClaim:
         One fchmodat(2): the module's text says why.
 
         Raises:
-            SupersededError: it does not; the message names the new owner.
+            SupersededError: another scheduler has taken it; the message names that one.
+            ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
             StoreError: the disk does not say.
         """
         with durable.disk_errors(self._path, "looking whether this scheduler's claim stands"):
@@ -115,7 +120,12 @@ class TermClaim:
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
-                raise self._superseded() from None
+                if highest_claim(self._directory) >= self.number:
+                    raise self._superseded() from None
+                raise ClaimRemovedError(
+                    f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
+                    f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
+                ) from None
 
     def _create(self, note: bytes) -> None:
         with durable.disk_errors(self._path, "claiming a term"):
@@ -131,12 +141,12 @@ class TermClaim:
         durable.fsync_dir(self._directory)
 
     def _superseded(self) -> SupersededError:
-        number, owner = self.number, None
+        number, owner = 0, None
         with contextlib.suppress(Exception):  # who it is helps, and decides nothing
             number = highest_claim(self._directory)
             owner = LockHolder.read(_path(self._directory, number), "reading a claim")
         who = str(owner) if owner is not None else "another scheduler"
-        why = f"{who} has claimed term {number}" if number >= self.number else f"{self._path.name} was removed"
+        why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
             f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and said nothing of what "
             "it wrote since. Fix: nothing, the job goes on with the other one; to have its scheduler here again, end "

@@ -6,11 +6,12 @@ import contextlib
 import errno
 import faulthandler
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,14 +34,18 @@ from runtime.errors import (
     RefusedError,
     SchedulerLeftError,
     StoreError,
+    SupersededError,
 )
 from runtime.net.client import Client, Got
 from runtime.service import agent as agent_module
 from runtime.service.agent import Agent
 from runtime.service.life_sign import Whereabouts
 from runtime.service.scheduler import SchedulerService
-from runtime.service.status import snapshot_in
+from runtime.service.status import snapshot_in, stored_snapshot
 from runtime.store import journal as journals
+from runtime.store.journal import Journal
+from runtime.store.lock import DirectoryLock
+from runtime.store.term_claim import TermClaim, highest_claim
 from tests.service.house import NUMERICS, PATIENCE_S, House, final, free_port
 
 
@@ -56,9 +61,65 @@ def test_a_recovery_path_that_others_may_write_is_refused(house: House, mode: in
     path = house.path / "recovery"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(StoreError, match="recovery: others may write in it.*Fix: .*chmod go-w"):
+    with pytest.raises(StoreError, match=r"recovery: others may write in it.*Fix: .*chmod go-w"):
         house.scheduler().result(PATIENCE_S)
     assert list(path.iterdir()) == []
+
+
+def training(house: House) -> tuple[Future[Ended], list[Agent]]:
+    served = house.scheduler()
+    agents = house.seated("0", "1", "2")
+    house.mapped(agents, house.generation(*agents))
+    return served, agents
+
+
+def until_claimed(recovery: Path, term: int) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while highest_claim(recovery) != term or not (recovery / "journal").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def remove_folder(recovery: Path) -> None:
+    shutil.rmtree(recovery)
+
+
+def remove_claim(recovery: Path) -> None:
+    (recovery / "term.1").unlink()
+
+
+@pytest.mark.parametrize("remove", [remove_folder, remove_claim])
+def test_what_was_removed_of_the_recovery_path_is_written_again(house: House, remove: Callable[[Path], None]) -> None:
+    recovery = house.path / "recovery"
+    served, agents = training(house)
+    view = stored_snapshot(recovery)
+    assert view is not None
+    for term in (2, 3):
+        remove(recovery)
+        agents[term - 1].leave(on_purpose=True, text="it was asked to")
+        until_claimed(recovery, term)
+        remove = remove_folder
+        again = stored_snapshot(recovery)
+        assert again is not None and again["job"] == view["job"]
+        assert again["generation"] == view["generation"] == 1
+    with pytest.raises(LockedError):
+        DirectoryLock(recovery, "another scheduler").acquire()
+    abandoned(house, served)
+    house.scheduler()
+    assert house.seated("2")[0] is not None
+
+
+def test_a_scheduler_that_began_meanwhile_is_not_written_over(house: House) -> None:
+    recovery = house.path / "recovery"
+    served, agents = training(house)
+    shutil.rmtree(recovery)
+    with Journal.open(recovery, TermClaim.take(recovery, "another scheduler"))[0]:
+        written = (recovery / "journal").read_bytes()
+        (recovery / "term.1").rename(recovery / "not a claim")
+        agents[2].leave(on_purpose=True, text="it was asked to")
+        with pytest.raises(SupersededError, match="another scheduler has written this journal since"):
+            served.result(PATIENCE_S)
+        assert (recovery / "journal").read_bytes() == written
 
 
 def abandoned(house: House, served: Future[Ended]) -> None:

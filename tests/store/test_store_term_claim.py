@@ -11,7 +11,7 @@ import pytest
 
 from runtime.core.key_value import KeyStore
 from runtime.core.records import MAX_TERM
-from runtime.errors import StoreError, SupersededError
+from runtime.errors import ClaimRemovedError, StoreError, SupersededError
 from runtime.store import durable
 from runtime.store.journal import Journal, read_journal
 from runtime.store.term_claim import TermClaim, highest_claim, impossible_claims
@@ -43,7 +43,7 @@ def test_the_old_one_is_told_whose_the_job_is_now(tmp_path: Path) -> None:
 def test_a_claim_that_somebody_removed_does_not_stand(tmp_path: Path) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
     (tmp_path / "term.1").unlink()
-    with pytest.raises(SupersededError, match=r"term\.1 was removed"):
+    with pytest.raises(ClaimRemovedError, match=r"term\.1, this scheduler's claim, was removed"):
         claim.require()
 
 
