@@ -366,7 +366,7 @@ class SchedulerService:
             try:
                 private.make_folder(path, "RECOVERY_PATH")
                 self._lock.renew()
-                claim = TermClaim.take(path, self._lock.role, lambda: journal.term)
+                claim = TermClaim.take(path, self._lock.role, lambda: max(journal.term, written_term(path)))
                 journal.begin_again([records.SCHEMA.pack(record) for record in core.state.snapshot()], claim)
                 self._keys.begin_again(claim, core)
                 break

@@ -58,7 +58,7 @@ class LockHolder:
             except FileNotFoundError:
                 return None
         try:
-            fields = json.loads(data)
+            fields = json.loads(data.partition(b"\n")[0])
             identity = ProcessIdentity(int(fields["pid"]), int(fields["started_at"]))
             return cls(identity, str(fields["host"]), str(fields["role"]))
         except (ValueError, KeyError, TypeError, RecursionError):

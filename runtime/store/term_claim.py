@@ -59,6 +59,7 @@ class TermClaim:
     def __init__(self, directory: Path, number: int) -> None:
         self._directory = directory
         self._path = _path(directory, number)
+        self._note = b""
         with durable.disk_errors(directory, "opening the folder of a claim"):
             self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._folder)
@@ -86,7 +87,7 @@ class TermClaim:
                 f"journal is damaged. Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
             )
         claim = cls(directory, number)
-        claim._create(LockHolder.this_process(role).note())
+        claim._create(LockHolder.this_process(role).note() + os.urandom(16).hex().encode())
         claims = _claims(directory)
         if max(claims, default=0) > claim.number:
             with durable.disk_errors(claim._path, "taking a claim back"):
@@ -107,7 +108,8 @@ class TermClaim:
     def require(self) -> None:
         """Return if the claim stands: then everything that was durable before this call is read by who claims later.
 
-        One fchmodat(2): the module's text says why.
+        One fchmodat(2), for which the module's text has the reason. A person who empties the folder lets another
+        scheduler claim the same number, so the file's content is compared as well.
 
         Raises:
             SupersededError: another scheduler has taken it; the message names that one.
@@ -117,15 +119,26 @@ class TermClaim:
         with durable.disk_errors(self._path, "looking whether this scheduler's claim stands"):
             try:
                 os.chmod(self._path.name, durable.FILE_MODE, dir_fd=self._folder)
+                if self._read() == self._note:
+                    return
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
-                if highest_claim(self._directory) >= self.number:
-                    raise self._superseded() from None
-                raise ClaimRemovedError(
-                    f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
-                    f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
-                ) from None
+            if highest_claim(self._directory) >= self.number:
+                raise self._superseded()
+            raise ClaimRemovedError(
+                f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
+                f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
+            )
+
+    def _read(self) -> bytes:
+        descriptor = os.open(
+            self._path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder
+        )
+        try:
+            return os.read(descriptor, len(self._note) + 1)
+        finally:
+            os.close(descriptor)
 
     def _create(self, note: bytes) -> None:
         with durable.disk_errors(self._path, "claiming a term"):
@@ -135,6 +148,7 @@ class TermClaim:
                 raise self._superseded() from None
             try:
                 durable.write_all(descriptor, note)
+                self._note = note
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
     shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     assert r"it is stopped (SIGSTOP). Fix: kill -CONT" in job.log("scheduler")
+    job.let_finish()
+    assert shell.end() == 0, shell.text
+
+
+def test_a_job_outlives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED)
+    began = job.wait_training()
+    shutil.rmtree(job.folder / "recovery")
+    job.kill("worker_1")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
+    assert "This scheduler writes all it knows there again" in job.log("scheduler")
+    shutil.rmtree(job.folder / "recovery")
+    job.kill("scheduler")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2") and (view.job, view.term > 1) == (began.job, True))
+    job.kill("worker_2")
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2.1"))
     job.let_finish()
     assert shell.end() == 0, shell.text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,6 +57,19 @@ def test_each_sum_is_given_once_while_schedulers_come_and_go(house: House) -> No
         sums = [one for counted in counting for one in counted.result(PATIENCE_S)]
     assert sorted(sums) == list(range(1, 161))
     assert number(agents[0].call_keys(GET, PATIENCE_S)) == 160
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_durable_keys_are_written_again_where_the_recovery_path_was_removed(house: House, is_first: bool) -> None:
+    served = house.scheduler()
+    agent, _ = house.seated("0", "1")
+    sums = [] if is_first else [number(agent.call_keys(ADD, PATIENCE_S))]
+    for _ in range(2):
+        shutil.rmtree(house.path / "recovery")
+        sums.append(number(agent.call_keys(ADD, PATIENCE_S)))
+    started_again(house, served)
+    sums.append(number(agent.call_keys(ADD, PATIENCE_S)))
+    assert sums == list(range(1, len(sums) + 1))
 
 
 def test_a_wait_ends_when_the_key_is_written(house: House) -> None:

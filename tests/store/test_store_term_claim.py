@@ -16,7 +16,7 @@ from runtime.store import durable
 from runtime.store.journal import Journal, read_journal
 from runtime.store.term_claim import TermClaim, highest_claim, impossible_claims
 from tests.store.disk_faults import Call, Disk, interposed, names_in
-from tests.store.two_schedulers import APPEND, CLAIM, NEW, OLD, REPLACE, SHORT, violation
+from tests.store.two_schedulers import APPEND, CLAIM, CLAIMS, FOLDER, NEW, OLD, REPLACE, SHORT, violation
 
 # ---- one claim
 
@@ -45,6 +45,16 @@ def test_a_claim_that_somebody_removed_does_not_stand(tmp_path: Path) -> None:
     (tmp_path / "term.1").unlink()
     with pytest.raises(ClaimRemovedError, match=r"term\.1, this scheduler's claim, was removed"):
         claim.require()
+
+
+def test_another_claim_of_the_same_number_is_not_ones_own(tmp_path: Path) -> None:
+    old = TermClaim.take(tmp_path, "scheduler")
+    (tmp_path / "term.1").unlink()
+    new = TermClaim.take(tmp_path, "scheduler")
+    assert (old.number, new.number) == (1, 1)
+    new.require()
+    with pytest.raises(SupersededError, match="has claimed term 1, so this scheduler, of term 1, has stopped"):
+        old.require()
 
 
 @pytest.mark.parametrize("note", [b"", b"\xff" * 100, b"[" * 70_000, b'{"pid": 1}'])
@@ -294,6 +304,36 @@ def test_no_interleaving_of_schedulers_forks_the_job(programs: tuple[tuple[str, 
     what, states = violation(*programs)
     assert what is None, what
     assert states > 400
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        (OLD, SHORT, FOLDER),
+        (OLD, SHORT, CLAIMS),
+        (OLD, FOLDER, FOLDER),
+        (OLD, CLAIMS, CLAIMS, FOLDER),
+    ],
+)
+def test_no_interleaving_with_a_removal_forks_the_job(programs: tuple[tuple[str, ...], ...]) -> None:
+    what, states = violation(*programs)
+    assert what is None, what
+    assert states > 100
+
+
+@pytest.mark.parametrize(
+    ("again", "removal"),
+    {
+        "releases what another one may not know": ((), CLAIMS),
+        "writes nothing again": (CLAIM[:-1], FOLDER),
+        "writes over another one's journal": ((*CLAIM[:-1], *REPLACE), FOLDER),
+        "keeps its number": (("create", "recognise", *REPLACE), CLAIMS),
+    }.items(),
+    ids=lambda named: named[0] if isinstance(named[0], str) else None,
+)
+def test_a_wrong_way_to_begin_again_is_caught(again: str, removal: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+    program, removes = removal
+    assert violation(OLD, SHORT, removes, again=program)[0] is not None, again
 
 
 def _without(step: str, program: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,14 +1,20 @@
 """Schedulers over one folder without a lock, as a small model: every interleaving of their steps is looked at.
 
-Here are the folder (claims, the journal's name, files, temporary names), what each scheduler does there in atomic
-steps, and what must hold after every one of them. Never here: the real files; ``test_store_term_claim`` runs the code
-over those. A scheduler that is killed or stopped for ever is one that is never given another step, so it needs no step
-of its own. What must hold:
+This file has the folder (claims, the journal's name, files, temporary names), what each scheduler does there in atomic
+steps, and what must hold after every one of them. ``test_store_term_claim`` runs the code itself over real files. A
+scheduler that is killed or stopped for ever is one that is never given another step, so it needs no step of its own.
 
-- the journal, which whoever claims next reads, holds every record that was ever released, and nobody has written to the
-  file of another;
+A person may remove the folder, or the claims in it, at any point, as one more program (``FOLDER``, ``CLAIMS``). What
+was appended before the folder was removed is lost for schedulers that begin later: nothing on disk tells them of it.
+
+What must hold:
+
+- the journal, which the next scheduler to claim reads, holds every record that was released and not removed, and no
+  scheduler has written to the file of another;
 - a scheduler that has released anything knows every record that an earlier one released, also if that one released it
-  later, as one does that is stopped between its question and its answer: so no two of them ever decide apart.
+  later, as one does that is stopped between its question and its answer. So no two of them ever decide apart.
+
+Claims are ordered by when they were made: in an emptied folder numbers begin again with 1.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 Record = tuple[int, int]
-"""Its writer's claim, and which of its records."""
+"""Its writer's claim, by when it was made, and which of its records."""
 
 CLAIM = ("list", "create", "look", "remove", "sweep", "unlink", "read")
 REPLACE = ("temporary", "ask", "publish", "open")
@@ -24,12 +30,17 @@ APPEND = ("append", "ask", "release")
 OLD = (*APPEND, *REPLACE, *APPEND)
 NEW = (*CLAIM, *REPLACE, *APPEND, *REPLACE, *APPEND)
 SHORT = (*CLAIM, *REPLACE, *APPEND)
+AGAIN = (*CLAIM[:-1], "recognise", *REPLACE)
+"""What a scheduler does whose claim is gone, and no higher one there."""
+FOLDER = ("remove folder",)
+CLAIMS = ("remove claims",)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
     writer: int
     records: tuple[Record, ...]
+    term: int = 1  # the number that its writer claimed at its start: what the next claim must exceed
     is_mixed: bool = False  # somebody else has appended to it, at an offset that was not its own
 
 
@@ -37,7 +48,10 @@ class File:
 class Scheduler:
     program: tuple[str, ...]
     at: int = 0
-    claim: int = 0
+    again: tuple[str, ...] = AGAIN
+    claim: int = 0  # when it was made: no two are alike
+    number: int = 0
+    term: int = 0  # its first number
     highest: int = 0
     listed: frozenset[int] = frozenset()  # what it has seen and is about to remove: claims, or temporary files
     records: tuple[Record, ...] = ()
@@ -49,25 +63,28 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    claims: frozenset[int]
-    journal: int
+    claims: frozenset[tuple[int, int]]  # number, and when it was made
+    journal: int  # -1: none
     files: tuple[File, ...]
     temporaries: frozenset[int]
     released: frozenset[Record]
+    lost: frozenset[Record]  # appended before the folder was removed
+    made: int  # claims, since the beginning
     schedulers: tuple[Scheduler, ...]
 
 
-def folder_of(*programs: tuple[str, ...]) -> Folder:
+def folder_of(*programs: tuple[str, ...], again: tuple[str, ...] = AGAIN) -> Folder:
     """The first has the claim 1 and serves; the others are yet to begin."""
     first = (1, 0)
-    old = Scheduler(programs[0], claim=1, records=(first,), made=0, target=0, written=1)
-    others = tuple(map(Scheduler, programs[1:]))
-    return Folder(frozenset({1}), 0, (File(1, (first,)),), frozenset(), frozenset({first}), (old, *others))
+    old = Scheduler(programs[0], again=again, claim=1, number=1, term=1, records=(first,), made=0, target=0, written=1)
+    others = tuple(Scheduler(program, again=again) for program in programs[1:])
+    file, released = File(1, (first,)), frozenset({first})
+    return Folder(frozenset({(1, 1)}), 0, (file,), frozenset(), released, frozenset(), 1, (old, *others))
 
 
-def violation(*programs: tuple[str, ...]) -> tuple[str | None, int]:
+def violation(*programs: tuple[str, ...], again: tuple[str, ...] = AGAIN) -> tuple[str | None, int]:
     """What is wrong in the first bad state that any interleaving leads to, and how many states were looked at."""
-    pending, seen = [folder_of(*programs)], set()
+    pending, seen = [folder_of(*programs, again=again)], set()
     while pending:
         folder = pending.pop()
         if folder in seen:
@@ -82,15 +99,15 @@ def violation(*programs: tuple[str, ...]) -> tuple[str | None, int]:
 
 
 def _wrong(folder: Folder) -> str | None:
-    file = folder.files[folder.journal]
-    if file.is_mixed:
+    kept = folder.files[folder.journal].records if folder.journal >= 0 else ()
+    if folder.journal >= 0 and folder.files[folder.journal].is_mixed:
         return "two schedulers have written to the journal's file"
-    if not folder.released <= set(file.records):
-        return f"{folder.released} was released, and the journal holds {file.records}"
+    if not folder.released - folder.lost <= set(kept):
+        return f"{folder.released} was released, and the journal holds {kept}"
     for scheduler in folder.schedulers:
-        earlier = {record for record in folder.released if record[0] < scheduler.claim}
+        earlier = {record for record in folder.released - folder.lost if record[0] < scheduler.claim}
         if scheduler.has_released and not earlier <= set(scheduler.records):
-            return f"term {scheduler.claim} decides by {scheduler.records}, and {earlier} was released before its time"
+            return f"claim {scheduler.claim} decides by {scheduler.records}, and {earlier} was released before its time"
     return None
 
 
@@ -109,28 +126,35 @@ def _leaves(folder: Folder, me: Scheduler) -> _Both:
 
 
 def _list(folder: Folder, me: Scheduler) -> _Both:
-    return folder, replace(me, highest=max(folder.claims))
+    written = folder.files[folder.journal].term if folder.journal >= 0 else 0
+    return folder, replace(me, highest=max(me.number, written, *(number for number, _ in folder.claims), 0))
 
 
 def _create(folder: Folder, me: Scheduler) -> _Both:
-    claim = me.highest + 1
-    if claim in folder.claims:
+    number, made = me.highest + 1, folder.made + 1
+    if number in {one for one, _ in folder.claims}:
         return _leaves(folder, me)
-    return replace(folder, claims=folder.claims | {claim}), replace(me, claim=claim)
+    folder = replace(folder, claims=folder.claims | {(number, made)}, made=made)
+    records = me.records
+    if me.claim and records and records[-1] not in folder.released:  # it is released under this claim, if at all
+        records = (*records[:-1], (made, records[-1][1]))
+    me = replace(me, claim=made, number=number, term=me.term or number, records=records, has_released=False)
+    return folder, me
 
 
 def _look(folder: Folder, me: Scheduler) -> _Both:
-    if max(folder.claims) > me.claim:
-        return _leaves(replace(folder, claims=folder.claims - {me.claim}), me)
-    return folder, replace(me, listed=frozenset(claim for claim in folder.claims if claim < me.claim))
+    if max(number for number, _ in (*folder.claims, (0, 0))) > me.number:
+        return _leaves(replace(folder, claims=folder.claims - {(me.number, me.claim)}), me)
+    return folder, replace(me, listed=frozenset(number for number, _ in folder.claims if number < me.number))
 
 
 def _remove(folder: Folder, me: Scheduler) -> _Both:
     if not me.listed:
         return folder, me
-    claim = min(me.listed)
-    rest = me.listed - {claim}
-    return replace(folder, claims=folder.claims - {claim}), replace(me, listed=rest, at=me.at - bool(rest))
+    number = min(me.listed)
+    rest = me.listed - {number}
+    claims = frozenset(one for one in folder.claims if one[0] != number)
+    return replace(folder, claims=claims), replace(me, listed=rest, at=me.at - bool(rest))
 
 
 def _sweep(folder: Folder, me: Scheduler) -> _Both:
@@ -146,17 +170,39 @@ def _unlink(folder: Folder, me: Scheduler) -> _Both:
 
 
 def _read(folder: Folder, me: Scheduler) -> _Both:
-    return folder, replace(me, records=folder.files[folder.journal].records)
+    records = folder.files[folder.journal].records if folder.journal >= 0 else ()
+    return folder, replace(me, records=records)
+
+
+def _recognise(folder: Folder, me: Scheduler) -> _Both:
+    """A journal that it has not made was written by another one."""
+    return (folder, me) if folder.journal in (-1, me.target) else _leaves(folder, me)
 
 
 def _temporary(folder: Folder, me: Scheduler) -> _Both:
     made = len(folder.files)
-    files = (*folder.files, File(me.claim, me.records))
+    files = (*folder.files, File(me.claim, me.records, me.term))
     return replace(folder, files=files, temporaries=folder.temporaries | {made}), replace(me, made=made)
 
 
 def _ask(folder: Folder, me: Scheduler) -> _Both:
-    return (folder, me) if me.claim in folder.claims else _leaves(folder, me)
+    if (me.number, me.claim) in folder.claims:
+        return folder, me
+    if max(number for number, _ in (*folder.claims, (0, 0))) >= me.number or me.target < 0:
+        return _leaves(folder, me)
+    rest = me.program[me.at :]
+    if rest[: len(REPLACE) - 2] == REPLACE[2:]:  # it was about to replace the journal, and does so below
+        rest = rest[len(REPLACE) - 2 :]
+    return folder, replace(me, program=(*me.again, *rest), at=0)
+
+
+def _remove_folder(folder: Folder, me: Scheduler) -> _Both:
+    lost = frozenset(record for file in folder.files for record in file.records)
+    return replace(folder, claims=frozenset(), journal=-1, temporaries=frozenset(), lost=lost), me
+
+
+def _remove_claims(folder: Folder, me: Scheduler) -> _Both:
+    return replace(folder, claims=frozenset()), me
 
 
 def _publish(folder: Folder, me: Scheduler) -> _Both:
@@ -176,7 +222,7 @@ def _open_by_name(folder: Folder, me: Scheduler) -> _Both:
 def _append(folder: Folder, me: Scheduler) -> _Both:
     record = (me.claim, me.written)
     file = folder.files[me.target]
-    grown = File(file.writer, (*file.records, record), file.is_mixed or file.writer != me.claim)
+    grown = replace(file, records=(*file.records, record), is_mixed=file.is_mixed or file.writer != me.claim)
     files = (*folder.files[: me.target], grown, *folder.files[me.target + 1 :])
     return replace(folder, files=files), replace(me, records=(*me.records, record), written=me.written + 1)
 
@@ -193,6 +239,9 @@ _STEPS = {
     "sweep": _sweep,
     "unlink": _unlink,
     "read": _read,
+    "recognise": _recognise,
+    "remove folder": _remove_folder,
+    "remove claims": _remove_claims,
     "temporary": _temporary,
     "ask": _ask,
     "publish": _publish,
