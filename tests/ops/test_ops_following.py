@@ -621,6 +621,26 @@ def test_replacements_that_were_still_starting_when_the_scheduler_gave_up_are_no
     assert starter.result().call_again
 
 
+@pytest.mark.parametrize("cause", ["no worker is left; first cause: unknown", "it began anew 1 times (RESET_LIMIT)"])
+def test_a_supervisor_goes_on_with_its_replacements_or_ends_them(cause: str) -> None:
+    scene = Scene()
+    scene.following.supervised = True
+    scene.all_die(KILLED)
+    for node in range(3):
+        scene.following.found(f"worker_{node}", process(200 + node), is_own=True)
+    lost = tuple(worker(node, Presence.LOST) for node in range(3))
+    scene.heard(view(ended=interruption(cause), workers=lost, phase="ending"))
+    scene.following.supervised = False  # it lets go once the job is over
+    scene.scheduler_dies(Death(status=77))
+    scene.settle(60)
+    if cause.startswith("no worker"):
+        assert scene.signals == []
+        assert scene.result().call_again
+    else:
+        assert {pid for pid, _ in scene.signals} == {200, 201, 202}
+        assert scene.following.result is None
+
+
 def test_ctrl_c_ends_replacements_as_well() -> None:
     scene = Scene(own=False)
     scene.all_die(Death())
