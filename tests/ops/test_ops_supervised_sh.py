@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from runtime.errors import JobInterruptedError
 from runtime.ops.job_view import JobView
 from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, Shell, ShellJob
+from tests.service.house import remove_folder
 
 pytestmark = pytest.mark.system
 
@@ -70,11 +70,11 @@ def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
 def test_a_job_outlives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     began = job.wait_training()
-    shutil.rmtree(job.folder / "recovery")
+    remove_folder(job.folder / "recovery")
     job.kill("worker_1")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     assert "This scheduler writes all it knows there again" in job.log("scheduler")
-    shutil.rmtree(job.folder / "recovery")
+    remove_folder(job.folder / "recovery")
     job.kill("scheduler")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2") and (view.job, view.term > 1) == (began.job, True))
     job.kill("worker_2")

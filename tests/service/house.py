@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +26,15 @@ NUMERICS = (("threads", "1"),)
 def final(step: int, generation: int = 1) -> Digest:
     """Of the state in which every worker ends."""
     return Digest(Point(step, generation), FINAL, b"equal")
+
+
+def remove_folder(folder: Path) -> None:
+    """``rm -rf`` as often as it takes: the scheduler of a running job writes new files there meanwhile."""
+    until_s = time.monotonic() + PATIENCE_S
+    while folder.exists():
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+        assert time.monotonic() < until_s, f"{folder} is written faster than it is removed"
 
 
 class House:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
 from runtime.core.ready import Ended
 from runtime.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError
 from runtime.service.agent import Agent
-from tests.service.house import PATIENCE_S, House
+from tests.service.house import PATIENCE_S, House, remove_folder
 
 ADD = KeyAsk(KeyOp.ADD, b"n", amount=1, is_durable=True)
 GET = KeyAsk(KeyOp.GET, b"n")
@@ -65,7 +64,7 @@ def test_durable_keys_are_written_again_where_the_recovery_path_was_removed(hous
     agent, _ = house.seated("0", "1")
     sums = [] if is_first else [number(agent.call_keys(ADD, PATIENCE_S))]
     for _ in range(2):
-        shutil.rmtree(house.path / "recovery")
+        remove_folder(house.path / "recovery")
         sums.append(number(agent.call_keys(ADD, PATIENCE_S)))
     started_again(house, served)
     sums.append(number(agent.call_keys(ADD, PATIENCE_S)))
