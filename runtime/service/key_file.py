@@ -136,12 +136,14 @@ class KeyFile:
         self.close()
         if self._path is not None and self._is_named:
             self._journal = Journal.open(self._path, claim)[0]
-            self._compact(self._journal, core)
+            self._journal.compact(self._whole(core))
+
+    def _whole(self, core: SchedulerCore) -> list[bytes]:
+        return [key_records.SCHEMA.pack(record) for record in (KeysOf(core.state.job), *core.keys.snapshot())]
 
     def _compact(self, journal: Journal, core: SchedulerCore) -> None:
-        kept = [KeysOf(core.state.job), *core.keys.snapshot()]
         try:
-            journal.compact([key_records.SCHEMA.pack(record) for record in kept])
+            journal.compact(self._whole(core))
             self._uncompacted_bytes = 0
         except StoreError as error:
             if not journal.goes_on:
