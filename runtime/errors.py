@@ -15,7 +15,8 @@
     │   ├── JournalDamagedError      71   a record in the middle of the journal is not what was written
     │   ├── ForeignFolderError       72   the folder belongs to another job
     │   ├── LockedError              73   another live process writes there
-    │   └── CheckpointError          74   one point cannot be used: torn, flipped, incomplete
+    │   ├── CheckpointError          74   one point cannot be used: torn, flipped, incomplete
+    │   └── PointsLostError          94   every copy of the job's restore points is gone
     ├── ListenError                  75   the scheduler's address cannot be listened on
     ├── JobFailedError               76   a death ended the job (ENABLE_RECOVERY=0)
     ├── JobInterruptedError          77   the job stopped unfinished; recover.sh goes on from there
@@ -69,6 +70,7 @@ __all__ = [
     "ListenError",
     "LockedError",
     "NumericsError",
+    "PointsLostError",
     "PreflightError",
     "ProtocolError",
     "RefusedError",
@@ -173,6 +175,12 @@ class CheckpointError(StoreError):
     """One restore point cannot be used; the message names it and the reason."""
 
     exit_code = 74
+
+
+class PointsLostError(StoreError):
+    """The journal knows a restore point, and no memory, copy or disk holds any; the message says what was searched."""
+
+    exit_code = 94
 
 
 class ListenError(SameBitsError):

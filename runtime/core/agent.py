@@ -129,6 +129,7 @@ _END_REASONS = {
     EndKind.SCRIPT_FAILED: EndReason.SCRIPT_FAILED,
     EndKind.UNTRAINED: EndReason.UNTRAINED,
     EndKind.UNEQUAL: EndReason.UNEQUAL,
+    EndKind.POINTS_LOST: EndReason.POINTS_LOST,
 }
 
 
@@ -325,6 +326,7 @@ class AgentCore:
                 live_step=entered.live_step,
                 orphaned_pages=entered.orphaned_pages,
                 back_to=entered.back_to,
+                folder=entered.folder,
             )
         )
 

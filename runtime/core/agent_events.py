@@ -96,6 +96,7 @@ class Entered:
     live_step: LiveStep | None = None
     orphaned_pages: tuple[OrphanedPage, ...] = ()
     back_to: Point | None = None  # the process has gone back as far
+    folder: str = ""  # where it looked for ``points``
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,7 @@ class EndReason(enum.Enum):
     SCRIPT_FAILED = "script failed"
     UNTRAINED = "untrained"
     UNEQUAL = "unequal"
+    POINTS_LOST = "points lost"
     STUCK = "stuck"
 
 

@@ -39,6 +39,7 @@ _ENDED = Row(
         errors.ScriptFailedError,
         errors.UntrainedError,
         errors.UnequalError,
+        errors.PointsLostError,
     ),
 )
 _WRONG = Row(

@@ -29,6 +29,8 @@ MAX_DIGESTS = 16
 MAX_PARTS = 2000
 MAX_PART_CHARS = 200
 MAX_PLACE_CHARS = 200
+MAX_FOLDER_CHARS = 400
+"""Characters of ``Join.folder``; a longer path is cut."""
 MAX_NODE_CHARS = 128  # as NODE_ID
 MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
@@ -104,6 +106,7 @@ class EndKind(enum.IntEnum):
     SCRIPT_FAILED = 6  # no worker is left, and most were ended by an error of the script; recoverable
     UNTRAINED = 7  # every worker's program came to its end, and none has trained with the others
     UNEQUAL = 8  # the ranks did not hold the same state
+    POINTS_LOST = 9  # every copy of the restore points is gone; recoverable once they are brought back
 
 
 class Phase(enum.IntEnum):
@@ -377,6 +380,7 @@ class Join(Value, frozen=True, tag=3):
     live_step: LiveStep | None = None  # that led to ``live``
     orphaned_pages: Few[OrphanedPage] = ()  # on its host
     back_to: Point | None = None  # it has gone back as far, as the round had asked
+    folder: Annotated[str, Meta(max_length=MAX_FOLDER_CHARS)] = ""  # where it looked for ``points``; printable
 
 
 class Publish(Value, frozen=True, tag=4):

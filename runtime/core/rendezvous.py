@@ -26,7 +26,16 @@ from runtime.core.messages import (
 from runtime.core.neighbours import Neighbourhood, neighbourhoods
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
-from runtime.core.restore import Joined, Restore, choose, differing, must_look, without_the_doubtful
+from runtime.core.restore import (
+    Joined,
+    Restore,
+    choose,
+    differing,
+    lost_progress,
+    lost_steps,
+    must_look,
+    without_the_doubtful,
+)
 from runtime.core.state import Seat, next_line
 from runtime.core.world import World, rank_of_slot
 
@@ -100,6 +109,7 @@ class Rendezvous:
         self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # the generation whose places these are
         self.is_held = False  # something is to be decided before the open round may close
         self.has_no_way_back = False  # no point is left that the members may go back to
+        self.points_lost = ""  # why training must not start again from step 0
 
     # ---- rounds
 
@@ -268,6 +278,7 @@ class Rendezvous:
             message.page,
             message.live_step,
             message.orphaned_pages,
+            message.folder,
         )
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
@@ -329,6 +340,11 @@ class Rendezvous:
         if restore.point is None and state.rolled_back is not None:
             self.has_no_way_back = True
             return
+        self.points_lost = lost_progress(restore.point, state.committed_point, by_rank)
+        if self.points_lost:
+            return
+        if state.rolled_back is None and (less := lost_steps(restore.point, state.committed_point)):
+            ledger.ready.say(less, Level.WARNING)
         generation, lost = next_generation(state, by_rank.values())
         if lost:
             ledger.ready.say(lost, Level.WARNING)

@@ -37,6 +37,7 @@ class Joined:
     page: Page | None = None  # of its generators
     live_step: LiveStep | None = None  # that led to ``live``
     orphaned_pages: tuple[OrphanedPage, ...] = ()  # of ranks of its host whose processes are gone
+    folder: str = ""  # where it looked for ``points``
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,37 @@ def choose(
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
 
+def lost_progress(found: Point | None, committed: Point | None, joined: Mapping[int, Joined]) -> str:
+    """Explain why training must not start from ``found``; "" if it may.
+
+    Args:
+        found: the chosen restore point.
+        committed: the newest point that every rank's disk held, as the journal has it.
+        joined: what the members brought.
+    """
+    if committed is None or committed.step == 0 or (found is not None and found.step > 0):
+        return ""
+    folders = list(dict.fromkeys(one.folder for _, one in sorted(joined.items()) if one.folder))
+    places = _some(folders) if folders else "any checkpoint folder"
+    return (
+        f"the restore point of {committed} was on every rank's disk, and no restore point is left. Searched: the "
+        f"memory of {len(joined)} workers, the buffers in their hosts' shared memory, the copies that they keep for "
+        f"each other, and {places}. Starting from step 0 would give up {committed.step} steps. Fix: bring the "
+        "checkpoints back, or mount them, and call `samebits recover`; `samebits run --fresh` gives them up"
+    )
+
+
+def lost_steps(found: Point | None, committed: Point | None) -> str:
+    """Explain that ``found`` is older than the newest point every rank's disk held; "" if it isn't."""
+    if found is None or committed is None or found.step >= committed.step:
+        return ""
+    return (
+        f"the restore point of step {committed.step} was on every rank's disk and can no longer be used: training goes "
+        f"back to step {found.step} and repeats {committed.step - found.step} steps. Fix: to keep them, stop the job "
+        f"before its next checkpoint, bring the missing checkpoints back (a mount, CHECKPOINT_PATH), and recover"
+    )
+
+
 def _slots_of(joined: Mapping[int, Joined], slots: Sequence[int | None] | None) -> dict[int, int]:
     """By rank; where a rank is its slot, they need not be given."""
     found = range(len(joined)) if slots is None else slots
@@ -286,8 +318,8 @@ def _explain(
     return text
 
 
-def _some(ranks: Iterable[int]) -> str:
-    listed = list(ranks)
+def _some(items: Iterable[object]) -> str:
+    listed = list(items)
     shown = ", ".join(map(str, listed[:8]))
     return shown + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 

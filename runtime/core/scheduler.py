@@ -488,7 +488,10 @@ class SchedulerCore:
         self._judge_way_back()
 
     def _judge_way_back(self) -> None:
-        """All are to go back, and nobody holds a point from before they differed."""
+        """End the job if it would lose all its steps, or if no point from before the ranks differed is left."""
+        if (lost := self._rendezvous.points_lost) and self._ending.ended is None:
+            self._ending.blame(lost)
+            self._ending.end_job(EndKind.POINTS_LOST, lost)
         back = self._ledger.state.rolled_back
         if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
             self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")

@@ -25,6 +25,7 @@ _ENDED = {
     EndKind.SCRIPT_FAILED: "was ended by its script",
     EndKind.UNTRAINED: "was not trained",
     EndKind.UNEQUAL: "was ended, for its ranks differ",
+    EndKind.POINTS_LOST: "was refused",
 }
 
 
@@ -74,7 +75,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     script = kept.script if kept is not None else "train.py"
     again, recover = spelled("run", script), f"{spelled('recover')} goes on from there"
     match verdict.kind:
-        case EndKind.UNEQUAL if "Fix: " in verdict.cause:
+        case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
             return ""
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"

@@ -34,6 +34,7 @@ class EndKind(Enum):
     SCRIPT_FAILED = "script_failed"
     UNTRAINED = "untrained"
     UNEQUAL = "unequal"
+    POINTS_LOST = "points_lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from runtime.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    PointsLostError,
     ScriptFailedError,
     UnequalError,
     UntrainedError,
@@ -31,6 +32,7 @@ EXIT_CODES = {
     EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
     EndKind.UNTRAINED: UntrainedError.exit_code,
     EndKind.UNEQUAL: UnequalError.exit_code,
+    EndKind.POINTS_LOST: PointsLostError.exit_code,
 }
 KINDS = {code: kind for kind, code in EXIT_CODES.items()}
 

@@ -82,6 +82,7 @@ from runtime.errors import (
     KeyValueError,
     KeyValueTimeoutError,
     NumericsError,
+    PointsLostError,
     RefusedError,
     SameBitsError,
     SchedulerUnreachableError,
@@ -127,6 +128,7 @@ _ERRORS: dict[EndReason, type[SameBitsError]] = {
     EndReason.SCRIPT_FAILED: ScriptFailedError,
     EndReason.UNTRAINED: UntrainedError,
     EndReason.UNEQUAL: UnequalError,
+    EndReason.POINTS_LOST: PointsLostError,
     EndReason.STUCK: StuckError,
 }
 

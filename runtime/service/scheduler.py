@@ -36,6 +36,7 @@ from runtime.errors import (
     JobInterruptedError,
     JobStoppedError,
     LockedError,
+    PointsLostError,
     SchedulerLeftError,
     ScriptFailedError,
     StoreError,
@@ -527,4 +528,5 @@ def exit_code_of(ended: Ended) -> int:
         EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
         EndKind.UNTRAINED: UntrainedError.exit_code,
         EndKind.UNEQUAL: UnequalError.exit_code,
+        EndKind.POINTS_LOST: PointsLostError.exit_code,
     }[ended.kind]

@@ -21,6 +21,7 @@ from runtime.core.messages import (
     Decision,
     Digests,
     Figures,
+    Join,
     Oddity,
     Pairs,
     ProcessEnded,
@@ -172,6 +173,8 @@ def implausible(message: object) -> str | None:
         case Digests(_, digests):
             texts = (text for one in digests for part in one.parts for text in (part.name, part.value))
             return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
+        case Join(folder=folder):
+            return None if folder.isprintable() else "Join.folder is not printable"
         case Still(_, _, _, progress) if progress is not None:
             return None if progress.place.isprintable() else "Still.progress.place is not printable"
         case Unwell(_, ailments):

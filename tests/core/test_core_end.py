@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from runtime.core.messages import Activity, EndJob, EndKind, Finished, RoundOpened
@@ -304,6 +306,64 @@ def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> Non
     assert house.ended == Ended(EndKind.UNTRAINED, text)
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.UNTRAINED, 0, text, generation=0)]
     assert not house.core.state.finished
+
+
+# ---- every restore point is lost
+
+
+def killed_house(*, saved: bool = True) -> House:
+    """Both disks held step 60; then every process was killed, and both nodes are seated again."""
+    house = training_house(cool_down_s=0.0)
+    for node in "01" if saved else "0":
+        house.saved(node, (60, 1))
+    for node in "01":
+        house.close(f"s{node}", gone=True)
+    house.crash(1.0)
+    for node in "01":
+        house.register(node, f"again{node}")
+    return house
+
+
+def test_a_job_whose_restore_points_are_all_lost_is_refused_until_they_are_back() -> None:
+    house = killed_house()
+    house.join("0")
+    assert not house.core.state.interruptions
+    house.join("1")
+    (record,) = house.records(JobInterrupted)
+    assert (record.kind, record.step) == (EndKind.POINTS_LOST, 60)
+    assert "the restore point of step 60 of generation 1" in record.cause and "give up 60 steps" in record.cause
+    assert {house.answer(f"again{node}", EndJob).kind for node in "01"} == {EndKind.POINTS_LOST}
+    for node in "01":
+        house.leave(node)
+    assert house.ended == Ended(EndKind.POINTS_LOST, record.cause)
+    house.ended = None
+    house.crash(1.0)
+    for node in "01":
+        house.register(node, f"third{node}")
+    house.train(n0=[(60, 1)])
+    assert house.committed().restore == Point(60, 1) and house.ended is None
+
+
+@pytest.mark.parametrize(
+    ("brought", "restore", "is_said"),
+    [
+        ({"points": [(60, 1)]}, Point(60, 1), False),
+        ({"copies": [(0, (60, 1))]}, Point(60, 1), False),  # a buddy's
+        ({"live": (70, 1)}, Point(70, 1), False),
+        ({"points": [(40, 1)]}, Point(40, 1), True),
+    ],
+)
+def test_what_one_member_holds_saves_the_job(brought: dict[str, Any], restore: Point, is_said: bool) -> None:
+    house = killed_house()
+    house.join("0")
+    house.join("1", **brought)
+    assert house.committed().restore == restore
+    assert any("goes back to step 40 and repeats 20 steps" in note for note in house.notes) == is_said
+
+
+def test_a_point_that_some_disk_never_held_is_not_missed() -> None:
+    house = killed_house(saved=False).train()
+    assert house.committed().restore is None and house.committed().generation == 2 and house.ended is None
 
 
 def test_a_spare_of_a_job_that_was_never_trained_is_waited_for_and_told() -> None:

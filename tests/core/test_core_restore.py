@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.core.messages import Copy, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
 from runtime.core.point import Point
 from runtime.core.records import Cut, GenerationCommitted
-from runtime.core.restore import Joined, Restore, choose, differing, must_look
+from runtime.core.restore import Joined, Restore, choose, differing, lost_progress, lost_steps, must_look
 from runtime.core.state import KEPT_CUTS, is_on_line, next_line
 
 
@@ -29,6 +29,41 @@ def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> di
 
 def chosen(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> Restore:
     return choose(holding(*held, own_parts=own_parts), committed())
+
+
+# ---- what may be lost
+
+
+@pytest.mark.parametrize(
+    ("found", "committed", "is_lost"),
+    [
+        (None, Point(60, 1), True),
+        (Point(0, 1), Point(60, 1), True),  # the initial state alone
+        (None, None, False),  # nothing was ever on every disk
+        (None, Point(0, 1), False),
+        (Point(0, 1), Point(0, 1), False),
+        (Point(40, 1), Point(60, 1), False),  # an older point survived
+        (Point(60, 1), Point(60, 1), False),
+        (Point(65, 2), Point(60, 1), False),  # a memory is further
+    ],
+)
+def test_steps_that_every_disk_held_are_not_trained_again_without_a_word(
+    found: Point | None, committed: Point | None, is_lost: bool
+) -> None:
+    assert bool(lost_progress(found, committed, holding([], []))) == is_lost
+    is_older = found is not None and committed is not None and found.step < committed.step
+    assert bool(lost_steps(found, committed)) == is_older
+
+
+def test_the_loss_names_the_step_the_places_and_the_price() -> None:
+    joined = holding([], [], [])
+    joined = {rank: replace(one, folder="/a" if rank < 2 else "s3://b/c") for rank, one in joined.items()}
+    text = lost_progress(None, Point(60, 2), joined)
+    assert "restore point of step 60 of generation 2" in text
+    assert "the memory of 3 workers" in text and "shared memory" in text and "each other, and /a, s3://b/c." in text
+    assert "would give up 60 steps. Fix: " in text
+    older = lost_steps(Point(40, 1), Point(60, 2))
+    assert "step 60" in older and "back to step 40 and repeats 20 steps. Fix: " in older
 
 
 # ---- the choice

@@ -50,6 +50,13 @@ def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: s
     assert fix.startswith(told) and bool(fix) == bool(told)
 
 
+def test_lost_restore_points_have_a_code_and_a_fix_of_their_own(tmp_path: Path) -> None:
+    settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
+    following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
+    verdict = Verdict.unfinished(EndKind.POINTS_LOST, "no restore point is left. Fix: bring the checkpoints back")
+    assert verdict.exit_code == 94 and _fix(verdict, following, settings) == ""
+
+
 @pytest.mark.parametrize("heard", [70, 80])
 def test_a_job_that_was_stopped_says_the_last_step_there_is_a_word_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], heard: int

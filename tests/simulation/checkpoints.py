@@ -30,6 +30,7 @@ class Checkpoints:
         self._told: set[Point] = set()
         self._holder: Holder | None = None
         self.was_lost = False
+        self._elsewhere: set[Point] = set()  # in what was lost
 
     def take(self, process: Holder) -> bool:
         """Whether this process may save here: it holds the folder's lock, until it ends, from its first save on."""
@@ -59,9 +60,17 @@ class Checkpoints:
 
     def lose(self) -> None:
         """The directory is gone."""
+        self._elsewhere |= self._held
         self._points.clear()
         self._held.clear()
         self.was_lost = True
+
+    def bring_back(self) -> bool:
+        """Put what was lost back in its place; whether there was anything."""
+        found, self._elsewhere = self._elsewhere - self._held, set()
+        self._held |= found
+        self._points = sorted(self._held)
+        return bool(found)
 
     def was_saved(self, point: Point) -> bool:
         """Whether the point was durable once."""

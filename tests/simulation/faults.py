@@ -378,6 +378,12 @@ def _lose_disk(world: World, rng: random.Random) -> bool:
     return True
 
 
+def _lose_every_disk(world: World, rng: random.Random) -> bool:
+    """Every process dies, and the checkpoints with them; the journal stays."""
+    world.lose_every_disk()
+    return _kill_everything(world, rng)
+
+
 def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
     """The scheduler dies and its journal is deleted, while workers live on; in half of the cases beside new ones."""
     if world.host.core is None or world.host.ended is not None:
@@ -439,6 +445,7 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "worker terminated": _terminate_worker,
     "stop asked for": _ask_to_stop,
     "disk lost": _lose_disk,
+    "every disk lost": _lose_every_disk,
     "node added": _add_node,
     "node drained": _drain,
     "host unwell": _fill_disk,

@@ -49,14 +49,15 @@ HANGS_EVERY_S = {"main thread held": 3.0, "collective held": 20.0, "main thread 
 DRAINS_EVERY_S = {"node drained": 12.0}
 AILMENTS_EVERY_S = {"host unwell": 8.0}
 REPLACEMENTS_EVERY_S = {"replacement forged": 15.0}
-LATER_EVERY_S = HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S
+LOST_DISKS_EVERY_S = {"every disk lost": 25.0}
+LATER_EVERY_S = HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S | LOST_DISKS_EVERY_S
 
 P_REPLACES = 0.4
 """In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
 P_ODD_RANK = 0.15
 """In so many runs a rank's state becomes another than the others'."""
 QUIETER = 0.2
-P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS = 0.35, 0.3, 0.3, 0.3
+P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS = 0.35, 0.3, 0.3, 0.3, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Mix:
             rates_hz.update({kind: QUIETER * rate_hz for kind, rate_hz in self.rates_hz.items()})
         has("drains", P_DRAINS, DRAINS_EVERY_S)
         has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
+        has("lost disks", P_LOST_DISKS, LOST_DISKS_EVERY_S)
         watch, keys = random_of("watch"), random_of("keys")
         return replace(
             self,

@@ -34,6 +34,8 @@ HAPPENINGS = (
     "key call answered",
     "worker asked to leave",
     "worker ended for a hang",
+    "lost points brought back",
+    "lost points given up",
 )
 
 

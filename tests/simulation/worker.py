@@ -98,6 +98,13 @@ class Oddity(enum.Enum):
     PROTOCOL = "another version"
 
 
+_JOB_ENDED = (
+    EndReason.STOPPED,
+    EndReason.INTERRUPTED,
+    EndReason.FORMATION_TIMEOUT,
+    EndReason.UNEQUAL,
+    EndReason.POINTS_LOST,
+)
 IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
 
 
@@ -470,7 +477,7 @@ class Worker:
         if reason is EndReason.STUCK:  # the control thread's doing: the main thread would not come out
             self.world.count("worker ended for a hang")
             self._leave(on_purpose=False, text=text)
-        elif reason in (EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.FORMATION_TIMEOUT, EndReason.UNEQUAL):
+        elif reason in _JOB_ENDED:
             grace_s = 0.0 if self.thread.notices_breaks else END_GRACE_S
             self.world.after(grace_s, self._leave_if_there, text)
         else:

@@ -278,8 +278,26 @@ class World(Places):
             checker.begin_job()
         self.keys.begin_job()
 
+    def lose_every_disk(self) -> None:
+        """All checkpoint directories are gone, and the copies in memory."""
+        for disk in self._disks.values():
+            disk.lose()
+        for host in {worker.process.host for worker in self.workers}:
+            self.copies.lose(host)
+
+    def _recover_lost_points(self) -> None:
+        """Bring the lost checkpoints back, as the refusal says, or give the job up where there are none."""
+        found = [disk.bring_back() for (job, _), disk in self._disks.items() if job == self.witness.job]
+        if any(found):
+            self.count("lost points brought back")
+        else:
+            self.wipe_recovery_path()
+            self.count("lost points given up")
+
     def scheduler_left(self) -> None:
         """The scheduler's process ended by itself."""
+        if self.host.ended is EndKind.POINTS_LOST:
+            self._recover_lost_points()
         self.count(f"job {self.host.ended.name.lower()}" if self.host.ended else "scheduler left")
 
     # ---- for those who read it later

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from runtime import config
-from runtime.errors import JobStoppedError
+from runtime.core.records import SCHEMA, PointCommitted
+from runtime.errors import JobStoppedError, PointsLostError
 from runtime.ops.scheduler_link import SchedulerLink
+from runtime.store.journal import read_journal
 from tests.system.job import WAIT_S, Job, JobFolder
 from tests.system.kill_list import GATE, GATED, INTERVAL, MIDDLE, STEPS, TRAINED
 from tests.system.scripted import SCHEDULER, ScriptJob
@@ -90,6 +92,28 @@ def test_a_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_goes_on_from(job, newest, "held by rank 2, 3; sent to rank 0, 1")
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
+
+
+def test_a_job_whose_checkpoints_are_all_gone_is_refused_until_they_are_back(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    job = new_job(*TRAINED, *GATED, workers=2)
+    job.start()
+    job.open_gates(0)
+    step = job.wait_until(lambda: committed_step(job), "a point that every disk holds")
+    job.kill_everything()
+    job.forget_memory()
+    job.open_gates(GATE)
+    aside = job.checkpoints.rename(job.folder / "aside")
+    job.start()
+    assert set(job.wait_ended().values()) == {PointsLostError.exit_code}, job.tails()
+    said = job.wait_for(SCHEDULER, r"the job ends: the restore point of step (\d+) .* no restore point is left")
+    assert int(said[1]) >= step and f"and {job.checkpoints}. Starting from step 0" in said.string
+    shutil.rmtree(job.checkpoints, ignore_errors=True)  # each rank has claimed its folder, which is empty
+    aside.rename(job.checkpoints)
+    job.start()
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
+    assert int(job.wait_for(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")[1]) >= step
 
 
 @pytest.mark.thorough
@@ -189,6 +213,13 @@ def killed(job: Job) -> Job:
     job.forget_memory()
     job.open_gates(GATE)
     return job
+
+
+def committed_step(job: JobFolder) -> int | None:
+    """The step of the newest point that every disk held, as the journal has it; None before the first save."""
+    contents = read_journal(job.recovery)
+    records = () if contents is None else map(SCHEMA.unpack, contents.payloads)
+    return max((one.point.step for one in records if isinstance(one, PointCommitted)), default=0) or None
 
 
 def points_of(job: JobFolder, rank: int) -> dict[int, Path]:

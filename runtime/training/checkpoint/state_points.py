@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from runtime.commands import spelled
-from runtime.core.messages import Copy, GenerationStarted, OrphanedPage, Page
+from runtime.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, OrphanedPage, Page
 from runtime.core.point import Point
 from runtime.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from runtime.service import log
@@ -43,6 +43,7 @@ from runtime.training.state.base_state import State
 from runtime.training.state.checkpoint_config import AUTO
 from runtime.training.state.handlers import copied_tree
 from runtime.training.state.snapshot import NamedTensors
+from runtime.urls import without_credentials
 
 __all__ = ["StatePoints"]
 
@@ -138,6 +139,12 @@ class StatePoints:
         if self._folder is None:
             return ()
         return self._folder.held(None if self._state.has_own_parts else committed)
+
+    @property
+    def searched(self) -> str:
+        """Where :meth:`held` looks, as a message shows it."""
+        shown = without_credentials(str(self._root()))
+        return "".join(one if one.isprintable() else "?" for one in shown)[:MAX_FOLDER_CHARS]
 
     def copies(self) -> Sequence[Copy]:
         """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""

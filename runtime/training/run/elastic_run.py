@@ -305,6 +305,7 @@ class ElasticRun:
             orphaned_pages=self._points.orphaned_pages(),
             live_step=self._points.generators.live_step(self._live, self._points.commits),
             back_to=self._back_to,
+            folder=self._points.searched if look else "",
         )
 
     def _begin(self, generation: GenerationStarted) -> None:

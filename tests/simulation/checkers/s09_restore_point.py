@@ -1,5 +1,7 @@
 """S9: a generation starts from the greatest point that docs/architecture.md allows, from sources that hold it.
 
+Where a point was committed and none is left, no generation starts.
+
 A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it.
 Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
 cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
@@ -37,6 +39,9 @@ class RestorePoint(Checker):
         expected = _greatest(joins, on_line, copies, record.slots)
         if not all(join.looked for join in joins) and line.committed and not self._suffices(joins, on_line):
             self.violated(f"{record}: memories {[join.live for join in joins]} do not tell; not every disk was asked")
+        known = self.world.witness.disk.committed_point
+        if known is not None and known.step > 0 and (record.restore is None or record.restore.step == 0):
+            self.violated(f"{record}: it trains again from the beginning, though every disk held {known}")
         if record.restore != expected:
             self.violated(f"{record}: the members hold {on_line} and copies {copies}; expected {expected}")
 

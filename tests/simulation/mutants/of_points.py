@@ -73,6 +73,7 @@ class _LendsAnothers(SchedulerCore):
 
 
 LOST_DISKS = {"save_every": 1, "world_size": 3, "has_own_parts": True, "rates_hz": {"disk lost": 0.3}}
+NO_DISKS = {"save_every": 1, "saves_s": 0.01, "rates_hz": {"every disk lost": 0.1}}
 AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0.2, "scheduler killed": 0.1}}
 
 MUTANTS = (
@@ -98,6 +99,13 @@ MUTANTS = (
         100,
         patches={"runtime.core.restore._copies": lambda joined, committed: {}},
         changes=LOST_DISKS,
+    ),
+    Mutant(
+        "trains from the beginning where every point is lost",
+        frozenset({"S9"}),
+        100,
+        patches={"runtime.core.rendezvous.lost_progress": lambda found, committed, joined: ""},
+        changes=NO_DISKS,
     ),
     Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),
 )
