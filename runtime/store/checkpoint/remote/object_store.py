@@ -8,10 +8,12 @@ the URL, what was tried, and the fix, and never with a credential.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import importlib.util
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -30,7 +32,13 @@ _LONGEST_PAUSE_S = 5.0
 _PIECE_BYTES = 8 * 1024 * 1024
 _PART_BYTES = 32 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 takes 10,000 parts of one object
+_MOST_ANSWER_BYTES = 16 * 1024 * 1024
+"""Of an answer that isn't an object's content: a page of a listing has 1,000 entries."""
+_MOST_ENTRIES = 100_000
+"""In one folder: a job keeps few points, each of two objects."""
+_LISTING_S = 60.0
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "cos"})
+_S3_SCHEMES = frozenset({"s3", "s3a"})
 _FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EPERM})
 
 _CREDENTIALS_MEND = (
@@ -74,6 +82,8 @@ class ObjectStore:
             raise self._not_installed(str(error)) from None
         except Exception as error:
             raise StoreError(f"{self.url}: {self._clean(error)}; {_OTHER_MEND}") from error
+        if self._scheme in _S3_SCHEMES:
+            files.config_kwargs = {"http_session_cls": _bounded_session(), **files.config_kwargs}
         return files, str(path).rstrip("/")
 
     @property
@@ -107,7 +117,7 @@ class ObjectStore:
 
         def call() -> bytes | None:
             try:
-                return bytes(self._files.cat_file(self._path(name), start=0, end=most_bytes))
+                return self._content(self._path(name), [(0, most_bytes)])[0][:most_bytes]
             except FileNotFoundError:
                 self._require_bucket()
                 return None
@@ -124,22 +134,21 @@ class ObjectStore:
         Raises:
             CheckpointError: the object is gone, or ends before a start.
         """
-        starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-        paths = [self._path(name)] * len(ranges)
+        path, ends = self._path(name), [end for _, end in ranges]
 
         def call() -> list[bytes]:
             try:
-                if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(paths[0])["size"]:
+                if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
                     # Some libraries do not raise where a range is beyond the end, but give up their process.
                     raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
-                return list(self._files.cat_ranges(paths, starts, ends, max_gap=None, on_error="raise"))
+                return self._content(path, ranges)
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
                     raise
                 self._require_bucket()
                 raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: {self._clean(error)}") from None
 
-        return self._trying(name, f"reading bytes {starts[0]} to {ends[-1]}", call)
+        return self._trying(name, f"reading bytes {ranges[0][0]} to {ends[-1]}", call)
 
     def create(self, name: str, data: bytes) -> None:
         """Write a small object unless it is there; where the store knows no such condition the last of several wins.
@@ -199,16 +208,62 @@ class ObjectStore:
         def call() -> list[tuple[str, str, int]]:
             self._files.invalidate_cache()
             try:
-                found = self._files.ls(self._path(folder), detail=True)
+                found = self._entries(self._path(folder))
             except FileNotFoundError:
+                found = []
+            if not found:
                 self._require_bucket()
-                return []
+                self._require_honesty(folder)
             return [
                 (entry["name"].rstrip("/").rpartition("/")[2], entry["type"], int(entry.get("size") or 0))
                 for entry in found
             ]
 
         return self._trying(folder, "listing", call)
+
+    def _entries(self, path: str) -> list[dict[str, Any]]:
+        if self._scheme not in _S3_SCHEMES:
+            return list(self._files.ls(path, detail=True))
+        from fsspec.asyn import sync
+
+        # The library's own ls follows the pages of a listing for as long as the server names a next one.
+        listing = self._files._lsdir
+        found = sync(self._files.loop, listing, path, refresh=True, max_items=_MOST_ENTRIES, timeout=_LISTING_S)
+        if len(found) >= _MOST_ENTRIES:
+            raise StoreError(
+                f"{self.url}: {path} holds {len(found)} objects or more, which no job saves; {_OTHER_MEND}"
+            )
+        return list(found)
+
+    def _content(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes from each start to each end, and never more, whatever the server sends."""
+        if self._scheme not in _S3_SCHEMES:
+            starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+            paths = [path] * len(ranges)
+            return list(map(bytes, self._files.cat_ranges(paths, starts, ends, max_gap=None, on_error="raise")))
+        from fsspec.asyn import sync
+
+        return list(sync(self._files.loop, _read_s3, self._files, path, ranges))
+
+    def _require_honesty(self, folder: str) -> None:
+        """Raise if the server answers for an object that cannot exist: then its empty listing means nothing.
+
+        A proxy, a web page or a broken gateway answers everything with 200, and s3fs reads that as "no objects".
+        """
+        if self._scheme not in _BUCKET_SCHEMES:
+            return
+        name = f"{folder}/" * bool(folder) + f"no-such-object-{secrets.token_hex(8)}"
+        try:
+            self._content(self._path(name), [(0, 1)])
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # no range in an empty object: it answers for that, too
+                raise
+        raise OSError(
+            errno.EBADMSG,
+            "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
+        )
 
     def _require_bucket(self) -> None:
         """Nothing there is an answer; no bucket is an error. Object stores say both with the same words."""
@@ -297,6 +352,52 @@ class ObjectStore:
     def _clean(error: Exception) -> str:
         text = words_without_credentials(str(error))
         return f"{type(error).__name__}{': ' if text else ''}{text.split('?')[0][:300]}"
+
+
+async def _read_s3(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Read as ``cat_ranges`` does, but no further than each end: the library reads until the server stops sending."""
+
+    async def read(start: int, end: int) -> bytes:
+        bucket, key, _ = files.split_path(path)
+        answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}")
+        body, found = answer["Body"], bytearray()
+        try:
+            while len(found) < end - start and (piece := await body.read(end - start - len(found))):
+                found += piece
+        finally:
+            body.close()
+        return bytes(found)
+
+    return list(await asyncio.gather(*(read(start, end) for start, end in ranges)))
+
+
+@functools.cache
+def _bounded_session() -> type:
+    """The HTTP client of aiobotocore, which reads an answer whole, with a bound on what isn't an object's content."""
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Bounded(AIOHTTPSession):  # type: ignore[misc]
+        async def send(self, request: Any) -> Any:
+            is_content, request.stream_output = request.stream_output, True
+            response = await super().send(request)
+            if not is_content:
+                response._content = await self._whole(response.raw)
+            return response
+
+        @staticmethod
+        async def _whole(raw: Any) -> bytes:
+            body = bytearray()
+            async for piece in raw.content.iter_any():
+                body += piece
+                if len(body) > _MOST_ANSWER_BYTES:
+                    raw.close()
+                    raise StoreError(
+                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes, so what answers is no "
+                        f"object store; {_NETWORK_MEND}"
+                    )
+            return bytes(body)
+
+    return Bounded
 
 
 def _is_about_credentials(error: Exception) -> bool:

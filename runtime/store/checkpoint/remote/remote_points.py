@@ -100,6 +100,11 @@ class RemotePointStore:
             if owner is None:  # empty: nobody's, where a file appears before its bytes do
                 self._store.upload(name, [memoryview(data)])
                 owner = self._read_owner()
+                if owner is None:
+                    raise StoreError(
+                        f"{self._store.where(name)}: the server took it and doesn't give it back, so what answers is "
+                        "no object store. Fix: see what CHECKPOINT_PATH and AWS_ENDPOINT_URL name"
+                    )
         self._require_own(owner)
         self._is_claimed = True  # and stays so: nobody writes that object twice
 
@@ -111,6 +116,8 @@ class RemotePointStore:
             StoreError: the store does not answer, or refuses.
         """
         sizes = self._sizes()
+        if OWNER_FILE not in sizes:
+            sizes = self._listed_again(sizes)
         if OWNER_FILE in sizes and not self._is_claimed:
             self._require_own(self._read_owner())
             self._is_claimed = True
@@ -122,6 +129,24 @@ class RemotePointStore:
                 found = self._inspect(attempt, sizes)
                 points[attempt.point] = found if known is None or found.is_usable else known
         return list(points.values())
+
+    def _listed_again(self, sizes: dict[str, int]) -> dict[str, int]:
+        """What the folder holds, where a first listing lacks the marker that is written before any point.
+
+        Raises:
+            StoreError: the marker is there all the same, so the listings are wrong.
+        """
+        name = self._name(OWNER_FILE)
+        if self._store.read(name, 1) is None:
+            return sizes
+        sizes = self._sizes()  # a predecessor's writer may have made it just now
+        if OWNER_FILE not in sizes:
+            raise StoreError(
+                f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong, "
+                "and whether points are there is unknown. Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and "
+                "any proxy before it answer; what was saved is unharmed"
+            )
+        return sizes
 
     def find(self, point: Point) -> RemotePoint | None:
         """What :meth:`scan` lists of that point."""

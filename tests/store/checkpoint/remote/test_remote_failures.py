@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import itertools
 import logging
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+import s3fs
 
 from runtime.errors import StoreError
 from runtime.store.checkpoint.remote import object_store
@@ -95,15 +100,15 @@ def test_a_server_that_stays_away_costs_this_point_only(bucket: Folder, s3: S3Se
 
 def test_a_server_that_is_overloaded_is_asked_again(bucket: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     store, calls = ObjectStore(bucket.url, patience_s=30.0), []
-    original = store._files.ls
+    original = store._files._lsdir
 
-    def busy(*args: Any, **options: Any) -> Any:
+    async def busy(*args: Any, **options: Any) -> Any:
         calls.append(args)
         if len(calls) < 3:
             raise OSError(16, "Please reduce your request rate")
-        return original(*args, **options)
+        return await original(*args, **options)
 
-    monkeypatch.setattr(store._files, "ls", busy)
+    monkeypatch.setattr(store._files, "_lsdir", busy)
     monkeypatch.setattr(object_store, "_FIRST_PAUSE_S", 0.001)
     assert store.sizes("0") == {}
     assert len(calls) == 3
@@ -164,3 +169,127 @@ def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.Mon
 def test_a_local_job_never_imports_fsspec() -> None:
     program = "import sys, runtime.store.checkpoint; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+# ---- what answers is no object store
+
+HTML = b"<html><body>Sign in to the network</body></html>"
+OTHER_XML = b'<?xml version="1.0"?><ListBuckets><Owner/></ListBuckets>'
+REFUSAL = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>later</Message></Error>'
+HALF = b'<?xml version="1.0"?><ListBucketResult><Contents><Key>job/0/own'
+PAGE = b'<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%d\
+</NextContinuationToken>%s</ListBucketResult>'
+ENTRY = b"<Contents><Key>job/0/x%d</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+PIECE = bytes(1 << 20)
+
+
+@pytest.fixture
+def impostor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Impostor]:
+    with Impostor() as server, server.serving():
+        for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "1", "AWS_ENDPOINT_URL": server.url}.items():
+            monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield server
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+class Impostor(http.server.ThreadingHTTPServer):
+    """Answers every request with 200 and what ``answer`` makes of its path; counts the bytes it got rid of."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Impostors)
+        self.answer: Callable[[str], Iterable[bytes]] = lambda path: ()
+        self.sent_bytes = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield
+        self.shutdown()
+        thread.join()
+
+
+class _Impostors(http.server.BaseHTTPRequestHandler):
+    server: Impostor
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for piece in self.server.answer(self.path) if self.command == "GET" else ():
+                self.wfile.write(piece)
+                self.server.sent_bytes += len(piece)
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Requests are nobody's business."""
+
+
+def _pages(entry: bytes) -> Callable[[str], Iterable[bytes]]:
+    """A listing without an end, each page of which has a thousand of these, or none."""
+    numbers = itertools.count()
+
+    def answer(path: str) -> Iterable[bytes]:
+        number = next(numbers)
+        entries = (entry % (1000 * number + one) for one in range(1000)) if entry else ()
+        return [PAGE % (number, b"".join(entries))]
+
+    return answer
+
+
+@pytest.mark.parametrize("body", [HTML, b"", OTHER_XML, REFUSAL, HALF], ids=["html", "empty", "other", "error", "half"])
+def test_a_server_that_answers_nonsense_is_no_empty_store(impostor: Impostor, body: bytes) -> None:
+    impostor.answer = lambda path: [body]
+    place = Folder("s3://points/job").place(patience_s=0.0)
+    for attempt in (place.scan, lambda: slots_at("s3://points/job", patience_s=0.0), lambda: save(place, 1)):
+        with pytest.raises(StoreError, match=r"s3://points/job") as told:
+            attempt()
+        assert type(told.value) is StoreError, "this is no other job's folder and no damaged point"
+
+
+def test_a_listing_that_lacks_what_can_be_read_is_an_error(bucket: Folder, s3: S3Server) -> None:
+    save(bucket.place(), 1)
+    whole = s3._app
+
+    def without_listings(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if "list-type" in environ["QUERY_STRING"]:
+            start_response("200 OK", [("Content-Type", "application/xml")])
+            return [OTHER_XML]
+        return whole(environ, start_response)  # type: ignore[no-any-return]
+
+    s3._app = without_listings  # type: ignore[assignment]
+    with pytest.raises(StoreError, match=r"job/0/owner\.json can be read, but the server lists no such object"):
+        bucket.place().scan()
+
+
+def test_an_object_without_an_end_is_read_no_further_than_asked(impostor: Impostor) -> None:
+    impostor.answer = lambda path: itertools.repeat(PIECE)
+    store = ObjectStore("s3://points/job", patience_s=0.0)
+    assert store.read("0/owner.json", 1000) == bytes(1000)
+    assert store.read_ranges("0/data", [(10, 20), (30, 50)]) == [bytes(10), bytes(20)]
+    assert impostor.sent_bytes < 64 * len(PIECE), "what lies in the sockets' buffers"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda path: itertools.repeat(PIECE), "an answer has more than"),
+        (_pages(ENTRY), r"holds \d+ objects or more"),
+        (_pages(b""), "Timeout"),
+    ],
+    ids=["body", "entries", "pages"],
+)
+def test_a_listing_without_an_end_is_given_up(
+    impostor: Impostor, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]], told: str
+) -> None:
+    monkeypatch.setattr(object_store, "_MOST_ENTRIES", 5000)
+    monkeypatch.setattr(object_store, "_LISTING_S", 1.0 if told == "Timeout" else 60.0)
+    impostor.answer = answer
+    with pytest.raises(StoreError, match=told):
+        ObjectStore("s3://points/job", patience_s=0.0).sizes("0")
+    assert impostor.sent_bytes < 128 * len(PIECE)
