@@ -149,6 +149,8 @@ class StoreError(SameBitsError):
     """Something on disk cannot be used as it stands; nothing was changed or deleted."""
 
     exit_code = 71
+    may_pass = False
+    """Whether the same call may succeed later: the disk is full, say, and nothing is wrong with the settings."""
 
 
 class ClaimRemovedError(StoreError):

@@ -168,6 +168,12 @@ _STORAGE = Row(
         "Read-only file system",
     ),
 )
+_DESCRIPTORS = Row(
+    "its process had too many files open",
+    *(CauseClass.NODE, Retry.YES, (Strategy.RESTART, Strategy.WAIT)),
+    "raise the limit of open files (`ulimit -n`), or close what the script opens",
+    texts=("Too many open files",),
+)
 _NETWORK = Row(
     "a connection broke",
     *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "look at the network between the hosts that the message names"),
@@ -306,7 +312,17 @@ UNKNOWN = Row(
 
 TABLE: tuple[Row, ...] = (
     *(_ENDED, _WRONG, _TORN_OUT, _UNFIT, _TAKEN_OVER),
-    *(_OUT_OF_MEMORY, _LOADER_KILLED, _DEVICE, _DEVICE_FULL, _HOST_FULL, _STORAGE, _NETWORK, _DEVICE_STOPPED),
+    *(
+        _OUT_OF_MEMORY,
+        _LOADER_KILLED,
+        _DEVICE,
+        _DEVICE_FULL,
+        _HOST_FULL,
+        _STORAGE,
+        _DESCRIPTORS,
+        _NETWORK,
+        _DEVICE_STOPPED,
+    ),
     *(_CRASHED, _PREEMPTED, _KILLED),
     *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, WRONG_GRADIENT, _SCRIPT, _LEFT_EARLY),
     *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),

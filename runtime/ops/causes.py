@@ -97,6 +97,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "某个 rank 两次算错梯度：状态可能含有该错误",
         "检测信息中指明的设备，并在其他主机上从指明的检查点继续",
     ),
+    "its process had too many files open": (
+        "其进程打开的文件过多",
+        "提高打开文件数的上限（`ulimit -n`），或让脚本关闭它打开的文件",
+    ),
     "a disk or a network folder failed, or is full": ("磁盘或网络目录故障或已满", "腾出空间，或修复信息中指明的磁盘"),
     "a connection broke": ("连接中断", "检查信息中所列主机之间的网络"),
     "it crashed in compiled code": (

@@ -34,8 +34,11 @@ _FIXES = {
     errno.EEXIST: "remove what has that name already, or choose another one",
     errno.EIO: "copy the folder to another disk and use that: the device reports a fault (see `dmesg`)",
     errno.EMFILE: "raise the limit of open files with `ulimit -n`",
+    errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
 }
 _OTHER_FIX = "see that it exists, is of the kind expected, and that this user may read and write it"
+
+_MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM})
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -48,7 +51,9 @@ def disk_errors(path: Path, doing: str, kind: type[StoreError] = StoreError) -> 
     try:
         yield
     except OSError as error:
-        raise kind(f"{path}: {doing} failed: {reason_of(error)}") from error
+        told = kind(f"{path}: {doing} failed: {reason_of(error)}")
+        told.may_pass = (error.errno or 0) in _MAY_PASS
+        raise told from error
 
 
 def reason_of(error: OSError) -> str:

@@ -7,11 +7,13 @@ place than this machine's folders, the text of a URL, and nobody else asks which
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runtime.core.point import Point
+from runtime.errors import StoreError
 from runtime.store.checkpoint.format.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.format.tensor_part import TensorPart
 from runtime.store.checkpoint.format.tree import Tree
@@ -95,22 +97,34 @@ class LocalPointStore:
 
     Args:
         root, slot, job, job_name: whose points these are.
-        claims: whether the folder is claimed at once; durably with :meth:`claim`.
+        claims: whether the folder is claimed at once; durably with :meth:`claim`. A full disk is no error before that.
     """
 
     def __init__(self, root: Path, slot: int, *, job: str, job_name: str, claims: bool) -> None:
         self._root = root
         self._job = job
         self._directory = folder.rank_directory(root, slot)
+        self._claim = functools.partial(claim_folder, self._directory, job, job_name)
+        self._is_claimed = False
         if claims:
-            claim_folder(self._directory, job, job_name, sync=False)  # nobody waits for a disk before there is state
+            try:
+                self._claim(sync=False)  # nobody waits for a disk before there is state
+            except StoreError as error:
+                if not error.may_pass:
+                    raise
+            else:
+                self._is_claimed = True
 
     def __str__(self) -> str:
         return str(self._directory)
 
     def claim(self) -> None:
         """What the constructor did outlives the machine's power."""
-        make_claim_durable(self._directory)
+        if self._is_claimed:
+            make_claim_durable(self._directory)
+        else:
+            self._claim()
+            self._is_claimed = True
 
     def scan(self) -> list[FoundPoint]:
         """See ``scanning.scan``."""

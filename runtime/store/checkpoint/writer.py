@@ -75,7 +75,10 @@ class _Child:
 
     @classmethod
     def start(cls, command: tuple[str, ...], inherited: Sequence[int]) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise StoreError(f"the checkpoint writer cannot be started: {error}; see `ulimit -n`") from error
         trainer = ProcessIdentity.current()
         words = ("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at))
         with theirs:
@@ -90,7 +93,7 @@ class _Child:
             except OSError as error:
                 ours.close()
                 raise StoreError(
-                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u` and `free`"
+                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u`, `ulimit -n` and `free`"
                 ) from error
         _make_nice(process.pid)
         return cls(process, ours)

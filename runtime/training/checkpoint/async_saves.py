@@ -30,6 +30,7 @@ from runtime.store.checkpoint import (
     Tree,
     Writer,
 )
+from runtime.store.durable import disk_errors
 from runtime.training.checkpoint.staging import Staging
 from runtime.training.state.snapshot import NamedTensors
 
@@ -100,11 +101,12 @@ class AsyncSaves:
         if self._refused_bytes is not None and needed_bytes >= self._refused_bytes:
             return False
         try:
-            staging, writer = self._opened(lock_descriptor)
-            self._refused_bytes = needed_bytes
-            name, sequence = staging.stage(header, tensors, tree, layout)
-            self._refused_bytes = None
-            writer.submit(name, sequence, header.point)
+            with disk_errors(self._memory, "copying aside"):
+                staging, writer = self._opened(lock_descriptor)
+                self._refused_bytes = needed_bytes
+                name, sequence = staging.stage(header, tensors, tree, layout)
+                self._refused_bytes = None
+                writer.submit(name, sequence, header.point)
         except CheckpointError:
             self._refused_bytes = None
             raise

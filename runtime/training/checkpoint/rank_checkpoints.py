@@ -33,6 +33,7 @@ from runtime.store.checkpoint import (
 )
 from runtime.store.checkpoint.local.pruning import ALL
 from runtime.store.checkpoint.memory.available_memory import available_bytes
+from runtime.store.durable import disk_errors
 from runtime.store.lock import DirectoryLock, read_holder
 from runtime.training.checkpoint.async_saves import AsyncSaves
 from runtime.training.state import snapshot
@@ -94,7 +95,8 @@ class RankCheckpoints:
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # in memory
         self._fetched: tuple[Point, Checkpoint] | None = None  # from a remote folder, to be verified
-        self._failed_before = False
+        self._refused = 0  # saves in a row
+        self.may_pass = False  # whether what refused the last save may take the next one
         self._stayed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
@@ -227,22 +229,25 @@ class RankCheckpoints:
                 return True
             self.flush()
         try:
-            self._take_folder(wait_s)
-            is_async = self.config.async_save and not durable
-            if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
-                return True
-            self._hear_of_pruning(wait=True)  # one process at a time changes a folder
-            self._place.write(header, snapshot.parts_of(tensors), tree, layout)
+            with disk_errors(self._directory, "saving"):  # of what no other says: too many files are open, say
+                self._take_folder(wait_s)
+                is_async = self.config.async_save and not durable
+                if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
+                    return True
+                self._hear_of_pruning(wait=True)  # one process at a time changes a folder
+                self._place.write(header, snapshot.parts_of(tensors), tree, layout)
         except (CheckpointError, ForeignFolderError):
             raise
         except StoreError as error:
+            self.may_pass = error.may_pass
             return self._failed(header.point, str(error))
         return self._became_durable(header.point, by_writer=False)
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
         """Points such as this one will be saved; that they can be copied aside is seen to, beside the training."""
         if self.config.async_save:
-            self._saves.prepare(header, tensors, tree, layout)
+            with contextlib.suppress(StoreError), disk_errors(self._directory, "preparing"):  # the first save says so
+                self._saves.prepare(header, tensors, tree, layout)
 
     def settle(self) -> None:
         """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
@@ -252,7 +257,8 @@ class RankCheckpoints:
         self._saves.hear_of_copies()
         if self._is_asked_to_keep:
             self._is_asked_to_keep = False
-            with contextlib.suppress(StoreError):  # a predecessor's writer may still be there; the first save waits
+            # A predecessor's writer may still be there, and the first save waits for it.
+            with contextlib.suppress(StoreError), disk_errors(self._directory, "taking copies in"):
                 self._take_folder(0.0, waits_for_writer=False)
                 self._saves.take_in(self._lock.descriptor)
 
@@ -309,9 +315,9 @@ class RankCheckpoints:
                 self._take_in(self._place.prune(pruning))
         except StoreError as error:
             return self._failed(point, str(error))
-        if self._failed_before:
+        if self._refused:
             log.say(f"checkpoints are saved again, from step {point.step} on")
-        self._failed_before = False
+        self._refused = 0
         return True
 
     def _hear_of_pruning(self, *, wait: bool) -> None:
@@ -331,10 +337,20 @@ class RankCheckpoints:
         self._told.difference_update(gone)
 
     def _failed(self, point: Point, problem: str) -> bool:
-        if not self._failed_before:
-            log.warn(f"the checkpoint of step {point.step} was not saved, the older ones stay: {problem}")
-        self._failed_before = True
+        """Report a refused save: the first in a row, the second, the fourth and so on."""
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:
+            again = f" ({self._refused} in a row; {self.newest_on_disk()})" if self._refused > 1 else ""
+            log.warn(
+                f"the checkpoint of step {point.step} was not saved{again}; training goes on, and the older ones stay: "
+                f"{problem}"
+            )
         return False
+
+    def newest_on_disk(self) -> str:
+        """Say which step the newest point has that is known to be on disk."""
+        newest = max(self._verified | self._told, default=None)
+        return "none is on disk yet" if newest is None else f"the newest on disk is of step {newest.step}"
 
     def _say_skipped(self, point: Point) -> None:
         if not self._skipped_before:

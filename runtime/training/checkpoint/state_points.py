@@ -47,6 +47,8 @@ from runtime.urls import without_credentials
 
 __all__ = ["StatePoints"]
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Between two attempts to save the last state on a disk that refuses it."""
 _PREPARED_AT = 2
 """The first commit of a process that joins a running job is part of a recovery, for which all others wait."""
 
@@ -246,19 +248,41 @@ class StatePoints:
             with contextlib.suppress(CheckpointError):  # the first save says so
                 self.folder.prepare(*self._in_tensors(Point(step, self.present().generation)))
 
-    def save_or_fail(self, step: int) -> None:
-        """As :meth:`save`, and it is on disk afterwards.
+    def save_first(self) -> None:
+        """Save the initial state. A disk that is full for now is reported, and training begins all the same.
 
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the folder cannot be written at all.
         """
+        if not self._save_now(0) and not self.folder.may_pass:
+            raise StoreError(
+                f"the initial state could not be saved in {self._root()}: see the warning before this line. Fix: set "
+                f"CHECKPOINT_PATH to a folder that can be written, then `{spelled('recover')}`"
+            )
+
+    def save_last(self, step: int, pause: Callable[[float], object]) -> None:
+        """As :meth:`save`, and it is on disk afterwards: while the disk refuses, the state waits in memory.
+
+        Args:
+            step: of the last commit.
+            pause: waits so many seconds; raises what ends the wait.
+        """
+        pause_s = FIRST_PAUSE_S
+        while not self._save_now(step):
+            if pause_s == FIRST_PAUSE_S:
+                log.warn(
+                    f"the last state, of step {step}, is not saved, and this rank keeps it in memory until it is: the "
+                    f"job is not finished. Fix: make room in {self.searched}: it is tried again every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` goes back "
+                    f"({self.folder.newest_on_disk()})"
+                )
+            pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _save_now(self, step: int) -> bool:
         self.layouts = ddp.capture_all()
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
-        if not self._save(point, durable=True, wait_s=wait_s):
-            raise StoreError(
-                f"the state of step {step} could not be saved in {self._root()}: make room or set CHECKPOINT_PATH to a "
-                f"folder that can be written; `{spelled('recover')}` then goes on from the newest point"
-            )
+        return self._save(point, durable=True, wait_s=wait_s)
 
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report what the state as it stands is, where commits of this kind are compared."""
@@ -328,6 +352,8 @@ class StatePoints:
         try:
             if self._save(point, durable=True):
                 log.say(f"the last commit, of step {point.step}, is on disk")
+            else:
+                log.warn(f"the last commit, of step {point.step}, is not saved: see the warning before this line")
         except CheckpointError as error:
             log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
@@ -373,14 +399,14 @@ class StatePoints:
         self.layouts = ddp.capture_all()
         if generation.rank == 0:
             self.compare(0, is_save=True)
-            self.save_or_fail(0)
-        packed = self.folder.pack(Point(0, generation.generation)) if generation.rank == 0 else None
+            self.save_first()
+        packed = self._packed(Point(0, generation.generation)) if generation.rank == 0 else None
         received = transfer.broadcast(packed, 0, device)
         if generation.rank != 0:
             own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
             self._become(self.folder.unpack(received), own=own)
             self.compare(0, is_save=True)
-            self.save_or_fail(0)
+            self.save_first()
         self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
     def take_from_rank_0(self) -> None:

@@ -53,6 +53,7 @@ from runtime.training.state.checkpoint_config import StepLog
 __all__ = ["ElasticRun"]
 
 UNCOMMITTED_AT = 100
+_LOOK_S = 0.1
 _SETTLED_AT = 3
 """At this commit of a process everything a step needs has been made, and its first, slow steps are over."""
 
@@ -447,11 +448,24 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
-        self._points.save_or_fail(step)
+        self._points.save_last(step, self._wait_for_room)
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
+
+    def _wait_for_room(self, pause_s: float) -> None:
+        """Wait before the last state is saved again; no hang is suspected meanwhile.
+
+        Raises:
+            GenerationEndedError: a member was lost, and this rank is needed again.
+            SameBitsError: the job ends, or this process is asked to leave it.
+        """
+        self._agent.observe = _nowhere
+        until_s = time.monotonic() + pause_s
+        while time.monotonic() < until_s:
+            self.check()
+            time.sleep(_LOOK_S)
 
 
 _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from runtime.training.checkpoint import rank_checkpoints
 from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.state import snapshot
 from runtime.training.state.checkpoint_config import CheckpointConfig
+from tests.store.disk_faults import NO_SPACE, Disk, interposed
 from tests.store.points import change_byte
 
 JOB = "a-job"
@@ -675,3 +678,58 @@ def test_how_old_the_oldest_point_is_is_never_guessed_too_late(
         there._hear_of_pruning(wait=True)
         assert there.oldest_step() <= min(found.point.step for found in there._place.scan())
     assert there.oldest_step() > 3
+
+
+# ---- what refuses a save
+
+
+def free_descriptors() -> int:
+    """The first number that the next descriptor may get, in this process."""
+    number = os.dup(0)
+    os.close(number)
+    return number
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["copied aside", "at once"])
+def test_a_save_without_descriptors_is_refused_and_no_error(
+    rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    """From none at all on, one more is free each time, until a save succeeds."""
+    checkpoints = rank(async_save=is_async)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = 0
+    try:
+        for left in range(40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free_descriptors() + left, hard))
+            is_saved = save(checkpoints, left + 1)
+            checkpoints.flush()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            if is_saved and checkpoints.has_on_disk(Point(left + 1, 1)):
+                break
+            refused += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert 0 < refused < 40 and checkpoints.held() == [Point(refused + 1, 1)]
+    said = [one.message for one in caplog.records if "was not saved" in one.message]
+    assert len(said) == refused.bit_length(), "the first, the second, the fourth, and so on"
+    assert "Fix: raise the limit of open files" in said[0] and "training goes on" in said[0]
+
+
+def test_a_full_disk_refuses_neither_the_start_nor_the_steps(
+    tmp_path: Path, rank: Callable[..., RankCheckpoints]
+) -> None:
+    """Of every file that the disk refuses, from the folder's own on: one call fails, then the next, until none does."""
+    for fail_at in itertools.count():
+        shutil.rmtree(tmp_path / "root", ignore_errors=True)
+        disk = Disk(fail_at=fail_at, failure=NO_SPACE)
+        with interposed(disk, tmp_path / "root"):
+            checkpoints = rank(async_save=False)
+            is_saved = save(checkpoints, 1)
+        assert is_saved or checkpoints.may_pass
+        checkpoints.release()
+        if fail_at >= disk.matching:
+            break
+        assert save(checkpoints, 2), "there is room again"
+        assert checkpoints.held()[0] == Point(2, 1)
+        checkpoints.release()
+    assert fail_at > 5 and is_saved

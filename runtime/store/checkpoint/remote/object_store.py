@@ -8,7 +8,6 @@ the URL, what was tried, and the fix, and never with a credential.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import importlib.util
@@ -20,6 +19,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from runtime.errors import CheckpointError, StoreError
+from runtime.store.checkpoint.remote import s3_answers
 from runtime.urls import without_credentials, words_without_credentials
 
 Value = TypeVar("Value")
@@ -32,13 +32,7 @@ _LONGEST_PAUSE_S = 5.0
 _PIECE_BYTES = 8 * 1024 * 1024
 _PART_BYTES = 32 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 takes 10,000 parts of one object
-_MOST_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of an answer that isn't an object's content: a page of a listing has 1,000 entries."""
-_MOST_ENTRIES = 100_000
-"""In one folder: a job keeps few points, each of two objects."""
-_LISTING_S = 60.0
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "cos"})
-_S3_SCHEMES = frozenset({"s3", "s3a"})
 _FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EPERM})
 
 _CREDENTIALS_MEND = (
@@ -82,8 +76,8 @@ class ObjectStore:
             raise self._not_installed(str(error)) from None
         except Exception as error:
             raise StoreError(f"{self.url}: {self._clean(error)}; {_OTHER_MEND}") from error
-        if self._scheme in _S3_SCHEMES:
-            files.config_kwargs = {"http_session_cls": _bounded_session(), **files.config_kwargs}
+        if _is_s3(files):
+            files.config_kwargs = {"http_session_cls": s3_answers.bounded_session(), **files.config_kwargs}
         return files, str(path).rstrip("/")
 
     @property
@@ -117,7 +111,7 @@ class ObjectStore:
 
         def call() -> bytes | None:
             try:
-                return self._content(self._path(name), [(0, most_bytes)])[0][:most_bytes]
+                return _content(self._files, self._path(name), [(0, most_bytes)])[0][:most_bytes]
             except FileNotFoundError:
                 self._require_bucket()
                 return None
@@ -141,7 +135,7 @@ class ObjectStore:
                 if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
                     # Some libraries do not raise where a range is beyond the end, but give up their process.
                     raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
-                return self._content(path, ranges)
+                return _content(self._files, path, ranges)
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
                     raise
@@ -208,62 +202,19 @@ class ObjectStore:
         def call() -> list[tuple[str, str, int]]:
             self._files.invalidate_cache()
             try:
-                found = self._entries(self._path(folder))
+                found = _entries(self._files, self._path(folder))
             except FileNotFoundError:
                 found = []
             if not found:
                 self._require_bucket()
-                self._require_honesty(folder)
+                if self._scheme in _BUCKET_SCHEMES:
+                    _require_absence(self._files, self._path(f"{folder}/no-such-object-{secrets.token_hex(8)}"))
             return [
                 (entry["name"].rstrip("/").rpartition("/")[2], entry["type"], int(entry.get("size") or 0))
                 for entry in found
             ]
 
         return self._trying(folder, "listing", call)
-
-    def _entries(self, path: str) -> list[dict[str, Any]]:
-        if self._scheme not in _S3_SCHEMES:
-            return list(self._files.ls(path, detail=True))
-        from fsspec.asyn import sync
-
-        # The library's own ls follows the pages of a listing for as long as the server names a next one.
-        listing = self._files._lsdir
-        found = sync(self._files.loop, listing, path, refresh=True, max_items=_MOST_ENTRIES, timeout=_LISTING_S)
-        if len(found) >= _MOST_ENTRIES:
-            raise StoreError(
-                f"{self.url}: {path} holds {len(found)} objects or more, which no job saves; {_OTHER_MEND}"
-            )
-        return list(found)
-
-    def _content(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from each start to each end, and never more, whatever the server sends."""
-        if self._scheme not in _S3_SCHEMES:
-            starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-            paths = [path] * len(ranges)
-            return list(map(bytes, self._files.cat_ranges(paths, starts, ends, max_gap=None, on_error="raise")))
-        from fsspec.asyn import sync
-
-        return list(sync(self._files.loop, _read_s3, self._files, path, ranges))
-
-    def _require_honesty(self, folder: str) -> None:
-        """Raise if the server answers for an object that cannot exist: then its empty listing means nothing.
-
-        A proxy, a web page or a broken gateway answers everything with 200, and s3fs reads that as "no objects".
-        """
-        if self._scheme not in _BUCKET_SCHEMES:
-            return
-        name = f"{folder}/" * bool(folder) + f"no-such-object-{secrets.token_hex(8)}"
-        try:
-            self._content(self._path(name), [(0, 1)])
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # no range in an empty object: it answers for that, too
-                raise
-        raise OSError(
-            errno.EBADMSG,
-            "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
-        )
 
     def _require_bucket(self) -> None:
         """Nothing there is an answer; no bucket is an error. Object stores say both with the same words."""
@@ -335,7 +286,9 @@ class ObjectStore:
         if self._is_final(error):
             return StoreError(f"{where}: {doing} failed: {self._clean(error)}; {_OTHER_MEND}")
         tried = f"tried {tries} time{'s'[: tries != 1]} in {spent_s:.0f} s"
-        return StoreError(f"{where}: {doing} failed, {tried}: {self._clean(error)}; {_NETWORK_MEND}")
+        told = StoreError(f"{where}: {doing} failed, {tried}: {self._clean(error)}; {_NETWORK_MEND}")
+        told.may_pass = True
+        return told
 
     def _is_bucket_missing(self, error: FileNotFoundError) -> bool:
         if "bucket" in str(error).lower():
@@ -354,50 +307,38 @@ class ObjectStore:
         return f"{type(error).__name__}{': ' if text else ''}{text.split('?')[0][:300]}"
 
 
-async def _read_s3(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Read as ``cat_ranges`` does, but no further than each end: the library reads until the server stops sending."""
-
-    async def read(start: int, end: int) -> bytes:
-        bucket, key, _ = files.split_path(path)
-        answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}")
-        body, found = answer["Body"], bytearray()
-        try:
-            while len(found) < end - start and (piece := await body.read(end - start - len(found))):
-                found += piece
-        finally:
-            body.close()
-        return bytes(found)
-
-    return list(await asyncio.gather(*(read(start, end) for start, end in ranges)))
+def _entries(files: Any, path: str) -> list[dict[str, Any]]:
+    return s3_answers.entries(files, path) if _is_s3(files) else list(files.ls(path, detail=True))
 
 
-@functools.cache
-def _bounded_session() -> type:
-    """The HTTP client of aiobotocore, which reads an answer whole, with a bound on what isn't an object's content."""
-    from aiobotocore.httpsession import AIOHTTPSession
+def _content(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes from each start to each end."""
+    if _is_s3(files):
+        return s3_answers.read(files, path, ranges)
+    starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+    return list(map(bytes, files.cat_ranges([path] * len(ranges), starts, ends, max_gap=None, on_error="raise")))
 
-    class Bounded(AIOHTTPSession):  # type: ignore[misc]
-        async def send(self, request: Any) -> Any:
-            is_content, request.stream_output = request.stream_output, True
-            response = await super().send(request)
-            if not is_content:
-                response._content = await self._whole(response.raw)
-            return response
 
-        @staticmethod
-        async def _whole(raw: Any) -> bytes:
-            body = bytearray()
-            async for piece in raw.content.iter_any():
-                body += piece
-                if len(body) > _MOST_ANSWER_BYTES:
-                    raw.close()
-                    raise StoreError(
-                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes, so what answers is no "
-                        f"object store; {_NETWORK_MEND}"
-                    )
-            return bytes(body)
+def _is_s3(files: Any) -> bool:
+    return "s3" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol)
 
-    return Bounded
+
+def _require_absence(files: Any, path: str) -> None:
+    """Raise if the server answers for an object that cannot exist: then its empty listing means nothing.
+
+    A proxy, a web page or a broken gateway answers everything with 200, and s3fs reads that as "no objects".
+    """
+    try:
+        _content(files, path, [(0, 1)])
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # no range in an empty object: it answers for that, too
+            raise
+    raise OSError(
+        errno.EBADMSG,
+        "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
+    )
 
 
 def _is_about_credentials(error: Exception) -> bool:

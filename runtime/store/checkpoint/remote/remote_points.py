@@ -101,10 +101,8 @@ class RemotePointStore:
                 self._store.upload(name, [memoryview(data)])
                 owner = self._read_owner()
                 if owner is None:
-                    raise StoreError(
-                        f"{self._store.where(name)}: the server took it and doesn't give it back, so what answers is "
-                        "no object store. Fix: see what CHECKPOINT_PATH and AWS_ENDPOINT_URL name"
-                    )
+                    lost = f"{self._store.where(name)}: the server took it and doesn't give it back"
+                    raise StoreError(f"{lost}. Fix: see that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store")
         self._require_own(owner)
         self._is_claimed = True  # and stays so: nobody writes that object twice
 
@@ -131,20 +129,15 @@ class RemotePointStore:
         return list(points.values())
 
     def _listed_again(self, sizes: dict[str, int]) -> dict[str, int]:
-        """What the folder holds, where a first listing lacks the marker that is written before any point.
-
-        Raises:
-            StoreError: the marker is there all the same, so the listings are wrong.
-        """
+        """List again where the marker is missing, which is written before any point; StoreError if it can be read."""
         name = self._name(OWNER_FILE)
         if self._store.read(name, 1) is None:
             return sizes
         sizes = self._sizes()  # a predecessor's writer may have made it just now
         if OWNER_FILE not in sizes:
             raise StoreError(
-                f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong, "
-                "and whether points are there is unknown. Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and "
-                "any proxy before it answer; what was saved is unharmed"
+                f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
+                "Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; what was saved is unharmed"
             )
         return sizes
 

@@ -17,7 +17,7 @@ import pytest
 import s3fs
 
 from runtime.errors import StoreError
-from runtime.store.checkpoint.remote import object_store
+from runtime.store.checkpoint.remote import object_store, s3_answers
 from runtime.store.checkpoint.remote.object_store import ObjectStore
 from runtime.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
 from tests.store.checkpoint.conftest import Folder
@@ -287,8 +287,8 @@ def test_an_object_without_an_end_is_read_no_further_than_asked(impostor: Impost
 def test_a_listing_without_an_end_is_given_up(
     impostor: Impostor, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]], told: str
 ) -> None:
-    monkeypatch.setattr(object_store, "_MOST_ENTRIES", 5000)
-    monkeypatch.setattr(object_store, "_LISTING_S", 1.0 if told == "Timeout" else 60.0)
+    monkeypatch.setattr(s3_answers, "_MOST_ENTRIES", 5000)
+    monkeypatch.setattr(s3_answers, "_LISTING_S", 1.0 if told == "Timeout" else 60.0)
     impostor.answer = answer
     with pytest.raises(StoreError, match=told):
         ObjectStore("s3://points/job", patience_s=0.0).sizes("0")
