@@ -1,4 +1,4 @@
-"""``state.flush()``: when it returns, every point that was due is on disk; at the end nothing is in memory."""
+"""What is on disk when ``state.flush()`` returns and when training ends, and what a disk that refuses it costs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.job import Job
+from tests.system.kill_list import GATE, GATED, STEPS, TRAINED
 
 pytestmark = pytest.mark.system
 
@@ -24,3 +25,25 @@ def test_every_commit_is_on_disk_when_the_call_returns(new_job: Callable[..., Jo
         assert not job.matches(rank, "waits for the disk|was not saved")
     assert job.scheduler.wait() == 0
     assert job.memory_rooms() == [], "a finished job gives its memory back"
+
+
+def test_a_last_state_that_the_disk_refuses_waits_for_it(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    """Of one rank, whose folder is gone and comes back. The other one waits, and its death costs no step."""
+    job = new_job(*TRAINED, *GATED, workers=2)
+    job.start()
+    job.open_gates(0)
+    job.wait_for(0, f"gate of step {GATE}")
+    folder = job.checkpoints / "0"
+    aside = folder.rename(job.folder / "aside")
+    folder.write_text("not a folder")
+    job.open_gates(GATE)
+    job.wait_for(0, rf"the last state, of step {STEPS}, is not saved, and this rank keeps it in memory")
+    job.kill(1)
+    job.start_worker(1)
+    job.wait_for(0, f"generation 2: rank 0 of 2 goes on from step {STEPS}")
+    folder.unlink()
+    aside.rename(folder)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
+    job.wait_for(0, f"checkpoints are saved again, from step {STEPS} on")
