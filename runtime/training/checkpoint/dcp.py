@@ -50,9 +50,9 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
         CheckpointError: not every rank's point is there, or the state holds what such a directory cannot give back.
         StoreError: the disk refuses, or there is something of that name already.
     """
-    joined = [snapshot.join(point.tree, point.tensors) for point in points]
+    joined = [snapshot.state_in(point.tree, point.tensors) for point in points]
     header = points[0].header
-    values = whole(values_of(header, joined[0]), [one.get("own", {}).get("shards", {}) for one in joined])
+    values = whole(values_of(header, joined[0]), [one["own"].get("shards", {}) for one in joined])
     if ORIGIN in values:
         raise CheckpointError(f"{header.point}: the state has a value called {ORIGIN!r}; call it something else")
     content = {

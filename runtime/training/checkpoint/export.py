@@ -47,7 +47,7 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
 
 def nested(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state's values by name, with tensors, and under ``samebits`` what belongs to the point besides them."""
-    contents = snapshot.join(checkpoint.tree, checkpoint.tensors)
+    contents = snapshot.state_in(checkpoint.tree, checkpoint.tensors)
     header = checkpoint.header
     values = values_of(checkpoint.header, contents)
     if has_pieces(values):

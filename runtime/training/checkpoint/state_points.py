@@ -509,7 +509,7 @@ class StatePoints:
                     continue
                 try:
                     final = store.read(found)
-                    contents = self._together(snapshot.join(final.tree, final.tensors), final.header)
+                    contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
                 except CheckpointError as error:
                     log.warn(f"passed over the final state in {found.where}: {error}")
                     continue
@@ -532,7 +532,7 @@ class StatePoints:
             for found in store.scan():
                 if found.point == header.point and found.is_usable:
                     other = store.read(found)
-                    owns.append(snapshot.join(other.tree, other.tensors)["own"].get("shards", {}))
+                    owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
@@ -600,6 +600,7 @@ class StatePoints:
         targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
             found = self.folder.load(point, targets, threads=copying.loading_threads(generation.local_world_size))
+            snapshot.state_in(found.tree, found.tensors)  # whole, and nevertheless no state: another point will do
         return found, _filled(found, targets, tensors)
 
     @staticmethod
@@ -621,7 +622,7 @@ class StatePoints:
             own: this rank's own parts, where they are not to come from there.
             filled: tensors of the state that hold their part of it already, by name.
         """
-        contents = snapshot.join(found.tree, found.tensors, filled)
+        contents = snapshot.state_in(found.tree, found.tensors, filled)
         self.commits = contents["commits"]
         self.due.become(contents.get("due", {}))
         is_own = found.header.slot == self.folder.slot

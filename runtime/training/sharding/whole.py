@@ -39,6 +39,13 @@ def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> 
 
 
 def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
+    try:
+        return _put_together(shared, owns, path)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
+        raise CheckpointError(f"{path}: the points' pieces of it are not as they were saved: {error!r}") from None
+
+
+def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Piece, torch.Tensor]] = {}
     for own in owns:
         if path in own:

@@ -142,6 +142,16 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
     )
 
 
+_OF_A_STATE: Mapping[tuple[str, ...], type] = {
+    ("commits",): int,
+    ("due",): dict,
+    ("shared",): dict,
+    ("shared", "steps"): int,
+    ("shared", "values"): dict,
+    ("own",): dict,
+}
+
+
 def join(tree: Tree, parts: Mapping[str, TensorPart], live: Mapping[str, torch.Tensor] | None = None) -> Any:
     """The state that ``take_apart`` took apart. Tensors are on the CPU and share the parts' memory.
 
@@ -152,13 +162,40 @@ def join(tree: Tree, parts: Mapping[str, TensorPart], live: Mapping[str, torch.T
     if isinstance(tree, dict):
         if len(tree) == 1 and _TENSOR in tree:
             name = tree[_TENSOR]
-            return live[name] if live and name in live else _tensor(parts[name])
+            if type(name) is str and live and name in live:
+                return live[name]
+            if type(name) is not str or name not in parts:
+                raise CheckpointError(f"the point's state has a tensor {name!r}, and its data has none of that name")
+            return _tensor(parts[name])
         return {key: join(item, parts, live) for key, item in tree.items()}
     if isinstance(tree, list):
         return [join(item, parts, live) for item in tree]
     if isinstance(tree, tuple):
         return tuple(join(item, parts, live) for item in tree)
     return tree
+
+
+def state_in(
+    tree: Tree, parts: Mapping[str, TensorPart], live: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
+    """As :func:`join`, of a point: what a rank saves of its state.
+
+    Raises:
+        CheckpointError: it is no state.
+    """
+    found = join(tree, parts, live)
+    if isinstance(found, dict):
+        found = {"commits": 0, "due": {}, **found}
+    for path, kind in _OF_A_STATE.items():
+        inner = found
+        for key in path:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if type(inner) is not kind:
+            raise CheckpointError(
+                f"the point holds no state as runtime.elastic saves it: {'.'.join(path)} is {type(inner).__name__} and "
+                f"no {kind.__name__}; `samebits ckpt export` can write its tensors, as safetensors"
+            )
+    return dict(found)
 
 
 def _tensor(part: TensorPart) -> torch.Tensor:

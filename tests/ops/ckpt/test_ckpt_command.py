@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,12 @@ from runtime.errors import CheckpointError
 from runtime.ops.ckpt import verifying
 from runtime.ops.ckpt.verifying import Progress
 from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import rank_directory, read, write_point
+from runtime.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
 from runtime.store.checkpoint.local.folder import move_damaged_aside, temporary_directory
 from runtime.store.lock import DirectoryLock
 from runtime.store.owner import claim_folder
-from tests.store.points import JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
+from tests.store.forging import STATE, changes, fields_of, forge
+from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
 
 DAMAGED, USAGE = 74, 80
 DATA, MANIFEST = "data.safetensors", "manifest.msgpack"
@@ -418,3 +421,65 @@ def test_every_word_explains_itself(word: str, capsys: pytest.CaptureFixture[str
         main(["ckpt", word, "--help"])
     assert ended.value.code == 0
     assert "--folder" in capsys.readouterr().out
+
+
+# --- forged points ----------------------------------------------------------------------------------------------------
+
+WORDS: list[tuple[str, ...]] = [
+    ("ls",),
+    ("ls", "--json"),
+    ("verify",),
+    ("show", "0/10"),
+    ("show", "0/10", "--json"),
+    ("export", "0/10", "{out}"),
+    ("export", "0/10", "{out}.pt"),
+    ("export", "0/10", "{out}", "--format", "dcp"),
+]
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> FoundPoint:
+    """One whole point of a state, to be forged."""
+    root = tmp_path / "ckpt_of_rank"
+    tensors = [TensorPart("weight", "F32", (8, 3), bytes(96))]
+    write_point(root, header_of(10), tensors, STATE, {}, chunk_bytes=CHUNK_BYTES)
+    claim_folder(rank_directory(root, 0), JOB, "train.py")
+    return find(root, 10)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=" ".join)
+def test_no_forged_manifest_is_more_than_a_sentence(
+    forged: FoundPoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: tuple[str, ...]
+) -> None:
+    root, whole = forged.path.parent.parent, fields_of(forged)
+    endings = Counter[int]()
+    for number, (name, change) in enumerate(changes(whole)):
+        fields = copy.deepcopy(whole)
+        change(fields)
+        try:
+            forge(forged, fields)
+        except CheckpointError:
+            continue  # no such manifest can be written
+        try:
+            status = run(root, word[0], *(one.format(out=tmp_path / f"out{number}") for one in word[1:]))
+        except Exception as error:
+            pytest.fail(f"{name}: {error!r}")
+        told = capsys.readouterr()
+        assert status in (0, DAMAGED, USAGE), f"{name}: {told.err}"
+        assert "Traceback" not in told.err and told.err.count("\n") <= 2, f"{name}: {told.err}"
+        endings[status] += 1
+    assert endings[0] and (endings[DAMAGED] or word[0] == "ls"), endings
+
+
+@pytest.mark.parametrize("word", WORDS[2:], ids=" ".join)
+def test_a_forged_point_larger_than_memory_is_no_reason_to_ask_for_it(
+    forged: FoundPoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: tuple[str, ...]
+) -> None:
+    """A sparse file of 4 TiB, in one chunk whose hash nobody has computed, and in many."""
+    size = 4 << 40
+    os.truncate(forged.path / DATA, size)
+    for chunk_bytes in (size, 1 << 26):
+        digests = [bytes(16)] * -(-size // chunk_bytes)
+        forge(forged, fields_of(forged) | {"data_bytes": size, "chunk_bytes": chunk_bytes, "chunks": digests})
+        words = [one.format(out=tmp_path / "out") for one in word]
+        assert run(forged.path.parent.parent, *words) == DAMAGED, "".join(capsys.readouterr())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
 import resource
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -29,7 +31,8 @@ from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
 from runtime.training.state import snapshot
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
-from tests.store.points import change_byte
+from tests.store.forging import STATE, changes, fields_of, forge
+from tests.store.points import change_byte, find
 
 JOB = "a-job"
 
@@ -271,7 +274,7 @@ def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]
     assert mine._told == mine._verified == {Point(3, 1), Point(4, 1)}
 
 
-def test_a_disk_that_refuses_is_said_once_and_when_it_is_over(
+def test_a_disk_that_refuses_is_said_ever_more_seldom_and_when_it_is_over(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = rank()
@@ -280,18 +283,19 @@ def test_a_disk_that_refuses_is_said_once_and_when_it_is_over(
     directory = mine.root / "0"
     directory.rename(mine.root / "aside")
     directory.write_bytes(b"in the way")
-    for step in (2, 3):
+    for step in range(2, 8):
         save(mine, step)
         mine.flush()
     directory.unlink()
     (mine.root / "aside").rename(directory)
-    save(mine, 4)
+    save(mine, 8)
     mine.flush()
-    assert on_disk(mine) == {1, 4}
-    (failed,) = [record.message for record in caplog.records if "was not saved" in record.message]
-    assert "checkpoint of step 2" in failed and "ENOTDIR" in failed
+    assert on_disk(mine) == {1, 8}
+    failed = [record.message for record in caplog.records if "was not saved" in record.message]
+    assert [one.split()[4] for one in failed] == ["2", "3", "5"] and all("ENOTDIR" in one for one in failed)
+    assert "4 in a row; the newest on disk is of step 1" in failed[-1]
     (again,) = [record.message for record in caplog.records if "saved again" in record.message]
-    assert "from step 4 on" in again
+    assert "from step 8 on" in again
 
 
 @pytest.mark.parametrize("kind", ["absent", "too small", "no memory left", "somebody else's"])
@@ -733,3 +737,35 @@ def test_a_full_disk_refuses_neither_the_start_nor_the_steps(
         assert checkpoints.held()[0] == Point(2, 1)
         checkpoints.release()
     assert fail_at > 5 and is_saved
+
+
+# ---- what others have written
+
+
+def test_a_forged_point_is_passed_over_or_refused_in_a_sentence(rank: Callable[..., RankCheckpoints]) -> None:
+    """A recovery looks at each, and takes none of them for a state that it is not."""
+    mine, endings = rank(async_save=False), Counter[str]()
+    tree, tensors = snapshot.take_apart({**STATE, "shared": {"steps": 10, "values": {"w": torch.ones(3)}}}, "state")
+    assert mine.save(mine.header(Point(10, 1), 0, 1), tensors, tree, {})
+    found = find(mine.root, 10, job=JOB)
+    whole = fields_of(found)
+    for name, change in changes(whole):
+        fields = copy.deepcopy(whole)
+        change(fields)
+        try:
+            forge(found, fields)
+        except CheckpointError:
+            continue  # no such manifest can be written
+        fresh = rank(async_save=False)
+        if fresh.held() != [Point(10, 1)]:
+            endings["passed over"] += 1
+            continue
+        try:
+            read = fresh.load(Point(10, 1))
+            snapshot.state_in(read.tree, read.tensors)
+            endings["taken"] += 1
+        except CheckpointError:
+            endings["refused"] += 1
+        except Exception as error:
+            pytest.fail(f"{name}: {error!r}")
+    assert endings["passed over"] > 50 and endings["refused"] > 50, endings

@@ -21,6 +21,8 @@ from runtime.store.checkpoint.format.tree import Tree
 FORMAT = "samebits point"
 VERSION = 1
 CHUNK_BYTES = 8 * 1024 * 1024
+MAX_CHUNK_BYTES = 256 * 1024 * 1024
+"""A chunk is read into memory before its hash is known to be right."""
 _DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary follow
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_DIGEST_PREFIX) + _DIGEST_BYTES
@@ -64,6 +66,8 @@ class Manifest:
         sizes = (self.data_bytes, self.chunk_bytes)
         if not all(type(size) is int and 0 <= size <= _MAX_INT for size in sizes) or self.chunk_bytes == 0:
             raise CheckpointError(f"sizes {self.data_bytes!r} and {self.chunk_bytes!r} of a data file and its chunks")
+        if self.chunk_bytes > MAX_CHUNK_BYTES:
+            raise CheckpointError(f"chunks of {self.chunk_bytes} bytes; at most {MAX_CHUNK_BYTES} are read at once")
         if not all(type(chunk) is bytes and len(chunk) == _DIGEST_BYTES for chunk in self.chunks):
             raise CheckpointError(f"the chunks' digests are not {_DIGEST_BYTES} bytes each")
         if len(self.chunks) != -(-self.data_bytes // self.chunk_bytes):

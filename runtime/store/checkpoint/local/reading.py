@@ -177,7 +177,13 @@ def new_buffer(size_bytes: int) -> memoryview:
     """Writable, page-aligned memory that is not touched before it is filled, unlike a bytearray, which is zeroed.
 
     Faulting in small pages one by one costs more than reading and hashing them, so huge ones are asked for.
+
+    Raises:
+        CheckpointError: no point that this machine has saved is as large.
     """
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    if size_bytes > machine_bytes:  # Linux may promise more than there is, and kill the process that fills it
+        raise CheckpointError(f"its {size_bytes} bytes do not fit into the {machine_bytes} of this machine's memory")
     memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them: it is advice, and the memory is good anyway
