@@ -96,7 +96,7 @@ class RankCheckpoints:
         self._passed_over: set[str] = set()  # in memory
         self._fetched: tuple[Point, Checkpoint] | None = None  # from a remote folder, to be verified
         self._refused = 0  # saves in a row
-        self.may_pass = False  # whether what refused the last save may take the next one
+        self.refused_by: StoreError | None = None  # of the last save in this process, if it was refused
         self._stayed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
@@ -222,6 +222,7 @@ class RankCheckpoints:
         Raises:
             CheckpointError: the state itself cannot be saved.
         """
+        self.refused_by = None
         self.settle()
         if self._saves.is_busy:
             if not durable and (self._is_remote or self.config.when_busy == "skip"):
@@ -239,7 +240,7 @@ class RankCheckpoints:
         except (CheckpointError, ForeignFolderError):
             raise
         except StoreError as error:
-            self.may_pass = error.may_pass
+            self.refused_by = error
             return self._failed(header.point, str(error))
         return self._became_durable(header.point, by_writer=False)
 

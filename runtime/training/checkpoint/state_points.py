@@ -254,11 +254,10 @@ class StatePoints:
         Raises:
             StoreError: the folder cannot be written at all.
         """
-        if not self._save_now(0) and not self.folder.may_pass:
-            raise StoreError(
-                f"the initial state could not be saved in {self._root()}: see the warning before this line. Fix: set "
-                f"CHECKPOINT_PATH to a folder that can be written, then `{spelled('recover')}`"
-            )
+        self._save_now(0)
+        refused_by = self.folder.refused_by
+        if refused_by is not None and not refused_by.may_pass:
+            raise refused_by
 
     def save_last(self, step: int, pause: Callable[[float], object]) -> None:
         """As :meth:`save`, and it is on disk afterwards: while the disk refuses, the state waits in memory.
