@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.errors import JobInterruptedError
-from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import send_signal
 from runtime.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ROOT, Shell, ShellJob
@@ -43,6 +42,7 @@ HERE = {"PYTHONPATH": str(ROOT)}
 P_EARLY = 0.25  # so many faults come before a job has trained
 _LOOKS_EVERY_S = 0.1
 _STEP = re.compile(r"^epoch \d+ step (\d+) ", re.MULTILINE)
+_SEATED = re.compile(r" seated: .* job ([0-9a-f-]{36})")
 _FINAL = re.compile(r"^final step=(\d+) sha256=(\w+)", re.MULTILINE)
 
 
@@ -80,12 +80,6 @@ class Side:
     @property
     def is_followed(self) -> bool:
         return any(shell.process.poll() is None for shell in self.followers)
-
-    @property
-    def view(self) -> JobView | None:
-        with contextlib.suppress(Exception):  # the folder may be gone, or be written just now
-            return stored_view(self.job.folder / "recovery")
-        return None
 
     @property
     def port(self) -> int:
@@ -216,6 +210,15 @@ class Side:
 
     # ---- the end
 
+    @property
+    def job_id(self) -> str:
+        return str(json.loads((self.job.log_dir / "start.json").read_text())["job"])
+
+    def seated_in(self) -> set[str]:
+        """Return the jobs that this folder's processes had a seat in, by their logs."""
+        logs = self.job.log_dir.glob("*.log")
+        return {job for log in logs for job in _SEATED.findall(log.read_text(errors="replace"))}
+
     def finals(self) -> set[tuple[int, str]]:
         """Return the last step and hash that each worker's log ends with."""
         found = set()
@@ -286,10 +289,9 @@ def judged(side: Side, expected: tuple[int, str]) -> list[str]:
         problems.append(f"other bits or another job's step: {sorted(wrong)}, expected {expected}")
     if status == 0 and not side.finals():
         problems.append("exit status 0, and no worker reached its end")
-    view = side.view
-    pids = {identity.pid for identity in side.job._ever}
-    if view is not None and not {worker.identity.pid for worker in view.workers} <= pids:
-        problems.append(f"workers of another job: {view.workers}")
+    foreign = side.seated_in() - {side.job_id}
+    if foreign:
+        problems.append(f"its workers were seated in job {foreign}, it is job {side.job_id}")
     if status not in (0, None):
         side.say("\n".join(side.followers[-1].all_lines()[-6:]))
     if status not in (0, None):  # a refused job may be left: its user ends it
