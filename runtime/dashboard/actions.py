@@ -7,7 +7,6 @@ idea: an order is a few bytes of JSON of one shape, read only after the guard ha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import pwd
 from dataclasses import dataclass
@@ -41,15 +40,17 @@ class Actions:
     async def take(self, request: Request) -> Done:
         """Do what the request orders; the guard has let it through."""
         body = bytearray()
-        with contextlib.suppress(ClientDisconnect):
+        try:
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
                     return Done(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an order has at most {MOST_BYTES} bytes")
+        except ClientDisconnect:
+            return Done(HTTPStatus.BAD_REQUEST, "the connection ended before the order did")
         ordered = order_in(bytes(body))
         if ordered is None:
             expected = " or ".join(f'{{"do": "{deed}", "node": "1"}}' for deed in Deed)
-            return Done(HTTPStatus.BAD_REQUEST, f"expected {expected}")
+            return Done(HTTPStatus.BAD_REQUEST, f"this is no order. Fix: send {expected}, with a node's name")
         deed, node = ordered
         asker = asker_of(request)
         async with self._one_at_a_time:
@@ -60,19 +61,17 @@ class Actions:
 
 
 def order_in(body: bytes) -> tuple[Deed, str] | None:
-    """What is ordered, and of whom; None where it is no order."""
+    """Return what is ordered and the node it is for, or None if the body is no order."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict) or told.get("do") not in list(map(str, Deed)):
+    if not isinstance(told, dict) or told.get("do") not in list(map(str, Deed)) or told.keys() - {"do", "node"}:
         return None
     node = told.get("node", "")
-    return (
-        (Deed(told["do"]), node)
-        if isinstance(node, str) and len(node) <= 128 and told.keys() <= {"do", "node"}
-        else None
-    )
+    # A lone surrogate is not printable either, and could not be sent back in the answer.
+    is_name = isinstance(node, str) and len(node) <= 128 and node.isprintable()
+    return (Deed(told["do"]), node) if is_name else None
 
 
 def asker_of(request: Request) -> str:

@@ -10,17 +10,25 @@ import argparse
 import importlib.util
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from runtime.config import Settings, is_loopback
 from runtime.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
+from runtime.net.descriptors import raise_descriptor_limit
 from runtime.ops import kept_start
 from runtime.ops.page import NEEDED
 from runtime.ops.scheduler_link import SchedulerLink, known_addresses
 
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+
+    from runtime.dashboard.connections import Connections
+
 PORT = 8265
-MOST_CONNECTIONS = 128
+BACKLOG = 128
 UNREAD_MS = 60_000
 """So long may what was sent lie unread before the kernel ends the connection (tcp(7)): a page that is stopped would
 keep its place among the connections for ever. A page that is there again comes back by itself."""
@@ -74,9 +82,8 @@ def _hosts(settings: Settings) -> set[str]:
 
 
 def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard, linger_s: float | None) -> int:
-    import uvicorn
-
     from runtime.dashboard.actions import Actions
+    from runtime.dashboard.connections import Connections
     from runtime.dashboard.report import html_of_folder
     from runtime.dashboard.server import Pages, app_of
     from runtime.dashboard.watching import Watch
@@ -92,19 +99,7 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
         print(f"samebits: the dashboard is at {address}{f'?token={token}' if token else ''}", flush=True)
         if token is None:
             print(f"samebits: for other users of this machine: {address}?token={guard.others_token}", flush=True)
-        config = uvicorn.Config(
-            app,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=16 << 10,
-            http="h11",
-            ws="none",
-        )
-        server = uvicorn.Server(config)
+        server = server_of(app, Connections(raise_descriptor_limit()))
 
         def leave() -> None:
             server.should_exit = True
@@ -117,6 +112,26 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
     return 0
 
 
+def server_of(app: Starlette, connections: Connections) -> uvicorn.Server:
+    """Return the web server of the page, to be run over a listening socket."""
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            backlog=connections.most,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=16 << 10,
+            http=connections.protocol,
+            ws="none",
+        )
+    )
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -124,7 +139,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)  # its connections inherit it
         listener.bind(address)
-        listener.listen(MOST_CONNECTIONS)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         raise ListenError(
             f"the dashboard cannot listen on {host}, port {port} ({error}). Fix: name another one with --port"

@@ -1,37 +1,54 @@
-"""Whose a connection over loopback is: a port on 127.0.0.1 is open to every user of the machine.
+"""Find the user of a connection over loopback: a port on 127.0.0.1 is open to every user of the machine.
 
-Only the kernel's table of connections is read here; what its user may see is ``guard``'s. The one idea: both ends of
-the connection are on this machine, so the row that has the other end as its own names the user of that socket
-(proc_net(5)). Both addresses are compared: a socket of another connection may have had the same port before.
+Both ends of the connection are on this machine, so the row of the kernel's table that has the other end as its own
+names that socket's user (proc_net(5)). Both addresses are compared, because a socket of an earlier connection may have
+had the same port. What each user may see is ``guard``'s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 End = tuple[str, int]
+Ends = tuple[End | None, tuple[str, int | None] | None]
+PROC_NET = Path("/proc/net")
 
 
-def uid_of(client: End | None, server: End | None, folder: Path = Path("/proc/net")) -> int | None:
-    """The user id of the client's socket; None where it is not known.
+def uid_of(client: End | None, server: tuple[str, int | None] | None, folder: Path = PROC_NET) -> int | None:
+    """Return the user id of the client's socket, or None if it is not known.
 
     Args:
         client: the other end's address and port.
         server: this end's.
         folder: with the tables ``tcp`` and ``tcp6``.
     """
-    if client is None or server is None:
-        return None
+    return uids_of([(client, server)], folder)[0]
+
+
+def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | None]:
+    """Return what :func:`uid_of` does for many connections, each given as (client, server), in one look."""
+    found: list[int | None] = [None] * len(connections)
     for table, version in (("tcp", 4), ("tcp6", 6)):
-        try:
-            ends = [_as_there(client, version), _as_there(server, version)]
-            rows = (line.split() for line in (folder / table).read_text().splitlines()[1:])
-            return next(int(row[7]) for row in rows if row[1:3] == ends)
-        except (OSError, ValueError, IndexError, StopIteration):
+        sought: dict[tuple[str, str], int] = {}
+        for index, (client, server) in enumerate(connections):
+            if client is None or server is None or server[1] is None or found[index] is not None:
+                continue
+            with contextlib.suppress(ValueError):  # that table has no such address
+                sought[_as_there(client, version), _as_there((server[0], server[1]), version)] = index
+        if not sought:
             continue
-    return None
+        try:
+            lines = (folder / table).read_text().splitlines()[1:]
+        except (OSError, ValueError):
+            continue
+        for row in map(str.split, lines):
+            if len(row) > 7 and row[7].isdecimal() and (index := sought.get((row[1], row[2]), -1)) >= 0:
+                found[index] = int(row[7])
+    return found
 
 
 def _as_there(end: End, version: int) -> str:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from runtime.core.events import Event
 from runtime.dashboard.actions import Actions
+from runtime.dashboard.connections import TRUST
 from runtime.dashboard.guard import ACTION, COOKIE, HEADERS, Guard
 from runtime.dashboard.metrics import exposition
 from runtime.dashboard.neighbour import uid_of
@@ -105,7 +106,7 @@ class Pages:
         }
 
     def _tell(self, name: str, content: object) -> None:
-        message = f"event: {name}\ndata: {_json(content)}\n\n".encode()
+        message = b"event: %b\ndata: %b\n\n" % (name.encode(), _json(content))
         for queue in list(self._queues):
             try:
                 queue.put_nowait(message)
@@ -235,6 +236,8 @@ class _Guarded:
         refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
+        if self._guard.token is not None or scope["path"] != METRICS:  # what nobody else may read
+            scope.get("state", {}).get(TRUST, _no_connection)()
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
             answer = RedirectResponse("/", 303)  # so that the token stays in no history
             if self._guard.knows(token):  # a link with another one, from wherever, must not replace the right one
@@ -243,5 +246,10 @@ class _Guarded:
         return self._app
 
 
-def _json(content: object) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+def _no_connection() -> None:
+    """Stand in for a connection's trust where the application runs without a server of ours."""
+
+
+def _json(content: object) -> bytes:
+    # A lone surrogate has no UTF-8, and JSON writes it as Python's backslashreplace does.
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
