@@ -18,6 +18,7 @@ from runtime.errors import ListenError, SettingsError, UsageError
 from runtime.net.curve import cluster_keys
 from runtime.net.descriptors import raise_descriptor_limit
 from runtime.ops import kept_start
+from runtime.ops.option_types import port, seconds
 from runtime.ops.page import NEEDED
 from runtime.ops.scheduler_link import SchedulerLink, known_addresses
 
@@ -41,13 +42,13 @@ def main(arguments: Sequence[str]) -> int:
         description="Serve a page that shows the job that was started in this folder, live, and after its end. It only "
         "shows, unless DASHBOARD_ACTIONS=1. Ctrl-C ends it; the job does not notice.",
     )
-    parser.add_argument("--port", type=int, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
+    parser.add_argument("--port", type=port, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
     )
     parser.add_argument(
         "--linger",
-        type=float,
+        type=seconds,
         default=None,
         metavar="S",
         help="end by itself S seconds after scheduler and last reader",

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runtime.dashboard.neighbour import Ends, uids_of
@@ -123,7 +122,8 @@ class Connection(H11Protocol):
         self._watch_arrival()
 
     def _watch_arrival(self) -> None:
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        is_whole = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if is_whole:
             self._unset_deadline()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(REQUEST_S, self.abort)

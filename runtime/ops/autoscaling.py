@@ -25,6 +25,7 @@ from runtime.ops import kept_start
 from runtime.ops.accelerators import device_files, usable
 from runtime.ops.autoscale_export import KINDS, manifest
 from runtime.ops.job_view import JobView, Presence, WorkerView
+from runtime.ops.option_types import interval, seconds, share, whole
 from runtime.ops.recover import look
 from runtime.ops.resizing import view_of
 from runtime.ops.scaling import BringTo, of_folder, of_statefulset, room_for
@@ -155,15 +156,15 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--least", type=int, default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
-    parser.add_argument("--most", type=int, default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
-    parser.add_argument("--cpu", type=float, default=0.0, metavar="SHARE", help="of a core that a worker is to use")
+    parser.add_argument("--least", type=whole(), default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
+    parser.add_argument("--most", type=whole(), default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
+    parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="of a core that a worker is to use")
     parser.add_argument(
-        "--memory", type=float, default=0.0, metavar="SHARE", help="of its host's or pod's memory that may be taken"
+        "--memory", type=share, default=0.0, metavar="SHARE", help="of its host's or pod's memory that may be taken"
     )
     parser.add_argument(
         "--queue-per-worker",
-        type=float,
+        type=share,
         default=0.0,
         metavar="X",
         help="what may wait for each worker, of what one reports: runtime.report(queue=…)",
@@ -171,7 +172,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--queue-file", type=Path, help="a file with one number, how much waits, in place of a report")
     parser.add_argument(
         "--room",
-        type=int,
+        type=whole(),
         metavar="N",
         help="workers that there is room for (default: the slots of the discovered hosts, else the accelerators here)",
     )
@@ -181,12 +182,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="NAME",
         help="the workers are its pods, and this runs in a pod of its namespace (deploy/kubernetes/autoscale)",
     )
-    parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between looks (default 10)")
-    parser.add_argument("--settle", type=float, default=30.0, metavar="S", help="seconds left alone after a change")
-    parser.add_argument("--shrink-after", type=float, default=300.0, metavar="S", help="seconds a smaller size must do")
+    parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between looks (default 10)")
+    parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds left alone after a change")
+    parser.add_argument(
+        "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds a smaller size must do"
+    )
     parser.add_argument(
         "--least-gain",
-        type=float,
+        type=share,
         default=0.3,
         metavar="SHARE",
         help="of its cost that a worker must bring, or it goes",
@@ -204,8 +207,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that knows the queue")
     export.add_argument("--query", default="", metavar="PROMQL", help="keda: how much waits, if not what is reported")
     options = parser.parse_args(arguments)
-    if not 0 < options.every < float("inf"):
-        raise UsageError(f"--every {options.every:g}: expected seconds above 0. Fix: leave it out")
     if not options.export and options.queue_file and not options.queue_per_worker:
         raise UsageError("--queue-file: how much may wait for each worker? Fix: give --queue-per-worker as well")
     return options

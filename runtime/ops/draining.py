@@ -19,6 +19,7 @@ from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
+from runtime.ops.option_types import interval
 from runtime.ops.resizing import view_of
 from runtime.ops.scheduler_link import decide_once
 from runtime.ops.spawning import StartLock
@@ -50,10 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host and all that runs there")
     parser.add_argument("--undo", action="store_true", help="these hosts may be used again, where they are discovered")
     parser.add_argument("--anyway", action="store_true", help="also where fewer than MIN_WORKER_NUM would be left")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds to wait (default 600)")
+    parser.add_argument("--timeout", type=interval, default=600.0, metavar="S", help="seconds to wait (default 600)")
     options = parser.parse_args(arguments)
-    if not 0 < options.timeout < float("inf"):
-        raise UsageError(f"--timeout {options.timeout:g}: expected seconds above 0. Fix: leave it out")
     log_dir, kept = kept_start.read_here()
     settings = kept_start.settings_here()
     names = tuple(dict.fromkeys(options.names))

@@ -19,6 +19,7 @@ from runtime.core.recoveries import Recovery, recoveries_of
 from runtime.errors import StoreError, UsageError
 from runtime.ops import kept_start
 from runtime.ops.event_stream import EventStream
+from runtime.ops.option_types import whole
 from runtime.service.events import line_of, read_events
 
 _QUIET = {Kind.STEP, Kind.CARRIED}
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="go on with the events that come until the job is finished; with --json one object a line",
     )
-    parser.add_argument("--last", type=int, default=200, metavar="N", help="show the last N events (default 200)")
+    parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
     recovery_path = kept_start.settings_here(only_looks=True).recovery_path
     if options.follow:

@@ -18,6 +18,7 @@ from runtime.core.lines import root_of
 from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, process_names, replaced_names
+from runtime.ops.option_types import whole
 
 LOOK_S = 0.2
 LAST_LINES = 20
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("worker", nargs="?", metavar="RANK", help="a worker's NODE_ID, or `scheduler`")
     parser.add_argument("-f", "--follow", action="store_true", help="stay and show what is written")
-    parser.add_argument("-n", "--lines", type=int, default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
+    parser.add_argument("-n", "--lines", type=whole(), default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here(only_looks=True)
     nodes = kept_start.nodes_of(settings.log_dir, settings)
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     width = max(map(len, names)) if len(names) > 1 else 0
     news = LogLines(settings.log_dir, names)
     for name in names:
-        for line in _last_lines(settings.log_dir / f"{name}.log", max(options.lines, 0)):
+        for line in _last_lines(settings.log_dir / f"{name}.log", options.lines):
             print(_prefixed(name, line, width))
     while options.follow:
         for name, line in news.take():

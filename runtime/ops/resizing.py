@@ -24,6 +24,7 @@ from runtime.ops.host_launch import is_here
 from runtime.ops.job_view import JobView, Presence
 from runtime.ops.kept_start import KeptStart
 from runtime.ops.local_processes import name_of, read_pid_files, send_signal
+from runtime.ops.option_types import whole
 from runtime.ops.programs import program_of
 from runtime.ops.recover import look
 from runtime.ops.scheduler_link import decide_once
@@ -38,7 +39,7 @@ def add(arguments: Sequence[str]) -> int:
         description="Start more workers of this machine for the job that was started in this folder: they join at the "
         "next commit. scripts/add.sh calls it.",
     )
-    parser.add_argument("count", type=int, nargs="?", default=1, help="how many (default 1)")
+    parser.add_argument("count", type=whole(1), nargs="?", default=1, help="how many (default 1)")
     options = parser.parse_args(arguments)
     hear_signals()
     log_dir, kept = kept_start.read_here()
@@ -130,7 +131,7 @@ def scale(arguments: Sequence[str]) -> int:
         "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("size", type=int, metavar="N", help="how many workers there are to be")
+    parser.add_argument("size", type=whole(1), metavar="N", help="how many workers there are to be")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     options = parser.parse_args(arguments)
     hear_signals()

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from runtime.commands import near_name
 from runtime.errors import SettingsError
+from runtime.ops.option_types import seconds, whole
 
 DEFAULT_WORKERS = 4
 SUPERVISED_RESTARTS = 32767
@@ -174,14 +175,14 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     ends.add_argument(
         *("--monitor-interval", "--monitor_interval"),
-        type=_seconds,
+        type=seconds,
         metavar="S",
         default=pet("MONITOR_INTERVAL"),
         help="seconds between two looks at what runs (MONITOR_INTERVAL)",
     )
     ends.add_argument(
         *("--shutdown-timeout", "--shutdown_timeout"),
-        type=_seconds,
+        type=seconds,
         metavar="S",
         default=pet("SHUTDOWN_TIMEOUT"),
         help="seconds from the request to end to SIGKILL (SHUTDOWN_TIMEOUT)",
@@ -236,16 +237,7 @@ def _is_on(text: str | None) -> bool:
     return text not in (None, "", "0", "false", "False")
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
-    return float(text)
+_count = whole()
 
 
 def _hosts(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from runtime import config
 from runtime.errors import SettingsError
+from runtime.ops.option_types import whole
 
 MOST_HOSTS = 100_000
 _PART = re.compile(r"([^\[\],]*)\[([^\[\]]*)\]")
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
         description="For scripts/slurm/samebits.sbatch: print which process of the job runs on which host of this "
         "Slurm allocation, a line each: name, host, NODE_ID and local rank.",
     )
-    parser.add_argument("--spare-hosts", type=int, default=0, metavar="N", help="hosts, the last, that hold spares")
+    parser.add_argument("--spare-hosts", type=whole(), default=0, metavar="N", help="hosts, the last, that hold spares")
     options = parser.parse_args(arguments)
     for one in plan(config.whole_environment(), options.spare_hosts):
         print(one.name, one.host, one.node_id, one.local_rank)

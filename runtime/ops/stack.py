@@ -14,6 +14,7 @@ from pathlib import Path
 from runtime.errors import UsageError
 from runtime.ops import flight_recorder, kept_start, show
 from runtime.ops.job_view import JobView, Presence, WorkerView
+from runtime.ops.option_types import whole
 from runtime.service import stacks
 from runtime.store import collective_ring
 from runtime.store.process_identity import host_id
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits stack",
         description="Show where the workers on this machine are: the script's line, then every thread.",
     )
-    parser.add_argument("rank", nargs="?", type=int, metavar="RANK", help="of one worker; else all of them")
+    parser.add_argument("rank", nargs="?", type=whole(), metavar="RANK", help="of one worker; else all of them")
     parser.add_argument(
         "--fr",
         type=Path,

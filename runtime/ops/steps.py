@@ -17,6 +17,7 @@ from typing import Any
 from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.ckpt.wording import table
+from runtime.ops.option_types import step_number
 from runtime.store import durable
 from runtime.store.checkpoint.local.folder import rank_directory, slots_in
 from runtime.store.checkpoint.point_store import local_folder
@@ -86,8 +87,8 @@ def main(arguments: Sequence[str]) -> int:
         "rank's checkpoint folder, of all ranks where it is the job's. Status 1 where two of them differ.",
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: this job's CHECKPOINT_PATH")
-    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="the first step")
-    parser.add_argument("--to", dest="last", type=int, metavar="N", help="the last step")
+    parser.add_argument("--from", dest="first", type=step_number, default=0, metavar="N", help="the first step")
+    parser.add_argument("--to", dest="last", type=step_number, metavar="N", help="the last step")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another rank's folder to compare with")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)

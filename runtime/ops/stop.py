@@ -19,6 +19,7 @@ from runtime.ops.draining import wait_until_left
 from runtime.ops.follow import Follower
 from runtime.ops.job_view import EndKind, Presence, stored_view
 from runtime.ops.local_processes import process_names, read_pid_files
+from runtime.ops.option_types import interval
 from runtime.ops.resizing import view_of
 from runtime.ops.scheduler_link import is_listening, stop_once
 from runtime.ops.stop_signals import Signals
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--drain",
-        type=float,
+        type=interval,
         nargs="?",
         const=DRAIN_S,
         metavar="S",
@@ -47,8 +48,6 @@ def main(arguments: Sequence[str]) -> int:
         f"those that have not left after S seconds (default {DRAIN_S:g}) the job ends as without this",
     )
     options = parser.parse_args(arguments)
-    if options.drain is not None and not 0 < options.drain < float("inf"):
-        raise UsageError(f"--drain {options.drain:g}: expected seconds above 0. Fix: leave the number out")
     settings = kept_start.settings_here()
     nodes = kept_start.nodes_of(settings.log_dir, settings)
     identities = read_pid_files(settings.log_dir, process_names(nodes)).values()

@@ -27,6 +27,7 @@ from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
 from runtime.ops.drill.preloaded import NO_COMPILER, compiler_here
 from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from runtime.ops.history_show import account, duration
+from runtime.ops.option_types import interval, whole
 
 NAMES = ("undisturbed", "disturbed")
 MOST_OFF, LEAST_OFF_S = 0.005, 1.0
@@ -77,19 +78,17 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
         epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
     )
     parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
-    parser.add_argument("--kills", type=int, default=5, help="how many faults (default %(default)s)")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds of training between them, about")
-    parser.add_argument("--seed", type=int, default=1, help="of their order, times and targets")
-    parser.add_argument("-n", "--workers", type=int, default=2, help="workers (default %(default)s)")
-    parser.add_argument("--spares", type=int, default=1, help="spares (default %(default)s)")
+    parser.add_argument("--kills", type=whole(most=10_000), default=5, help="how many faults (default %(default)s)")
+    parser.add_argument("--every", type=interval, default=10.0, help="seconds of training between them, about")
+    parser.add_argument("--seed", type=whole(), default=1, help="of their order, times and targets")
+    parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
+    parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
     parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     options = parser.parse_args(words)
     if not script:
         parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
-    if not (0 <= options.kills <= 10_000 and options.every > 0 and options.workers > 0 and options.spares >= 0):
-        parser.error("expected --kills from 0 to 10000, --every above 0, --workers from 1, --spares from 0")
     return options
 
 
