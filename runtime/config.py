@@ -22,6 +22,7 @@ from runtime.commands import spelled
 from runtime.errors import SettingsError
 from runtime.scheduler_hosts import addresses_in
 from runtime.settings_table import (
+    OF_A_SHELL,
     VARIABLES,
     HostRest,
     Role,
@@ -36,6 +37,7 @@ from runtime.urls import without_credentials
 
 __all__ = [
     "KEPT_NAMES",
+    "OF_A_SHELL",
     "Role",
     "Settings",
     "WrongValueError",

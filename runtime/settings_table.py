@@ -24,6 +24,8 @@ MOST_RESETS = 1_000_000
 LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
 """Ours, then those of Ascend's ``recover-strategy``; ``runtime.core.escalation`` says what each means."""
+OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
+"""Words that mean something to a shell only; a command that is run without one would take them for arguments."""
 LONGEST_S = 1e9
 """Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
 
@@ -263,9 +265,14 @@ def _parse_rest(text: str) -> HostRest:
 
 def _parse_words(text: str) -> object:
     try:
-        shlex.split(text)
+        words = shlex.split(text)
     except ValueError:
         raise WrongValueError("one whose quotes are closed") from None
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
+        raise WrongValueError(
+            f"no shell reads it, and {shell!r} is a shell's",
+            "put all of it into sh -c, as in export {name}=\"sh -c '…'\"",
+        )
     return _COMMAND.parse(text)
 
 

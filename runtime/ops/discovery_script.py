@@ -12,15 +12,16 @@ import contextlib
 import os
 import select
 import shlex
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.config import OF_A_SHELL
 from runtime.core.hosts import Host, parse
 from runtime.errors import UsageError
+from runtime.store.command_group import end_group
 
 EVERY_S = 1.0
 TIMEOUT_S = 10.0
@@ -36,7 +37,7 @@ def words_of(text: str, folder: Path) -> list[str]:
     """The script's command: split into words, read by no shell; a file of the job's folder is found without ``./``.
 
     Raises:
-        UsageError: it cannot be split into words.
+        UsageError: it cannot be split into words, or is meant for a shell.
     """
     try:
         words = shlex.split(text)
@@ -44,6 +45,11 @@ def words_of(text: str, folder: Path) -> list[str]:
         raise UsageError(f"HOST_DISCOVERY_SCRIPT={text[:120]}: {error}. Fix: close its quotes") from None
     if not words:
         raise UsageError("HOST_DISCOVERY_SCRIPT names no command. Fix: --host-discovery-script ./hosts.sh")
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
+        raise UsageError(
+            f"HOST_DISCOVERY_SCRIPT={text[:120]}: no shell reads it, and {shell!r} is a shell's. Fix: put that into a "
+            "script, and name the script"
+        )
     if "/" not in words[0] and (folder / words[0]).is_file():
         words[0] = f"./{words[0]}"
     return words
@@ -73,8 +79,7 @@ def ask(
         problem, output, errors = _read(script, timeout_s, closing or threading.Event())
         problem = problem or _ended(script, timeout_s, errors)
     finally:
-        if script.returncode is None:  # not reaped yet, so that the number is still its own
-            os.killpg(script.pid, signal.SIGKILL)
+        end_group(script, 0)
         script.wait()
         for pipe in (script.stdout, script.stderr):
             assert pipe is not None
@@ -117,10 +122,9 @@ def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.
 
 
 def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> str:
-    try:
-        status = script.wait(timeout_s)
-    except subprocess.TimeoutExpired:
+    if not end_group(script, timeout_s):
         return f"closed its output and has not ended after {timeout_s:g} s"
+    status = script.wait()
     if status == 0:
         return ""
     lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]

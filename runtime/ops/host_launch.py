@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.config import OF_A_SHELL
 from runtime.errors import UsageError
 from runtime.net.address import is_local
 
 EXAMPLE = "ssh -o BatchMode=yes {host} {command}"
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _KNOWN = ("host", "node", "command")
-_OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def template_of(text: str) -> Template:
         raise wrong(f"{{{unknown[0]}}} is no placeholder", "use {host}, {node} and {command}")
     if "command" not in names or not {"host", "node"} & {*names}:
         raise wrong("it names no {command}, or neither {host} nor {node}", f"--launch '{EXAMPLE}'")
-    if shell := next((word for word in words if word in _OF_A_SHELL), None):
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
         raise wrong(f"no shell reads it, and {shell!r} is a shell's", "put that into a script, and name the script")
     if _PLACEHOLDER.search(words[0]):
         raise wrong("its first word is the program, and no placeholder", f"--launch '{EXAMPLE}'")

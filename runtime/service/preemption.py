@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from runtime.config import Settings
 from runtime.service import log
+from runtime.store.command_group import end_group
 
 EVERY_S = 5.0
 TIMEOUT_S = 10.0
@@ -74,17 +75,18 @@ class PreemptionLook:
         else:
             if status == 0:
                 return True
-            problem = f"ended with status {status}" if status >= _SHELLS_OWN else ""
+            problem = _problem_of(status)
         if problem and problem != self._problem:
             log.warn(
-                f"PREEMPTION_COMMAND: {self._words[0]} {problem}: nobody hears of a preemption before SIGTERM. Fix: "
-                "let it end with status 0 where this machine is about to be taken away, with 1 where it is not"
+                f"PREEMPTION_COMMAND: {self._words[0]} {problem}: until it is repaired only SIGTERM announces a "
+                "preemption to this worker. Fix: let it end with status 0 if this machine is about to be taken away, "
+                "with 1 if it is not"
             )
         self._problem = problem
         return False
 
     def _status(self) -> int:
-        """What the command ends with. One that hangs is ended with all that it has started, else each look leaves more.
+        """Run the command and return its exit status; what it has started ends with it.
 
         Raises:
             subprocess.TimeoutExpired: it hung.
@@ -96,12 +98,18 @@ class PreemptionLook:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            return command.wait(self._timeout_s)
-        finally:
-            if command.returncode is None:  # not reaped yet, so that the number is still its own
-                os.killpg(command.pid, signal.SIGKILL)
-                command.wait()
+        has_ended = end_group(command, self._timeout_s)
+        status = command.wait()
+        if not has_ended:
+            raise subprocess.TimeoutExpired(self._words, self._timeout_s)
+        return status
+
+
+def _problem_of(status: int) -> str:
+    """Say what is wrong with a command that ended with this status; empty if it may just have said no."""
+    if status < 0:
+        return f"was killed by signal {-status}"
+    return f"ended with status {status}" if status >= _SHELLS_OWN else ""
 
 
 def _leave(why: str) -> None:

@@ -6,15 +6,14 @@ SIGKILL ends it. So a worker asks no driver itself, and a tool that does not end
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 from runtime.service import clock
+from runtime.store.command_group import end_group
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 1 << 20
@@ -54,9 +53,7 @@ class VendorTool:
         assert process.stdout is not None
         with process.stdout as pipe:
             text = _all_of(pipe.fileno(), clock.now_s() + (self._timeout_s or TIMEOUT_S))
-        if text is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+        end_group(process, 0.0 if text is None else _ENDS_IN_S)
         try:
             status = process.wait(_ENDS_IN_S)
         except subprocess.TimeoutExpired:

@@ -300,6 +300,11 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("HOST_SLOTS", "0", ("from 1 to 100000", "export HOST_SLOTS=1")),
     ("HOST_LAUNCH", "x" * 4097, ("at most 4096 printable characters", "{command}")),
     ("PREEMPTION_COMMAND", "test -e 'a", ("whose quotes are closed",)),
+    (
+        "PREEMPTION_COMMAND",
+        "curl -sf http://a/{b} | grep -q TRUE",
+        ("no shell reads it, and '|'", "put all of it into sh -c"),
+    ),
     ("SPARE_NUM", "-1", ("from 0 to 100000",)),
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
     ("MAX_WORKER_NUM", "100001", ("from 1 to 100000", "unset MAX_WORKER_NUM")),

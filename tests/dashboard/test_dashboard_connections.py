@@ -104,7 +104,10 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_connections_that_others_leave_open_keep_nobody_from_the_page(served: Served) -> None:
+def test_connections_that_others_leave_open_keep_nobody_from_the_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", WAIT_S)  # only the bound closes connections
     before = served.connect()
     strangers = [
         served.connect(said, is_anothers=True) for _ in range(2 * MOST) for said in (IDLE, HALF_A_HEAD, HALF_A_BODY)

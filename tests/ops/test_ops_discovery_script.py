@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from pathlib import Path
 
@@ -51,7 +53,11 @@ def test_whatever_else_it_does_is_a_sentence(tmp_path: Path, text: str, said: st
 
 def test_one_that_is_not_there_or_makes_no_sense(tmp_path: Path) -> None:
     assert ask(["./none.sh"], tmp_path, 1) == "./none.sh cannot be run: No such file or directory"
-    for text, said in (("'./a", "No closing quotation"), (" ", "names no command")):
+    for text, said in (
+        ("'./a", "No closing quotation"),
+        (" ", "names no command"),
+        ("cat hosts && echo b", "no shell reads it, and '&&' is a shell's"),
+    ):
         with pytest.raises(UsageError, match=said):
             words_of(text, tmp_path)
 
@@ -81,3 +87,15 @@ def until(is_so: object) -> None:
     while not is_so():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """The child holds the end of a fifo that nothing else writes: the end of the file is its end."""
+    os.mkfifo(tmp_path / "held")
+    reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    text = "echo a; exec 3>held; echo x >&3; sleep 1000 >&- 2>&- & exit 0"
+    assert ask(script(tmp_path, text), tmp_path, 1, 30.0) == (Host("a", 1),)
+    assert os.read(reader, 10) == b"x\n", "it had begun"
+    assert select.select([reader], [], [], 30)[0], "what it has started runs on"
+    assert os.read(reader, 10) == b""
+    os.close(reader)

@@ -40,6 +40,7 @@ def test_status_0_is_told_once_and_no_other_status_is(tmp_path: Path, caplog: py
     [
         ("./there/is/none", "cannot be run: No such file or directory"),
         ("sh -c 'exit 127'", "ended with status 127"),
+        ("sh -c 'kill -SEGV $$'", "was killed by signal 11"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
@@ -51,14 +52,17 @@ def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
     assert len(lines) == 1 and said in lines[0] and "Fix: " in lines[0]
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_has_started(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("then", "said"), [("wait", "has not ended after 1 s"), ("exit 1", "")])
+def test_what_a_command_has_started_ends_with_it(
+    then: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it has started holds the end of a fifo that nobody else writes: the end of the file is its end."""
+    """What it has started holds the end of a fifo that nothing else writes: the end of the file is its end."""
     os.mkfifo(tmp_path / "held")
     reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     look = PreemptionLook(
-        f"sh -c 'exec 3>\"{tmp_path}/held\"; echo x >&3; sleep 1000 & wait'", pytest.fail, timeout_s=1.0
+        f"sh -c 'exec 3>\"{tmp_path}/held\"; echo x >&3; sleep 1000 & {then}'",
+        pytest.fail,
+        timeout_s=1.0 if said else PATIENCE_S,
     )
     assert not look._is_announced()
     assert os.read(reader, 10) == b"x\n", "it had begun"
@@ -66,5 +70,11 @@ def test_a_command_that_hangs_is_ended_with_what_it_has_started(
     poll.register(reader, select.POLLIN)
     assert poll.poll(PATIENCE_S * 1000), "what it has started runs on"
     assert os.read(reader, 10) == b""
-    assert "has not ended after 1 s" in caplog.records[0].getMessage()
+    assert said in "".join(record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == bool(said)
     os.close(reader)
+
+
+def test_a_command_that_prints_without_end_costs_no_memory_and_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    assert not PreemptionLook("cat /dev/zero", pytest.fail, timeout_s=0.2)._is_announced()
+    assert "has not ended after 0.2 s" in caplog.records[0].getMessage()
