@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runtime.core.spans import Span, Spans
 from runtime.errors import UsageError
@@ -21,9 +22,33 @@ from runtime.ops.event_stream import EventStream
 from runtime.ops.history_show import required_events
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    import requests
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+
+UNSENT = 1024
+"""So many spans wait at most: the processor drops those beyond twice as many."""
+MOST_BYTES = 1 << 16
 _NEEDED = "opentelemetry.exporter.otlp.proto.http"
+
+
+class CountingExporter:
+    """An exporter that counts the spans which the collector has taken."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.sent = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send them."""
+        result = self._exporter.export(spans)
+        self.sent += len(spans) if result.name == "SUCCESS" else 0
+        return result
+
+    def shutdown(self) -> None:
+        """Send nothing more."""
+        self._exporter.shutdown()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,20 +63,30 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     recovery_path = kept_start.settings_here(only_looks=True).recovery_path
     required_events(recovery_path)
-    fold, count = Spans(), 0
+    fold = Spans()
     spans = (span for event in EventStream(recovery_path).all(follows=options.follow) for span in fold.add(event))
     if options.json:
         for span in spans:
             print(json.dumps(asdict(span), ensure_ascii=False), flush=True)
         return 0
-    provider = _provider()
+    provider, exporter = _provider()
+    count = 0
     try:
         for span in spans:
             send([span], provider)
             count += 1 + len(span.parts)
+            if not options.follow and count - exporter.sent >= UNSENT:
+                provider.force_flush()
+                if count > exporter.sent:
+                    break  # a collector that is gone takes none of the others either
     finally:
         provider.shutdown()
-    print(f"samebits: {count} spans were sent")
+    if exporter.sent < count:
+        raise UsageError(
+            f"{count - exporter.sent} of {count} spans were not taken by the collector (its answers are above). Fix: "
+            "let OTEL_EXPORTER_OTLP_ENDPOINT name one that takes OTLP over HTTP, then run this again"
+        )
+    print(f"samebits: {exporter.sent} spans were sent")
     return 0
 
 
@@ -74,7 +109,7 @@ def _send(span: Span, tracer: object, context: object) -> None:
     sent.end(_ns(span.ended_at))
 
 
-def _provider() -> TracerProvider:
+def _provider() -> tuple[TracerProvider, CountingExporter]:
     try:
         is_there = importlib.util.find_spec(_NEEDED) is not None
     except ModuleNotFoundError:
@@ -90,8 +125,30 @@ def _provider() -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     provider = TracerProvider(resource=Resource.create({"service.name": "samebits"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
+    exporter = CountingExporter(OTLPSpanExporter(session=_bounded_session()))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider, exporter
+
+
+def _bounded_session() -> requests.Session:
+    """Return a session that reads no more of an answer than an OTLP collector has to say."""
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class Bounded(HTTPAdapter):
+        def send(self, *request: Any, **options: Any) -> requests.Response:
+            answer = super().send(*request, **{**options, "stream": True})
+            body = answer.raw.read(MOST_BYTES)
+            answer.raw.close()
+            if answer.is_redirect:  # the exporter would take it for success
+                raise requests.exceptions.InvalidURL(f"{answer.url} answers with a redirection")
+            answer.raw = io.BytesIO(body)
+            return answer
+
+    session = requests.Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Bounded())
+    return session
 
 
 def _ns(at: float) -> int:

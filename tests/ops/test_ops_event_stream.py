@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import itertools
 import json
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -161,6 +163,64 @@ def test_spans_reach_a_collector_by_the_real_exporter(
     assert capsys.readouterr().out == "samebits: 7 spans were sent\n"
     parts = ["recover.decide", "recover.meet", "recover.restore"]
     assert sorted(Collector.names) == sorted(["register", "form", "form", "recover", *parts])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 500 no\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 301 no\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n",
+        b"nonsense\r\n",
+        b"",  # it hangs
+        None,  # there is none
+    ],
+)
+def test_spans_that_no_collector_took_are_not_said_to_be_sent(
+    answer: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with collecting(answer) as port:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        with pytest.raises(UsageError, match=r"^7 of 7 spans were not taken.*Fix: "):
+            trace.main([])
+
+
+def test_an_answer_without_end_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting(b"HTTP/1.1 200 ok\r\n\r\n", endless=True) as port:
+        with trace._bounded_session() as session:
+            answer = session.post(f"http://127.0.0.1:{port}", b"x", timeout=60)
+            assert len(answer.content) <= trace.MOST_BYTES
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        assert trace.main([]) == 0
+
+
+@contextlib.contextmanager
+def collecting(answer: bytes | None, *, endless: bool = False) -> Iterator[int]:
+    """A port at which every connection is answered so; without end, where it is to be."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as held:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = held.enter_context(listener.accept()[0])
+                    threading.Thread(target=answer_over, args=(connection,), daemon=True).start()
+
+        def answer_over(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(answer or b"")
+                while endless:
+                    connection.sendall(bytes(1 << 16))
+                if answer:
+                    connection.shutdown(socket.SHUT_WR)
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        port = listener.getsockname()[1]
+        if answer is None:
+            listener.close()
+        yield port
+        listener.close()
 
 
 def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
