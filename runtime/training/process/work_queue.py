@@ -217,8 +217,12 @@ def _parts(items: Iterable[Any]) -> Iterator[bytes]:
     for item in items:
         try:
             packed = msgspec.msgpack.encode(item)
-        except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
-            raise UsageError(f"runtime.WorkQueue.put: an item that msgpack has no place for ({error})") from None
+            msgspec.msgpack.decode(packed)  # else it would fail on every rank, when it is taken
+        except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
+            raise UsageError(
+                f"runtime.WorkQueue.put: an item that msgpack has no place for ({error}). Fix: put bytes, texts, "
+                "numbers, and lists and maps of them"
+            ) from None
         if len(packed) > MOST_ITEMS_BYTES:
             raise UsageError(
                 f"runtime.WorkQueue.put: an item of {len(packed)} bytes, at most {MOST_ITEMS_BYTES} are kept. Fix: "

@@ -102,6 +102,11 @@ def test_a_lost_step_gives_its_items_back_and_a_new_process_sees_it(process: Pro
     assert queue.take(9) == [1, 2, 3]
 
 
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
 def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, taken = runtime.WorkQueue(), []
     queue.put(range(4))
@@ -153,8 +158,13 @@ def test_what_makes_no_sense_is_refused(process: Process) -> None:
     for count in (0, -1, 1.5, None):
         with pytest.raises(UsageError, match=r"expected 1 or more.*Fix: "):
             queue.take(count)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="msgpack has no place for"):
-        queue.put([object()])
+    endless: list[object] = []
+    endless.append(endless)
+    of_maps = {Key("a"): 1}  # is written as a map with a map for its key, and no rank could read that
+    for item in (object(), endless, "\ud800", 10**40, of_maps):
+        with pytest.raises(UsageError, match=r"msgpack has no place for.*Fix: "):
+            queue.put([1, item])
+    assert queue.waiting() == 0
     with pytest.raises(UsageError, match=rf"an item of {MAX_VALUE_BYTES + 5} bytes.*Fix: "):
         queue.put([b"x" * MAX_VALUE_BYTES])
     for one in ("a text", b"bytes", 7):
