@@ -23,6 +23,9 @@ from runtime.core.point import Point
 from runtime.core.values import Int, Schema, Value
 from runtime.errors import ProtocolError
 from runtime.net.curve import KeyPair
+from runtime.net.descriptors import raise_descriptor_limit
+from runtime.net.gate import CHECK_S, Gate
+from runtime.net.monitor import source_of
 
 PIECE_BYTES = 4 << 20  # per GiB a third less of both ends' processors than with 1 MiB
 WINDOW_BYTES = 2 * PIECE_BYTES
@@ -35,6 +38,9 @@ messages again must fit.
 """
 _OVERHEAD_BYTES = 1024  # of encryption
 _NOW = int(zmq.NOBLOCK)
+MOST_CONNECTIONS = 256
+_HANDSHAKE_MS = 5000
+_ANY_SILENCE_S = 1e9  # a sender has nothing to say from one checkpoint to the next
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -115,10 +121,14 @@ class Said:
     sender: bytes
     message: FromSender
     data: memoryview
+    connection: int | None  # its descriptor, where ZeroMQ tells it
 
 
 class KeeperSocket:
     """Takes copies in. Not thread-safe.
+
+    Strangers' connections are bounded as the scheduler's are (``net.gate``): the process that keeps copies also writes
+    checkpoints, and must have descriptors left for them.
 
     Args:
         context: of the process.
@@ -128,12 +138,15 @@ class KeeperSocket:
 
     def __init__(self, context: zmq.Context[Any], descriptor: int, keys: KeyPair | None) -> None:
         self.socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
+        most = min(MOST_CONNECTIONS, max(1, raise_descriptor_limit() // 4))
+        self._gate = Gate(self.socket, None, most, (_QUEUE + 1) * PIECE_BYTES, _ANY_SILENCE_S)
         for option, value in {
             zmq.LINGER: 0,
             zmq.MAXMSGSIZE: PIECE_BYTES + _OVERHEAD_BYTES,
             zmq.RCVHWM: _QUEUE,
             zmq.SNDHWM: _QUEUE,
             zmq.USE_FD: descriptor,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         }.items():
             self.socket.setsockopt(option, value)
         if keys is not None:
@@ -141,15 +154,34 @@ class KeeperSocket:
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.public, keys.secret
         self.socket.bind("tcp://127.0.0.1:*")  # the descriptor's own address counts, not this one
 
+    @property
+    def sources(self) -> list[zmq.Socket[Any]]:
+        """The sockets that become readable when ``drain`` has something to do."""
+        return [self.socket, *self._gate.sources]
+
+    @property
+    def look_within_s(self) -> float | None:
+        """Seconds after which ``drain`` is due although nothing is readable; None: any number."""
+        return CHECK_S if self._gate.has_guests else None
+
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[Said]:
-        """What has come in; what is no message of ours is dropped."""
+        """Yield what has come in, without what is no message of ours, and close connections beyond the bound."""
+        self._gate.take()
         for _ in range(most):
             try:
                 frames = self.socket.recv_multipart(_NOW, copy=False)
             except zmq.Again:
                 return
+            connection = source_of(frames[-1])
+            if connection is not None:
+                self._gate.heard((connection,))
             with contextlib.suppress(ProtocolError):
-                yield _said(frames)
+                yield _said(frames, connection)
+
+    def settle(self, said: Said) -> None:
+        """Keep the connection of a sender that has shown the ticket, whatever strangers do."""
+        if said.connection is not None:
+            self._gate.settle(said.connection)
 
     def send(self, sender: bytes, message: FromKeeper) -> None:
         """Answer, or drop it where the sender is gone or does not read."""
@@ -158,7 +190,7 @@ class KeeperSocket:
 
     def close(self) -> None:
         """Stop listening, at once."""
-        self.socket.close()
+        self._gate.close()
 
 
 class SenderSocket:
@@ -217,10 +249,10 @@ class SenderSocket:
         self.socket.close()
 
 
-def _said(frames: list[Any]) -> Said:
+def _said(frames: list[Any], connection: int | None) -> Said:
     if len(frames) not in (2, 3):
         raise ProtocolError(f"{len(frames)} frames")
     message = SCHEMA.unpack(frames[1].buffer, MAX_WORDS_BYTES)
     if not isinstance(message, FromSender) or (len(frames) == 3) is not isinstance(message, Piece):
         raise ProtocolError(f"{len(frames)} frames of {type(message).__name__}")
-    return Said(frames[0].bytes, message, frames[2].buffer if len(frames) == 3 else memoryview(b""))
+    return Said(frames[0].bytes, message, frames[2].buffer if len(frames) == 3 else memoryview(b""), connection)

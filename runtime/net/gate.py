@@ -180,6 +180,11 @@ class Gate:
         return ended, rejected
 
     @property
+    def has_guests(self) -> bool:
+        """Whether a connection stands that is not settled."""
+        return bool(self._guests)
+
+    @property
     def has_news(self) -> bool:
         """Whether ``take`` has something to give, whatever ``sources`` say."""
         return bool(self._ended or self._rejected)

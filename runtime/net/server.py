@@ -50,6 +50,7 @@ from runtime.net.address import BACKLOG, cannot_listen, endpoint
 from runtime.net.curve import ClusterKeys
 from runtime.net.descriptors import raise_descriptor_limit
 from runtime.net.gate import UNKNOWN, Gate, Rejected, Rejection
+from runtime.net.monitor import source_of
 from runtime.net.waker import Waker
 
 __all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
@@ -73,7 +74,6 @@ WELCOMES = (Admitted, Pending)
 # Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_SRCFD = int(zmq.SRCFD)
 OLD_ZMTP = "its sender speaks no ZMTP 3 (a browser, a scrape, a port scanner), so it is no worker's"
 _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
 
@@ -229,7 +229,7 @@ class Server:
             body, more = receive(_NOW, copy=False, track=False), 0
             while body.more:  # a message comes whole: its other parts are here
                 body, more = receive(_NOW, copy=False, track=False), more + 1
-            descriptor = _source_of(body)
+            descriptor = source_of(body)
             if descriptor is None:
                 yield Garbled("", OLD_ZMTP, UNKNOWN)
                 turn = turns_of_old[name] = turns_of_old.get(name, 0) + 1
@@ -351,20 +351,6 @@ class Server:
         self._gate.close()
         self._context.term()
         self._waker.close()
-
-
-def _source_of(body: zmq.Frame) -> int | None:
-    """The descriptor of the connection that a message came over; None where ZeroMQ keeps none.
-
-    That is so for a peer of ZMTP 1.0 or 2.0, and ZeroMQ takes whatever does not begin with a signature for one: a
-    browser, a scrape, a TLS hello, five bytes.
-    """
-    try:
-        return int(body.get(_SRCFD))
-    except zmq.ZMQError as error:
-        if error.errno != zmq.EINVAL:
-            raise
-        return None
 
 
 def _was_renamed(body: zmq.Frame) -> bool:

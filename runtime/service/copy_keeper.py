@@ -52,9 +52,14 @@ class CopyKeeper:
         self._incoming: dict[int, _Incoming] = {}  # by slot
 
     @property
-    def socket(self) -> zmq.Socket[Any]:
-        """To be watched."""
-        return self._socket.socket
+    def sources(self) -> list[zmq.Socket[Any]]:
+        """The sockets to watch."""
+        return self._socket.sources
+
+    @property
+    def look_within_s(self) -> float | None:
+        """Seconds after which ``look`` is due although nothing is readable; None: any number."""
+        return self._socket.look_within_s
 
     def keep(self, slots: frozenset[int]) -> None:
         """From now on take copies of these slots; what is here of others stays, and is nobody's."""
@@ -74,6 +79,7 @@ class CopyKeeper:
         number = offer.transfer
         if not hmac.compare_digest(offer.ticket, self._ticket):
             return Declined(number, "the offer does not carry the ticket of this keeper", again=False)
+        self._socket.settle(said)
         if offer.job != self._job:
             return Declined(number, f"it keeps copies of job {self._job}, not of job {offer.job}", again=False)
         if offer.slot not in self._slots:  # or not yet: not every member hears of a generation at once

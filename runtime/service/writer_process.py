@@ -116,12 +116,17 @@ class Copies:
 
     def _wait(self, watched: int | None) -> list[Any]:
         poller = zmq.Poller()
-        sources = [self._waker.descriptor, watched, self._sender.socket, self._keeper and self._keeper.socket]
+        sources = [self._waker.descriptor, watched, self._sender.socket]
+        if self._keeper is not None:
+            sources += self._keeper.sources
         for source in sources:
             if source is not None:
                 poller.register(source, zmq.POLLIN)
         wake_at = self._sender.wake_at
-        pause_ms = None if wake_at is None else max(0, int((wake_at - time.monotonic()) * 1000 + 1))
+        pauses_s = [] if wake_at is None else [max(0.0, wake_at - time.monotonic())]
+        if self._keeper is not None and self._keeper.look_within_s is not None:
+            pauses_s.append(self._keeper.look_within_s)
+        pause_ms = int(min(pauses_s) * 1000 + 1) if pauses_s else None
         ready = [source for source, _ in poller.poll(pause_ms)]
         if self._waker.descriptor in ready:
             self._waker.rest()

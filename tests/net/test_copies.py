@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import zmq
 
 from runtime.core.point import Point
 from runtime.errors import ProtocolError
+from runtime.net import copies
 from runtime.net.copies import (
     MAX_WORDS_BYTES,
     PIECE_BYTES,
@@ -102,6 +105,66 @@ def test_a_piece_that_is_too_long_ends_its_connection(context: zmq.Context[Any],
     assert monitor.poll(WAIT_MS)
     assert not keeper.socket.poll(0)
     stranger.disable_monitor()
+
+
+def test_strangers_leave_a_keeper_its_descriptors_and_its_sender(
+    context: zmq.Context[Any], listening: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More connections than it keeps, that say nothing: the sender that has shown the ticket stays."""
+    monkeypatch.setattr(copies, "MOST_CONNECTIONS", 8)
+    keeper, sender = KeeperSocket(context, listening[0], None), SenderSocket(context, listening[1], None)
+    sender.send(OFFER)
+    keeper.settle(next_of(keeper))
+    port = int(listening[1].rpartition(":")[2])
+    with contextlib.ExitStack() as held:
+        strangers = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
+        for stranger in strangers:
+            stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3")  # the beginning of a greeting
+        for stranger in strangers[:32]:
+            turned_away_by(keeper, stranger)
+        sender.send(OFFER)
+        assert next_of(keeper).message == OFFER, "and it has not had to come again"
+    keeper.close()
+
+
+def test_a_message_without_end_costs_a_keeper_no_memory(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+    keeper = KeeperSocket(context, listening[0], None)
+    with socket.create_connection(("127.0.0.1", int(listening[1].rpartition(":")[2]))) as stranger:
+        stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0"))
+        stranger.sendall(b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER")
+        frame = b"\3" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
+        thread = threading.Thread(target=lambda: send_for_ever(stranger, frame), daemon=True)
+        thread.start()
+        has_asked = False
+        while thread.is_alive():
+            has_asked = has_asked or keeper.look_within_s is not None
+            for source in keeper.sources:
+                source.poll(100)
+            assert not list(keeper.drain())
+        assert has_asked, "to be looked at although nothing is readable"
+    keeper.close()
+
+
+def send_for_ever(stranger: socket.socket, frame: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            stranger.sendall(frame)
+
+
+def turned_away_by(keeper: KeeperSocket, stranger: socket.socket) -> None:
+    """Let the keeper look until it has closed that connection."""
+    stranger.settimeout(0.05)
+    for _ in range(WAIT_MS // 50):
+        assert not list(keeper.drain())
+        try:
+            while stranger.recv(64):
+                pass
+        except TimeoutError:
+            continue
+        except ConnectionResetError:
+            return
+        return
+    raise AssertionError("it stays")
 
 
 def test_a_keeper_says_nothing_to_who_is_gone(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
