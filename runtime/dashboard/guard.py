@@ -163,9 +163,20 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
     return value.strip() if kind.lower() == "bearer" and value.strip() else None
 
 
+def cookie_of(host: str) -> str:
+    """Return the cookie's name for a Host header.
+
+    A browser sends an address's cookies to all of its ports (RFC 6265, section 8.5), so the port is in the name: the
+    pages of two jobs would else overwrite each other's token.
+    """
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE
+
+
 def _cookie(headers: Mapping[str, str]) -> str | None:
+    expected = cookie_of(headers.get("host", ""))
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE and value:
+        if name == expected and value:
             return value
     return None

@@ -79,8 +79,10 @@ def gathered(settings: Settings) -> dict[str, Any]:
 
 def html_of_folder(settings: Settings) -> str:
     """The page with the job's data, styles and scripts inside."""
-    # "<" inside a script's text could end it; in JSON it may be written so.
+    # "<" inside a script's text could end it; in JSON it may be written so,
+    # and so may a lone surrogate, which has no UTF-8.
     data = json.dumps(gathered(settings), ensure_ascii=False).replace("<", "\\u003c")
+    data = data.encode(errors="backslashreplace").decode()
     page = _read("index.html")
     for name in ("uplot.css", "page.css"):
         page = page.replace(f'<link rel="stylesheet" href="{name}">', f"<style>\n{_read(name)}</style>")

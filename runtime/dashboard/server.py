@@ -23,7 +23,7 @@ from starlette.routing import Route
 from runtime.core.events import Event
 from runtime.dashboard.actions import Actions
 from runtime.dashboard.connections import TRUST
-from runtime.dashboard.guard import ACTION, COOKIE, HEADERS, Guard
+from runtime.dashboard.guard import ACTION, HEADERS, Guard, cookie_of
 from runtime.dashboard.metrics import exposition
 from runtime.dashboard.neighbour import uid_of
 from runtime.dashboard.watching import Watch
@@ -241,7 +241,7 @@ class _Guarded:
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
             answer = RedirectResponse("/", 303)  # so that the token stays in no history
             if self._guard.knows(token):  # a link with another one, from wherever, must not replace the right one
-                answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+                answer.set_cookie(cookie_of(headers["host"]), token, httponly=True, samesite="strict")
             return answer
         return self._app
 

@@ -70,16 +70,18 @@ def events_of_a_job(workers: int = 2) -> list[Event]:
 def make_folder(tmp_path: Path) -> Callable[..., Settings]:
     """Fills a folder and returns the settings that mean it."""
 
-    def make(workers: int = 2, *, port: int = 1, first: str = "0") -> Settings:
+    def make(
+        workers: int = 2, *, port: int = 1, first: str = "0", name: str = "train.py", host: str = "host-a"
+    ) -> Settings:
         recovery, logs = tmp_path / "recovery", tmp_path / "device"
         for folder in (recovery, logs):
             folder.mkdir(mode=0o700, exist_ok=True)
-        process = Process("host-a#1", 4000, 1, "cpu")
+        process = Process(f"{host}#1", 4000, 1, "cpu")
         nodes = [first, *map(str, range(1, workers))]
         seats = [SeatGranted(node, slot, 1, f"s{slot}", process) for slot, node in enumerate(nodes)]
         members = tuple((node, 1) for node in nodes)
         written: list[Record] = [
-            JobCreated("job-1", "train.py", (("WORKER_NUM", str(workers)),)),
+            JobCreated("job-1", name, (("WORKER_NUM", str(workers)),)),
             TermStarted(1, "boot-1", 100.0),
             *seats,
             GenerationCommitted(1, RoundId(1, 1), members, None, (), (), tuple(range(workers))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -17,9 +18,11 @@ import pytest
 
 from runtime.config import Settings
 from runtime.core.events import Kind
+from runtime.dashboard.report import html_of_folder
+from runtime.ops.local_processes import name_of
 from runtime.service.events import read_events
 from runtime.store.process_identity import ProcessIdentity, write_pid_file
-from tests.dashboard.conftest import environment_of
+from tests.dashboard.conftest import environment_of, told
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +180,66 @@ def test_a_name_that_is_long_and_of_tags_is_text_within_a_phones_width(
         assert browser.complaints == []
     finally:
         served.close()
+
+
+HOSTILE = [
+    "<img src=x onerror=document.title='taken'>",
+    "\"><svg onload=document.title='taken'>",
+    "' onfocus=document.title='taken' autofocus x='",
+    "javascript:document.title='taken'",
+    "</script><script>document.title='taken'</script>\u2028\u2029<!--",
+    "</title></textarea></pre><iframe srcdoc='<script>top.document.title=`taken`</script>'>",
+    "__proto__",
+    "constructor",
+    "\ud800\u202e\0\x1b[2J",
+]
+
+
+def test_no_text_of_a_job_becomes_more_than_text_in_the_page_or_the_report(
+    make_folder: Callable[..., Settings], browse: Callable[..., Browser], tmp_path: Path
+) -> None:
+    """Node, job, host, exception, event and log texts that would be a page's own if one of them were taken for it."""
+    from playwright.sync_api import expect
+
+    tags = "".join(HOSTILE[:5])
+    settings = make_folder(
+        2, port=free_port(), first=f"{HOSTILE[1]}{HOSTILE[2]}", name=tags, host=tags.replace("#", "")
+    )
+    told_of = [told(Kind.LOST, 50 + n, 1, node=text, text=text, slot=0) for n, text in enumerate(HOSTILE)]
+    told_of += [
+        told(Kind.ROUND, 60 + n, 1, text=text, round="1.9", missing=text, last=text) for n, text in enumerate(HOSTILE)
+    ]
+    told_of.append(told(Kind.COMMITTED, 80, 1, point=tags, **{text: text for text in HOSTILE[:6]}))
+    with (settings.recovery_path / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event.plain()) + "\n" for event in told_of)
+    log = settings.log_dir / f"{name_of(f'{HOSTILE[1]}{HOSTILE[2]}')}.log"
+    log.write_text(f"{''.join(HOSTILE[:8])}\n")
+    served = Served(settings)
+    try:
+        browser = browse(served.url, locale="en-US")
+        page = browser.page
+        dialogs: list[str] = []
+        page.on("dialog", lambda one: dialogs.append(one.message))
+        expect(page.locator("#events")).to_contain_text(HOSTILE[0], timeout=WAIT_MS)
+        page.locator(".rank").first.click()
+        expect(page.locator("#log")).to_contain_text(HOSTILE[0], timeout=WAIT_MS)
+        page.locator("#filter").fill(HOSTILE[1])
+        page.locator("#language").click()
+        assert (
+            page.evaluate("document.querySelectorAll('main img, main iframe, main svg, [onerror], [onfocus]').length")
+            == 0
+        )
+        assert "taken" not in page.title() and dialogs == [] and browser.complaints == []
+        told_policy = page.evaluate("fetch('/').then((answer) => answer.headers.get('content-security-policy'))")
+        assert "default-src 'none'" in told_policy and "unsafe" not in told_policy
+    finally:
+        served.close()
+    report = tmp_path / "report.html"
+    report.write_bytes(html_of_folder(settings).encode())
+    browser = browse(report.as_uri(), locale="en-US")
+    expect(browser.page.locator("#events")).to_contain_text(HOSTILE[0], timeout=WAIT_MS)
+    assert browser.page.evaluate("document.querySelectorAll('main img, main iframe, [onerror], [onfocus]').length") == 0
+    assert "taken" not in browser.page.title() and browser.complaints == []
 
 
 def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_its_end(

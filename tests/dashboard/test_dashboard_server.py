@@ -253,3 +253,33 @@ def test_a_report_needs_nothing_else_and_no_log_breaks_out_of_it(settings: Setti
     assert found["about"]["settings"]["WORKER_NUM"] == "2"
     assert len(html) < 300_000
     assert gathered(settings)["state"]["recovery_count"] == 2
+
+
+def test_texts_that_have_no_utf8_end_neither_the_page_nor_its_stream(settings: Settings) -> None:
+    with (settings.recovery_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(told(Kind.LOST, 40, node="\ud800", text="an error of \udcff\u2028\0").plain()) + "\n")
+    pages = Pages(Watch(settings, None))
+    app = app_of(pages, Guard(frozenset(), None), lambda: html_of_folder(settings))
+    with TestClient(app, base_url=HOST) as client:
+        everything = client.get("/api/everything")
+        assert everything.json()["events"][-1]["text"] == "an error of \udcff\u2028\0"
+        for path in ("/report", "/metrics", "/api/health"):
+            assert client.get(path).status_code == 200
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+    pages._queues.add(queue)
+    pages._tell("events", [told(Kind.LOST, 40, text="\ud800").plain()])
+    assert json.loads((queue.get_nowait() or b"").partition(b"data: ")[2])[0]["text"] == "\ud800"
+
+
+def test_the_pages_of_two_jobs_keep_each_others_tokens(settings: Settings) -> None:
+    jar: dict[str, str] = {}  # a browser's, of one address, for all of its ports
+    for port in (8265, 8266):
+        app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), f"token{port}"), lambda: "")
+        with TestClient(app, base_url=f"http://127.0.0.1:{port}") as client:
+            first = client.get(f"/?token=token{port}", follow_redirects=False)
+            name, _, value = first.headers["set-cookie"].partition(";")[0].partition("=")
+            jar[name] = value
+    sent = "; ".join(f"{name}={value}" for name, value in jar.items())
+    for port in (8265, 8266):
+        guard = Guard(frozenset(), f"token{port}")
+        assert guard.judge("GET", {"host": f"127.0.0.1:{port}", "cookie": sent}, None) is None
