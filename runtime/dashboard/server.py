@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ class Pages:
                 self._tell("state", await asyncio.to_thread(self.state))
             await asyncio.sleep(REST_S)
             await self._news()
+
+    def ended(self, run: asyncio.Task[None]) -> None:
+        """End the server if ``run`` has failed: a page that shows an old state as the present one misleads."""
+        error = None if run.cancelled() else run.exception()
+        if error is not None:
+            print(f"samebits: the dashboard ends: {error!r}. Fix: start it again", file=sys.stderr, flush=True)
+            self.leave()
 
     async def _news(self) -> None:
         """Until the scheduler has told something, or it is time to look at the files."""
@@ -177,6 +185,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actio
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await asyncio.to_thread(watch.look)
         task = asyncio.create_task(pages.run())
+        task.add_done_callback(pages.ended)
         yield
         task.cancel()
 

@@ -24,6 +24,8 @@ from runtime.service import clock, log
 from runtime.store import asked_log
 from runtime.store.event_log import EventLog, read_lines
 
+MOST_DIGITS = 300  # of a whole number: a float takes 308
+
 
 class EventWriter:
     """One scheduler start's events; without a folder none is kept."""
@@ -72,7 +74,7 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     found = []
     for line in lines:
         try:
-            event = event_in(json.loads(line, parse_constant=_finite, parse_float=_finite))
+            event = event_in(json.loads(line, parse_constant=_finite, parse_float=_finite, parse_int=_bounded))
         except (ValueError, RecursionError):
             continue
         if event is not None:
@@ -86,6 +88,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is no number of JSON's")
     return number
+
+
+def _bounded(text: str) -> int:
+    """Return a whole number that can be added to a float."""
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{text[:40]} is out of bounds")
+    return int(text)
 
 
 def read_events(recovery_path: Path) -> list[Event]:

@@ -190,7 +190,7 @@ def test_every_bucket_has_a_name_of_its_own() -> None:
     assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 8
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 def test_a_line_with_a_number_that_json_has_not_is_no_event(number: str) -> None:
     """One such line in what the page is sent, and a browser shows nothing."""
     line = line_of(Event(Kind.TRAINING, 1.5, more={"last": 0.25}))

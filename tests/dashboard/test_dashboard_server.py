@@ -147,6 +147,17 @@ def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> 
         assert left.wait(60)
 
 
+def test_a_page_that_can_look_no_more_ends_instead_of_showing_what_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, pages = threading.Event(), Pages(Watch(settings, None))
+    pages.leave = left.set
+    with TestClient(app_of(pages, Guard(frozenset(), None), lambda: ""), base_url=HOST):
+        monkeypatch.setattr(pages.watch, "_take_news", lambda: 1 // 0)
+        assert left.wait(WAIT_S)
+    assert "ZeroDivisionError" in (said := capsys.readouterr().err) and "Fix: " in said
+
+
 class Rung(SchedulerLink):
     """A link that stands from the beginning and tells what the test has it tell."""
 
