@@ -212,7 +212,7 @@ class Berth:
             os.close(log)
         try:
             with durable.disk_errors(self._pid_file, "writing the pid file"):
-                with self._reserved.open("r+b") as file:
+                with os.fdopen(durable.reopen(self._reserved), "wb") as file:
                     file.write(identity.to_line().encode())
                     file.truncate()
                 self._reserved.rename(self._pid_file)

@@ -21,6 +21,7 @@ from runtime.ops.local_processes import node_of
 from runtime.ops.spawning import OF_ONE_PROCESS, Program, Way, execute, spawn
 from runtime.service import fork_orders
 from runtime.service.fork_orders import Answer, Order
+from runtime.store import private
 
 NAME = "zygote"
 ANSWER_S = 10.0  # a fork takes milliseconds; one that takes so long is not waited for any more
@@ -47,7 +48,7 @@ class Zygote:
             return
         ours, its = fork_orders.pair()
         words = [program.interpreter, "-P", "-m", "runtime.training.zygote", str(its.fileno())]
-        log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        log = private.open_to_append(self._log)
         its.set_inheritable(True)
         try:
             self._pid = execute(words, shared(program.environment), program.folder, log)

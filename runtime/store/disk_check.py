@@ -28,7 +28,7 @@ def write_and_read(folder: Path) -> float:
     there = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
     path, part = there / f".preflight-{uuid.uuid4().hex}", os.urandom(_PART)
     with durable.disk_errors(path, "writing a test file"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = durable.create(path, is_read_too=True)
     try:
         with durable.disk_errors(path, "writing a test file"):
             began_s = time.monotonic()

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,6 +82,21 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def require_replaceable(path: Path) -> None:
+    """Refuse the name of a device, fifo, socket or directory: a user who names one means to write into it.
+
+    Raises:
+        StoreError: it is; root could replace ``/dev/null``.
+    """
+    with disk_errors(path, "writing the file"):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(mode):
+            raise OSError("it is no plain file but a directory, a fifo, a socket or a device, which is not replaced")
+
+
 def write_all(descriptor: int, data: BytesLike) -> None:
     """``os.write`` until every byte is taken; raises the bare :class:`OSError`."""
     rest = memoryview(data)
@@ -136,9 +152,48 @@ def make_missing_directory(directory: Path) -> None:
         make_directory(directory)
 
 
+def create(path: Path, more_flags: int = 0, *, is_read_too: bool = False) -> int:
+    """Create a file that was not there, 0600, and return its descriptor; raises the bare :class:`OSError`.
+
+    A name that is taken is refused, whatever has it: in a folder that others may write it can be a link to a file of
+    this user's (open(2), O_EXCL).
+    """
+    access = os.O_RDWR if is_read_too else os.O_WRONLY
+    return os.open(path, access | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | more_flags, FILE_MODE)
+
+
+def create_beside(path: Path, tag: str = "") -> tuple[Path, int]:
+    """Create a temporary file of ``path``; return its name and descriptor. Raises the bare :class:`OSError`.
+
+    A name that another process has taken, or planted, is passed over for one that nobody can guess.
+    """
+    name = f"{_temporary_prefix(path)}{tag}{os.getpid()}-{next(_temporary_numbers)}"
+    temporary = path.with_name(name)
+    try:
+        return temporary, create(temporary)
+    except FileExistsError:
+        temporary = path.with_name(f"{name}-{secrets.token_hex(8)}")
+        return temporary, create(temporary)
+
+
+def reopen(path: Path, more_flags: int = 0) -> int:
+    """Return a descriptor to write a file that is there; no link is followed. Raises the bare :class:`OSError`."""
+    return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | more_flags)
+
+
+def make_new_directory_beside(path: Path) -> Path:
+    """Make a temporary directory of ``path``, 0700, that was not there; raises the bare :class:`OSError`."""
+    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(8)}")
+    temporary.mkdir(mode=DIRECTORY_MODE)
+    return temporary
+
+
 def write_file(path: Path, data: BytesLike, *, sync: bool = True) -> None:
-    """Write and fsync a file, but not its directory's entry of it; raises the bare :class:`OSError`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    """Write and fsync a new file, but not its directory's entry of it; raises the bare :class:`OSError`."""
+    _fill(create(path), data, sync=sync)
+
+
+def _fill(descriptor: int, data: BytesLike, *, sync: bool) -> None:
     try:
         write_all(descriptor, data)
         if sync:
@@ -152,9 +207,10 @@ def write_temporary(path: Path, data: BytesLike, *, sync: bool = True, tag: str 
 
     ``tag`` is part of its name where a process of another host, whose pid may be the same, may write there as well.
     """
-    temporary = path.with_name(f"{_temporary_prefix(path)}{tag}{os.getpid()}-{next(_temporary_numbers)}")
-    with disk_errors(path, f"writing {len(data)} bytes"), removed_on_failure(temporary):
-        write_file(temporary, data, sync=sync)
+    with disk_errors(path, f"writing {len(data)} bytes"):
+        temporary, descriptor = create_beside(path, tag)
+        with removed_on_failure(temporary):
+            _fill(descriptor, data, sync=sync)
     return temporary
 
 
@@ -202,20 +258,22 @@ def new_file(path: Path, *, replace: bool) -> Iterator[int]:
         path: its name.
         replace: what has that name already goes; else that is a :class:`StoreError`, and it stays.
     """
-    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{next(_temporary_numbers)}")
-    with disk_errors(path, "writing the file"), removed_on_failure(temporary):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        try:
-            yield descriptor
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if replace:
-            temporary.rename(path)
-        elif _link_or_rename(temporary, path):
-            temporary.unlink(missing_ok=True)
-        else:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    if replace:
+        require_replaceable(path)
+    with disk_errors(path, "writing the file"):
+        temporary, descriptor = create_beside(path)
+        with removed_on_failure(temporary):
+            try:
+                yield descriptor
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if replace:
+                temporary.rename(path)
+            elif _link_or_rename(temporary, path):
+                temporary.unlink(missing_ok=True)
+            else:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     fsync_dir(path.parent)
 
 

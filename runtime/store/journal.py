@@ -289,7 +289,7 @@ class Journal:
 def _open_to_append(path: Path) -> int:
     """A descriptor of the journal that is there, whose name is durable."""
     with durable.disk_errors(path, "opening the journal"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = durable.reopen(path, os.O_APPEND)
     try:
         durable.fsync_dir(path.parent)
     except BaseException:
@@ -314,7 +314,7 @@ def _put_in_place(temporary: Path, path: Path, claim: TermClaim | None) -> int:
 
 def _rename(temporary: Path, path: Path, claim: TermClaim | None) -> int:
     with durable.disk_errors(path, "replacing the journal"), durable.removed_on_failure(temporary):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = durable.reopen(temporary, os.O_APPEND)
         try:
             if claim is not None:
                 claim.require()

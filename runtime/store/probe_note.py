@@ -19,6 +19,7 @@ from runtime.store.process_identity import ProcessIdentity
 SILENT_S = 60.0
 """Of silence after which a process that lives is taken for stuck: it stands still, or C code holds the interpreter."""
 _MAX_BYTES = 256
+_MOST_DIGITS = 18
 
 
 class State(enum.Enum):
@@ -44,6 +45,7 @@ class ProbeNote:
             StoreError: the file cannot be written.
         """
         line = f"{self.identity.pid} {self.identity.started_at} {self.state.value} {round(self.at_s * 1000)}\n"
+        durable.require_replaceable(path)
         durable.replace_note(path, line.encode())
 
 
@@ -59,6 +61,8 @@ def read(path: Path) -> ProbeNote | None:
     try:
         pid, started_at, state, at_ms = data.decode("ascii").split()
         identity = ProcessIdentity.from_line(f"{pid} {started_at}")
+        if len(at_ms) > _MOST_DIGITS:
+            raise ValueError(f"{at_ms[:40]} is no time")
         return ProbeNote(identity, State(state), int(at_ms) / 1000)
     except (UnicodeDecodeError, ValueError):
         raise StoreError(

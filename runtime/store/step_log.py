@@ -189,7 +189,7 @@ class StepLogWriter:
         self._number += 1
         self._segments.append(_Kept(path, step, True))
         with durable.disk_errors(path, "opening the segment"):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._descriptor = durable.reopen(path, os.O_APPEND)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
         with contextlib.suppress(StoreError):  # what stays is looked at again with the next segment
             self._prune()
@@ -290,7 +290,7 @@ def _before(data: bytes, offset: int) -> list[bytes]:
 
 def _cut(segment: Segment) -> None:
     with durable.disk_errors(segment.path, "cutting off a torn end"):
-        descriptor = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = durable.reopen(segment.path)
         try:
             os.ftruncate(descriptor, segment.end)
             os.fsync(descriptor)

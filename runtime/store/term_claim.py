@@ -143,7 +143,7 @@ class TermClaim:
     def _create(self, note: bytes) -> None:
         with durable.disk_errors(self._path, "claiming a term"):
             try:
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, durable.FILE_MODE)
+                descriptor = durable.create(self._path)
             except FileExistsError:
                 raise self._superseded() from None
             try:

@@ -46,6 +46,7 @@ def _unsynced(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _write_in_place(path: Path, data: bytes) -> None:
     with durable.disk_errors(path, "writing"):
+        path.unlink(missing_ok=True)
         durable.write_file(path, data)
 
 

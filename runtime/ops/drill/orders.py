@@ -7,7 +7,6 @@ kernel says that it handles the signal, which would otherwise end it.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from runtime.ops.drill import inside
 from runtime.ops.drill.impossible import ImpossibleError
 from runtime.ops.local_processes import send_signal
+from runtime.store import durable
 from runtime.store.process_identity import ProcessIdentity
 
 ANSWER_S = 30.0
@@ -27,7 +27,7 @@ class Orders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700)
-        shutil.copyfile(inside.__file__, folder / "sitecustomize.py")
+        durable.replace_note(folder / "sitecustomize.py", Path(inside.__file__).read_bytes())
 
     def give(self, identity: ProcessIdentity, do: str, **more: object) -> str:
         """Have the process do so, and return what it says it did, which may be before it is done.
@@ -40,7 +40,7 @@ class Orders:
         if not _handles(identity.pid, signal.SIGRTMAX):
             raise ImpossibleError(f"{identity} does not listen to the drill (it was not started with its PYTHONPATH)")
         answer.unlink(missing_ok=True)
-        order.write_text(json.dumps({"do": do, **more}))
+        durable.replace_note(order, json.dumps({"do": do, **more}).encode())
         try:
             deadline = time.monotonic() + ANSWER_S
             told = send_signal(identity, signal.SIGRTMAX)

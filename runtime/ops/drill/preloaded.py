@@ -7,12 +7,14 @@ switch is one store into memory that all of them see at their next call, and not
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import struct
 import subprocess
 from pathlib import Path
 
 from runtime.ops.drill.impossible import ImpossibleError
+from runtime.store import durable
 
 _SOURCE = Path(__file__).with_name("libc_faults.c")
 _NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead, is full, refused
@@ -48,11 +50,12 @@ class Preloaded:
         if done.returncode:
             said = next(iter(done.stderr.strip().splitlines()[-1:]), "")
             raise ImpossibleError(f"{compiler} cannot build the preloaded library ({said[:200]})")
-        path = str(checkpoints.resolve()).encode()
+        path = os.fsencode(checkpoints.resolve())
         if len(path) >= _BYTES - _NUMBERS.size:
             raise ImpossibleError("the checkpoints' path is too long for the preloaded library")
-        control.write_bytes((_NUMBERS.pack(0, 0, 0) + path).ljust(_BYTES, b"\0"))
-        with control.open("r+b") as file:
+        with os.fdopen(durable.create(control, is_read_too=True), "r+b") as file:
+            file.write((_NUMBERS.pack(0, 0, 0) + path).ljust(_BYTES, b"\0"))
+            file.flush()
             self._memory = mmap.mmap(file.fileno(), _BYTES)
         self.environment = {"LD_PRELOAD": str(library), "SAMEBITS_DRILL_CONTROL": str(control)}
 

@@ -27,6 +27,7 @@ from runtime.ops.drill.span import Span
 from runtime.ops.job_view import JobView, stored_view
 from runtime.ops.local_processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from runtime.service.events import read_events
+from runtime.store import private
 from runtime.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.1
@@ -203,7 +204,7 @@ class Rehearsal:
         return {name: slot for name, slot in found.items() if slot is not None and name in running}
 
     def _follow(self, words: Sequence[str]) -> None:
-        with (self._folder / "follower.log").open("ab") as log:
+        with os.fdopen(private.open_to_append(self._folder / "follower.log"), "ab") as log:
             self._followers.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "runtime", *words],

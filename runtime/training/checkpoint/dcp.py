@@ -68,7 +68,8 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     require_readable(content, "state")
     if os.path.lexists(path):
         raise StoreError(f"{path}: exists already; give the directory another name")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with durable.disk_errors(path, "making the directory"):
+        beside = durable.make_new_directory_beside(path)
     try:
         with durable.disk_errors(path, "writing the directory"), _in_one_process():
             dcp.save(content, storage_writer=_Writer(beside), no_dist=True)

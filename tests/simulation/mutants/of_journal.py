@@ -68,6 +68,7 @@ def _publish_unsynced(temporary: Any, path: Any) -> None:
 
 def _write_unsynced(path: Any, data: bytes, *, sync: bool = True, tag: str = "") -> Any:
     temporary = path.with_name(f".{path.name}.tmp-unsynced")
+    temporary.unlink(missing_ok=True)
     durable.write_file(temporary, data, sync=False)
     return temporary
 

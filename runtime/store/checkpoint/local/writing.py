@@ -137,7 +137,7 @@ def _write_data(path: Path, parts: list[TensorPart], chunk_bytes: int) -> tuple[
     views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
     chunks: list[bytes] = []
     digest, room = xxhash.xxh3_128(), chunk_bytes
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, durable.FILE_MODE)
+    descriptor = durable.create(path)
     try:
         for view in views:
             while view:
@@ -179,15 +179,14 @@ def write_new_file(path: Path, data: memoryview) -> None:
 
 
 def _create(path: Path) -> tuple[int, bool]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     if _O_DIRECT:
         try:
-            return os.open(path, flags | _O_DIRECT, durable.FILE_MODE), True
+            return durable.create(path, _O_DIRECT), True
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             path.unlink(missing_ok=True)  # some kernels create the file before they refuse
-    return os.open(path, flags, durable.FILE_MODE), False
+    return durable.create(path), False
 
 
 def _leave_direct(descriptor: int) -> bool:
