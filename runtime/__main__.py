@@ -7,16 +7,18 @@ imported when it is called. The one idea: a subcommand is one line of the table.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.commands import near_name, spelled
 from runtime.errors import SameBitsError, StoreError
+from runtime.printable import PrintableStream, raw_of
 from runtime.store import durable
 
 Arguments = Sequence[str]
@@ -33,10 +35,11 @@ def main(argv: Arguments | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        try:
-            return _run(words)
-        finally:
-            print(end="", flush=True)
+        with _printable_output():
+            try:
+                return _run(words)
+            finally:
+                print(end="", flush=True)
     except BrokenPipeError:
         if not _output_is_closed():
             raise
@@ -79,6 +82,17 @@ def _run(words: list[str]) -> int:
         for line in str(error).splitlines():
             print(f"samebits: {line}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Let no control character out by ``print``: what is shown may come from a file or a process of another's."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (None if one is None else PrintableStream(raw_of(one)) for one in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def _output_is_closed() -> bool:

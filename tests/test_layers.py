@@ -23,6 +23,9 @@ PACKAGE = ROOT / "runtime"
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "printable": (),
+    "named_file": (),
+    "strict_json": (),
     "urls": (),
     "commands": (),
     "exit_codes": (),
@@ -103,7 +106,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "integrations": ("training",),
     "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops", "dashboard"),
 }
-"""What each room may import besides ``runtime.errors``, which is everybody's."""
+"""What each room may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training", "faces"),
@@ -276,7 +279,7 @@ def breached_by_import(room: str, imported: Import) -> Iterator[str]:
     target, when = imported.target, imported.when
     outermost = target.partition(".")[0]
     if outermost == "runtime":
-        if not is_under(target, (*MAY_IMPORT.get(room, ()), "errors")):
+        if not is_under(target, (*MAY_IMPORT.get(room, ()), "errors", "named_file", "printable", "strict_json")):
             yield f"{room} may not import {target}"
         elif when is When.LOADING and is_under(target, ONLY_INSIDE_FUNCTIONS.get(room, ())):
             yield f"{room} may import {target} only inside a function"

@@ -94,6 +94,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.values import replace
+from runtime.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class AgentCore:
                 self._report_health()
             case Reported(step, text, is_verdict, comes_again):
                 if sender := self._sender:  # else nobody hears of it, besides who reads its log
-                    self._send(Oddity(sender, step, text[:MAX_ODDITY_CHARS], is_verdict, comes_again))
+                    self._send(Oddity(sender, step, printable(text, MAX_ODDITY_CHARS), is_verdict, comes_again))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()

@@ -35,6 +35,7 @@ from runtime.core.records import (
     TrainingFinished,
 )
 from runtime.core.state import JobState
+from runtime.printable import printable
 
 NAMED = 16  # of one kind in one pass; the rest are counted in one event
 MAX_TEXT = 600
@@ -89,6 +90,11 @@ class Event:
     text: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, text in (("node", self.node), ("text", self.text)):
+            if not text.isprintable():
+                object.__setattr__(self, name, printable(text))
+
     def plain(self) -> dict[str, Any]:
         """For JSON; what is empty is left out."""
         head = {"kind": str(self.kind), "at": round(self.at, 6), "term": self.term}
@@ -111,10 +117,24 @@ def event_in(plain: object) -> Event | None:
     is_sound = isinstance(at, int | float) and abs(at) < 1e12 and all(isinstance(one, str) for one in texts)
     if not is_sound or not all(type(one) is int and abs(one) < 1 << 63 for one in numbers):
         return None
-    more = {name: value for name, value in plain.items() if name not in _HEAD}
+    try:
+        more = {name: _sound(value) for name, value in plain.items() if name not in _HEAD}
+    except ValueError:
+        return None
     term, generation, step = numbers
     node, text = texts
     return Event(Kind(plain["kind"]), float(at or 0), term, generation, step, node, text, more)
+
+
+def _sound(value: Any) -> Any:
+    """Return what JSON told with its texts printable; :class:`ValueError` for a number that no sum can bear."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, int | float) and not abs(value) < 1 << 63:
+        raise ValueError("a number of more than 64 bits")
+    if isinstance(value, list):
+        return [_sound(one) for one in value]
+    return {printable(name): _sound(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 class Chronicle:

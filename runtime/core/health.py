@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from runtime.core.messages import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
+from runtime.printable import printable
 
 CALM_SHARE = 0.05
 """So far below its limit a reading must come back to be well again."""
@@ -61,7 +62,7 @@ class HealthWatch:
     def ailments(self) -> tuple[Ailment, ...]:
         """What is wrong now."""
         found = tuple(
-            Ailment(sign, where[:MAX_PLACE_CHARS], min(seen.share, 1e6), limit.share, limit.drains)
+            Ailment(sign, printable(where, MAX_PLACE_CHARS), min(seen.share, 1e6), limit.share, limit.drains)
             for (sign, where), seen in sorted(self._seen.items())
             if seen.is_over
             for limit in (self._limits[sign],)
@@ -95,7 +96,7 @@ def unfit(limits: Mapping[Sign, Limit], readings: Iterable[Reading]) -> list[Ail
     """For what a process is not to ask for a seat at all, by one look before it does."""
     found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
     return [
-        Ailment(one.sign, one.where[:MAX_PLACE_CHARS], min(one.share, 1e6), limit.share, limit.drains)
+        Ailment(one.sign, printable(one.where, MAX_PLACE_CHARS), min(one.share, 1e6), limit.share, limit.drains)
         for one, limit in found
         if limit.refuses and one.share >= limit.share
     ]

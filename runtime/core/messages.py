@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.core.hangs import Doing
 from runtime.core.point import Point
-from runtime.core.values import Int, Meta, Schema, Value
+from runtime.core.values import Int, Meta, Schema, Told, Value
 from runtime.errors import ProtocolError
 
 PROTOCOL = 3
@@ -406,7 +406,7 @@ class Digests(Value, frozen=True, tag=11):
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_DIGESTS)]
 
 
-class LastWords(Value, frozen=True, tag=5):
+class LastWords(Told, frozen=True, tag=5):
     """Why the sender is about to die: the cause everybody else is shown."""
 
     sender: Credential
@@ -414,7 +414,7 @@ class LastWords(Value, frozen=True, tag=5):
     step: Int
 
 
-class Leave(Value, frozen=True, tag=6):
+class Leave(Told, frozen=True, tag=6):
     """The sender gives up its seat. ``on_purpose``: its program has done its part, or it was told to stop."""
 
     sender: Credential
@@ -579,7 +579,7 @@ class Pending(Value, frozen=True, tag=21):
     world_size: Int
 
 
-class Refused(Value, frozen=True, tag=22):
+class Refused(Told, frozen=True, tag=22):
     """Not admitted. ``retry_after_s`` is the time until admission is possible; 0 where waiting cannot help."""
 
     session: str
@@ -590,7 +590,7 @@ class Refused(Value, frozen=True, tag=22):
     term: Int = 0
 
 
-class Fenced(Value, frozen=True, tag=23):
+class Fenced(Told, frozen=True, tag=23):
     """The seat belongs to a later incarnation, or to another node; the receiver must leave."""
 
     job: str
@@ -601,7 +601,7 @@ class Fenced(Value, frozen=True, tag=23):
     term: Int = 0
 
 
-class RoundOpened(Value, frozen=True, tag=24):
+class RoundOpened(Told, frozen=True, tag=24):
     """Leave whatever generation you are in and join this round."""
 
     job: str
@@ -617,7 +617,7 @@ class RoundOpened(Value, frozen=True, tag=24):
     back_to: Point | None = None  # what is newer is not to be relied on: join with what was kept of this, or is older
 
 
-class GenerationStarted(Value, frozen=True, tag=25):
+class GenerationStarted(Told, frozen=True, tag=25):
     """The generation is durable; this is the receiver's place in it."""
 
     job: str
@@ -679,7 +679,7 @@ class EqualPoint(Value, frozen=True, tag=34):
     point: Point
 
 
-class GiveUp(Value, frozen=True, tag=32):
+class GiveUp(Told, frozen=True, tag=32):
     """The receiver's main thread does not come on: the process is to say where it is, leave its seat and end."""
 
     job: str
@@ -688,7 +688,7 @@ class GiveUp(Value, frozen=True, tag=32):
     text: str  # why
 
 
-class KeyAnswer(Value, frozen=True, tag=41):
+class KeyAnswer(Told, frozen=True, tag=41):
     """The answer to a :class:`KeyCall`; what it says was changed, and is durable where the key is, is so."""
 
     session: Id
@@ -700,7 +700,7 @@ class KeyAnswer(Value, frozen=True, tag=41):
     text: str = ""  # why it was refused
 
 
-class Depart(Value, frozen=True, tag=33):
+class Depart(Told, frozen=True, tag=33):
     """The receiver is asked to leave the job on purpose, at its next commit."""
 
     job: str
@@ -717,7 +717,7 @@ class Finished(Value, frozen=True, tag=27):
     point: Point
 
 
-class EndJob(Value, frozen=True, tag=28):
+class EndJob(Told, frozen=True, tag=28):
     """The job is over for everybody, for this reason."""
 
     job: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.core.messages import EndKind, Pairs, Process, RoundId
 from runtime.core.point import Cut, Point
-from runtime.core.values import Int, Schema, Value
+from runtime.core.values import Int, Schema, Told, Value
 
 MAX_TERM = 2**30
 """The highest term there can be: the versions of keys begin with it. A scheduler start a second takes 34 years."""
@@ -53,7 +53,7 @@ class SeatResumed(Value, frozen=True, tag=4):
     incarnation: Int
 
 
-class SeatLost(Value, frozen=True, tag=5):
+class SeatLost(Told, frozen=True, tag=5):
     """The lease of this incarnation ended; its cool-down runs from ``since``."""
 
     node: str
@@ -62,7 +62,7 @@ class SeatLost(Value, frozen=True, tag=5):
     reason: str
 
 
-class CauseFound(Value, frozen=True, tag=18):
+class CauseFound(Told, frozen=True, tag=18):
     """The loss of this member is what has ended its generation; where several were lost at once, each is one.
 
     Said again of the same member where more became known of it: then that is what counts.
@@ -168,7 +168,7 @@ class PointCommitted(Value, frozen=True, tag=16):
     point: Point
 
 
-class RolledBack(Value, frozen=True, tag=19):
+class RolledBack(Told, frozen=True, tag=19):
     """Members of ``generation`` held another state than the others: the next one starts at ``to`` or before it.
 
     All had reported the same digest there. ``suspects`` are (node, incarnation): what they hold is taken from others.
@@ -187,7 +187,7 @@ class RolledBack(Value, frozen=True, tag=19):
         return f"everybody goes back to step {self.to.step}: worker {nodes} differed after step {self.step}"
 
 
-class JobInterrupted(Value, frozen=True, tag=10):
+class JobInterrupted(Told, frozen=True, tag=10):
     """The job ended unfinished and can be taken up again."""
 
     kind: EndKind

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from runtime.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
 from runtime.core.ledger import NAMED
 from runtime.core.messages import MAX_PLACE_CHARS, Phase, Progress
+from runtime.printable import printable
 
 _BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}
 
@@ -124,8 +125,7 @@ def where(progress: Progress, hang: Hang) -> str:
 
 def shown_place(progress: Progress) -> str:
     """Where a main thread is, for a sentence: what it has told, on one line."""
-    place = "".join(one if one.isprintable() else " " for one in progress.place[:MAX_PLACE_CHARS])
-    return place or "code that is not the script's"
+    return printable(progress.place, MAX_PLACE_CHARS) or "code that is not the script's"
 
 
 def _workers(members: Sequence[Member]) -> str:

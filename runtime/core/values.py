@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from runtime.errors import ProtocolError
+from runtime.printable import printable
 
-__all__ = ["Int", "Meta", "Schema", "Value", "replace"]
+__all__ = ["Int", "Meta", "Schema", "Told", "Value", "replace"]
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A signed number of 64 bits: msgpack has twice as many, and whoever writes it back would fail."""
@@ -32,6 +33,19 @@ class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """
 
 
+_FOR_PEOPLE = ("text", "reason", "cause", "missing")
+"""Fields of a :class:`Told`; their length is not bounded, so that an escape has room. Ids are judged, not escaped."""
+
+
+class Told(Value, frozen=True):
+    """Base of values with text for people: it is one printable line from the moment the value is made, or read."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if name in _FOR_PEOPLE and not (text := getattr(self, name)).isprintable():
+                msgspec.structs.force_setattr(self, name, printable(text))
+
+
 _Of = TypeVar("_Of")
 _PLAIN: tuple[Any, ...] = (str, bytes, int, float, list, tuple)
 
@@ -42,6 +56,12 @@ def _plain(value: object) -> object:
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"a message has no place for {type(value).__name__}")
+
+
+def _escaped(plain: Any) -> Any:
+    if isinstance(plain, str):
+        return printable(plain)
+    return [_escaped(one) for one in plain] if isinstance(plain, list | tuple) else plain
 
 
 class Schema(Generic[_Of]):
@@ -57,8 +77,12 @@ class Schema(Generic[_Of]):
         self.kinds: tuple[type, ...] = getattr(kinds, "__args__", (kinds,))
 
     def pack(self, value: object) -> bytes:
-        """The value as msgpack."""
-        return self._encoder.encode(value)
+        """Return the value as msgpack; text that has no UTF-8 is escaped."""
+        try:
+            return self._encoder.encode(value)
+        except UnicodeEncodeError:
+            plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
+            return self._encoder.encode(_escaped(plain))
 
     def unpack(self, packed: bytes | memoryview, max_bytes: int = 1 << 20) -> _Of:
         """The value that ``pack`` was given. Longer than ``max_bytes`` or malformed: :class:`ProtocolError`."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime import strict_json
 from runtime.config import Settings, fixed_settings
 from runtime.dashboard.watching import Watch
 from runtime.errors import StoreError, UsageError
@@ -43,10 +43,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = kept_start.settings_here(only_looks=True)
     required_events(settings.recovery_path)
     if options.json:
-        print(json.dumps(gathered(settings), ensure_ascii=False))
+        print(strict_json.dumps(gathered(settings)))
         return 0
     path = Path(options.file)
     try:
+        durable.require_replaceable(path)
         durable.replace_note(path, html_of_folder(settings).encode())
     except StoreError as error:
         raise UsageError(f"{path}: cannot be written ({error}). Fix: name another file") from None
@@ -79,10 +80,8 @@ def gathered(settings: Settings) -> dict[str, Any]:
 
 def html_of_folder(settings: Settings) -> str:
     """The page with the job's data, styles and scripts inside."""
-    # "<" inside a script's text could end it; in JSON it may be written so,
-    # and so may a lone surrogate, which has no UTF-8.
-    data = json.dumps(gathered(settings), ensure_ascii=False).replace("<", "\\u003c")
-    data = data.encode(errors="backslashreplace").decode()
+    # "<" inside a script's text could end it; in JSON it may be written so.
+    data = strict_json.dumps(gathered(settings)).replace("<", "\\u003c")
     page = _read("index.html")
     for name in ("uplot.css", "page.css"):
         page = page.replace(f'<link rel="stylesheet" href="{name}">', f"<style>\n{_read(name)}</style>")

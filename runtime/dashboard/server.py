@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from runtime import strict_json
 from runtime.core.events import Event
 from runtime.dashboard.actions import Actions
 from runtime.dashboard.connections import TRUST
@@ -259,6 +259,5 @@ def _no_connection() -> None:
     """Stand in for a connection's trust where the application runs without a server of ours."""
 
 
-def _json(content: object) -> bytes:
-    # A lone surrogate has no UTF-8, and JSON writes it as Python's backslashreplace does.
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+def _json(content: object) -> str:
+    return strict_json.dumps(content, is_compact=True)

@@ -8,12 +8,12 @@ prove; what is done is an event of the job's history, with who has asked.
 from __future__ import annotations
 
 import enum
-import json
 import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
 
+from runtime import strict_json
 from runtime.config import Settings
 from runtime.core.events import MAX_TEXT, Event, Kind
 from runtime.errors import UsageError
@@ -97,4 +97,4 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
 def _write_down(settings: Settings, deed: Deed, node: str, identity: ProcessIdentity, asker: str) -> None:
     text = f"{deed.text} worker {node} ({identity}), asked for by {asker}"[:MAX_TEXT]
     event = Event(Kind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
-    asked_log.append(settings.recovery_path, json.dumps(event.plain(), ensure_ascii=False))
+    asked_log.append(settings.recovery_path, strict_json.dumps(event.plain()))

@@ -7,11 +7,11 @@ counterpart there (what a worker gains) is not in them, and is said so by a comm
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runtime import strict_json
 from runtime.core.autoscale import Limits
 from runtime.errors import UsageError
 
@@ -156,5 +156,5 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> list[str]:
         elif isinstance(one, Mapping | list):
             lines += [head, *(f"  {line}" for line in _lines(one))]
         else:
-            lines.append(f"{head} {json.dumps(one, ensure_ascii=False)}")
+            lines.append(f"{head} {strict_json.dumps(one)}")
     return lines

@@ -21,6 +21,7 @@ from pathlib import Path
 from runtime.config import OF_A_SHELL
 from runtime.core.hosts import Host, parse
 from runtime.errors import UsageError
+from runtime.printable import printable
 from runtime.store.command_group import end_group
 
 EVERY_S = 1.0
@@ -128,7 +129,7 @@ def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> 
     if status == 0:
         return ""
     lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    said = "".join(one if one.isprintable() else " " for one in lines[-1]) if lines else ""
+    said = printable(lines[-1]) if lines else ""
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return ended + (f": {said[:_SHOWN_CHARACTERS]}" if said else "")
 

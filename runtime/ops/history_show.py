@@ -7,12 +7,12 @@ how an event is made or kept. The one idea: everything shown is a function of th
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime import strict_json
 from runtime.core.events import Event, Kind
 from runtime.core.goodput import Bucket, goodput_of
 from runtime.core.recoveries import Recovery, recoveries_of
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         return _follow(EventStream(recovery_path), as_json=options.json)
     events = required_events(recovery_path)
     if options.json:
-        print(json.dumps({**account(events), "events": [event.plain() for event in events]}, ensure_ascii=False))
+        print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
         return 0
     shown = [event for event in events if event.kind not in _QUIET]
     if len(shown) > options.last > 0:

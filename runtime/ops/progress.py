@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from runtime.commands import spelled
 from runtime.ops.job_line import Standing, line_of
 from runtime.ops.job_view import JobView
+from runtime.printable import printable, printable_lines, raw_of
 
 JSON_LINE_S = 1.0
 PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
@@ -116,7 +117,7 @@ class Screen:
     """Where a follower speaks. A reader who has gone away (a closed pipe) is no reason to leave the job alone."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = raw_of(stream)
         self._is_terminal = stream.isatty()
         self._is_open = True
         self._drawn = ""
@@ -125,7 +126,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One event: a line that stays."""
-        self._write(f"{self._erased()}samebits: {text}\n{self._drawn}")
+        self._write(f"{self._erased()}samebits: {printable(text)}\n{self._drawn}")
 
     @property
     def is_terminal(self) -> bool:
@@ -134,17 +135,17 @@ class Screen:
 
     def raw(self, text: str) -> None:
         """A line of somebody else's, such as a worker's log."""
-        self._write(f"{self._erased()}{text}\n{self._drawn}")
+        self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
     def progress(self, standing: Standing, key: object, now: float) -> None:
         """How it stands. Without a terminal it is said when ``key`` changes, else every few seconds."""
         if self._is_terminal:
-            shown = line_of(standing, shutil.get_terminal_size().columns)
+            shown = printable(line_of(standing, shutil.get_terminal_size().columns))
             if shown != self._drawn:
                 erased, self._drawn = self._erased(), shown
                 self._write(f"{erased}{shown}")
             return
-        text = line_of(standing)
+        text = printable(line_of(standing))
         if text != self._said and (repr(key) != self._key or now - self._said_at >= PLAIN_STEP_LINE_S):
             self._said, self._key, self._said_at = text, repr(key), now
             self._write(f"{text}\n")

@@ -20,6 +20,7 @@ from runtime.ops.accelerators import device_files, usable
 from runtime.ops.run_parser import DEFAULT_WORKERS, SUPERVISED_RESTARTS, Streams, parser_for
 from runtime.ops.slurm import Share, share_of
 from runtime.ops.spawning import Way
+from runtime.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         given.say("DIE_WITH_ME", "1")
     given.default("ENABLE_RECOVERY", "1")
     given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
-    given.default("JOB_NAME", PurePath(options.script).name)
+    given.default("JOB_NAME", printable(PurePath(options.script).name))
     if given.value("WORKER_NUM") != "1":
         given.default("OMP_NUM_THREADS", "1", is_ours=False)
     share = None

@@ -7,9 +7,9 @@ processes.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
+from runtime import strict_json
 from runtime.commands import spelled
 from runtime.config import Settings
 from runtime.errors import UsageError
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = kept_start.settings_here()
     content = find(settings)
     if options.json:
-        print(json.dumps(content, ensure_ascii=False))
+        print(strict_json.dumps(content))
         return 0
     view = JobView.of(content)
     stored = view if view.from_journal else stored_view(settings.recovery_path)

@@ -21,6 +21,7 @@ from runtime.core.cause_table import DEFAULT, CauseTable, Strategy
 from runtime.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
 from runtime.errors import StoreError
 from runtime.ops.job_view import JobView, Presence, WorkerView
+from runtime.printable import printable_lines
 from runtime.service import sights, stacks
 from runtime.store import collective_ring, durable, private
 from runtime.store.process_identity import ProcessIdentity
@@ -243,7 +244,7 @@ class Stalls:
         path = self._folder / name
         try:
             private.make_folder(self._folder)
-            durable.write_file_atomically(path, text.encode()[:MOST_BYTES])
+            durable.write_file_atomically(path, printable_lines(text).encode()[:MOST_BYTES])
             kept = [one for one in self._folder.iterdir() if _FILE.fullmatch(one.name)]
             for old in sorted(kept, key=lambda one: one.lstat().st_mtime, reverse=True)[MOST_FILES:]:
                 old.unlink(missing_ok=True)

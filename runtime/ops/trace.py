@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from runtime import strict_json
 from runtime.core.spans import Span, Spans
 from runtime.errors import UsageError
 from runtime.ops import kept_start
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     spans = (span for event in EventStream(recovery_path).all(follows=options.follow) for span in fold.add(event))
     if options.json:
         for span in spans:
-            print(json.dumps(asdict(span), ensure_ascii=False), flush=True)
+            print(strict_json.dumps(asdict(span)), flush=True)
         return 0
     provider, exporter = _provider()
     count = 0

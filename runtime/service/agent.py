@@ -473,7 +473,7 @@ class Agent:
         except BaseException:
             # Without this thread nobody would ever leave a collective: better a process that ends and is replaced.
             with contextlib.suppress(OSError):  # nobody may be left to read it
-                os.write(STDERR, traceback.format_exc().encode())
+                os.write(STDERR, traceback.format_exc().encode(errors="backslashreplace"))
             os._exit(1)
 
     def _keep_the_seat(self) -> None:

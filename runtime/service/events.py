@@ -8,12 +8,11 @@ nothing else. It is called after everything is durable and sent, and no failure 
 from __future__ import annotations
 
 import heapq
-import json
-import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from runtime import strict_json
 from runtime.core.events import Chronicle, Event, Kind, event_in
 from runtime.core.goodput import goodput_of
 from runtime.core.ready import Note, Send
@@ -66,7 +65,7 @@ class EventWriter:
 
 def line_of(event: Event) -> str:
     """An event as its line."""
-    return json.dumps(event.plain(), ensure_ascii=False, separators=(",", ":"))
+    return strict_json.dumps(event.plain(), is_compact=True)
 
 
 def events_in(lines: Iterable[str]) -> list[Event]:
@@ -74,27 +73,12 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     found = []
     for line in lines:
         try:
-            event = event_in(json.loads(line, parse_constant=_finite, parse_float=_finite, parse_int=_bounded))
-        except (ValueError, RecursionError):
+            event = event_in(strict_json.loads(line))
+        except ValueError:
             continue
         if event is not None:
             found.append(event)
     return found
-
-
-def _finite(text: str) -> float:
-    """A number that JSON has: the page's browser reads no other, and would show nothing at all."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is no number of JSON's")
-    return number
-
-
-def _bounded(text: str) -> int:
-    """Return a whole number that can be added to a float."""
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"{text[:40]} is out of bounds")
-    return int(text)
 
 
 def read_events(recovery_path: Path) -> list[Event]:

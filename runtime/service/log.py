@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from runtime.printable import printable
+
 LOGGER = logging.getLogger("samebits")
 _hushed: set[int] = set()
 
@@ -32,12 +34,12 @@ def hush() -> None:
 def say(text: str) -> None:
     """An event the user may want to know."""
     if threading.get_ident() not in _hushed:
-        LOGGER.info(text)
+        LOGGER.info(printable(text))
 
 
 def warn(text: str) -> None:
     """An event the user should look at."""
-    LOGGER.warning(text)
+    LOGGER.warning(printable(text))
 
 
 def tell(events: Sequence[tuple[int, str]]) -> None:
@@ -46,10 +48,10 @@ def tell(events: Sequence[tuple[int, str]]) -> None:
         events = [event for event in events if event[0] > logging.INFO]
     handler = LOGGER.handlers[0] if len(LOGGER.handlers) == 1 else None
     if isinstance(handler, _Handler) and len(events) > 1:
-        handler.write_lines([text for level, text in events if LOGGER.isEnabledFor(level)])
+        handler.write_lines([printable(text) for level, text in events if LOGGER.isEnabledFor(level)])
         return
     for level, text in events:
-        LOGGER.log(level, text)
+        LOGGER.log(level, printable(text))
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]

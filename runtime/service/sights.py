@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.core.hangs import Doing, Sight
+from runtime.printable import printable
 from runtime.service.life_sign import quiet_s
 from runtime.store.process_identity import ProcessIdentity
 
@@ -50,4 +51,4 @@ def _line(file: Path) -> str:
         text = file.read_text(errors="replace")
     except OSError:
         return ""
-    return "".join(one for one in text[:100] if one.isprintable())
+    return printable(text[:100].strip())

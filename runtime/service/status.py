@@ -8,12 +8,12 @@ thousand workers that is 71 kB, and 1.9 MB of plain JSON.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from runtime import strict_json
 from runtime.core.cause_kinds import Observation
 from runtime.core.hangs import SILENT_KINDS, Sight
 from runtime.core.ledger import NAMED
@@ -34,6 +34,7 @@ from runtime.core.messages import MEASURED as MEASURED
 from runtime.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from runtime.core.scheduler import SchedulerCore
 from runtime.core.state import JobState, Seat
+from runtime.printable import printable
 from runtime.service.history import history_of
 from runtime.store.journal import read_journal
 from runtime.store.process_identity import ProcessIdentity, host_id
@@ -121,13 +122,12 @@ def stop_request(by: str) -> StopJob:
 
     A cause may be an exception's whole text, with its line breaks: a scheduler takes none of those, nor a longer one.
     """
-    line = "".join(character if character.isprintable() else " " for character in by)
-    return StopJob(line if len(line) <= MAX_STOPPED_BY else f"{line[: MAX_STOPPED_BY - 1]}…")
+    return StopJob(printable(by, MAX_STOPPED_BY))
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
     """Asks a scheduler to keep what was decided in the job's history, and these nodes to leave."""
-    return Decision(_printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
+    return Decision(printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
 
 
 def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
@@ -137,10 +137,10 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
         host_id(),
         identity.pid,
         identity.started_at,
-        _printable(text, MAX_END_CHARS),
+        printable(text, MAX_END_CHARS),
         seen.status,
         seen.signal,
-        _printable(seen.error, MAX_END_CHARS),
+        printable(seen.error, MAX_END_CHARS),
         seen.is_failure,
         seen.is_out_of_memory,
     )
@@ -156,15 +156,10 @@ def restarting() -> Restarting:
     return Restarting()
 
 
-def _printable(text: str, most: int) -> str:
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
 def message_of(content: Content) -> Status:
     """A snapshot as it is sent."""
     columns = {name: {key: [node[key] for node in nodes] for key in nodes[0]} for name, nodes in _lists_in(content)}
-    return Status(zlib.compress(json.dumps({**content, **columns}, ensure_ascii=False).encode(), level=1))
+    return Status(zlib.compress(strict_json.dumps({**content, **columns}).encode(), level=1))
 
 
 def snapshot_in(message: object) -> Content | None:
@@ -172,7 +167,7 @@ def snapshot_in(message: object) -> Content | None:
     if not isinstance(message, Status):
         return None
     try:
-        content: Content = json.loads(zlib.decompressobj().decompress(message.packed, MAX_SNAPSHOT_BYTES))
+        content: Content = strict_json.loads(zlib.decompressobj().decompress(message.packed, MAX_SNAPSHOT_BYTES))
     except (zlib.error, ValueError):
         return None
     rows = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from runtime.printable import printable
+
 MOST_DEVICES = 64
 NVIDIA_FIELDS = (
     *("index", "name", "pci.bus_id", "temperature.gpu", "memory.used", "memory.total", "utilization.gpu"),
@@ -16,6 +18,7 @@ NVIDIA_FIELDS = (
 )
 SLOWED_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The same of newer and of older drivers: a mask. A field that a driver does not know makes its tool fail."""
+_SHOWN_CHARACTERS = 80
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) nor the power cap (4)."""
 
@@ -50,7 +53,7 @@ def nvidia(text: str) -> list[Told]:
         found.append(
             Told(
                 f"NVIDIA {index}",
-                _printable(model),
+                printable(model, _SHOWN_CHARACTERS),
                 bus=bus,
                 celsius=_number(celsius, 200),
                 used_mib=used_mib,
@@ -82,13 +85,13 @@ def ascend(text: str) -> list[Told]:
             found.append(
                 Told(
                     f"Ascend {number}" if cells[0][0] == "0" else f"Ascend {number} chip {cells[0][0]}",
-                    _printable(model),
+                    printable(model, _SHOWN_CHARACTERS),
                     number=number,
                     celsius=_number(celsius, 200),
                     used_mib=used_mib,
                     total_mib=total_mib,
                     busy=None if busy is None else busy / 100,
-                    state=_printable(state),
+                    state=printable(state, _SHOWN_CHARACTERS),
                 )
             )
     return found
@@ -116,7 +119,3 @@ def _number(text: str, most: float) -> float | None:
 
 def _is_slowed(mask: str) -> bool | None:
     return bool(int(mask, 16) & _SLOWED) if re.fullmatch("0x[0-9A-Fa-f]{1,16}", mask) else None
-
-
-def _printable(text: str) -> str:
-    return "".join(one for one in text[:80] if one.isprintable())

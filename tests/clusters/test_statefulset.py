@@ -68,7 +68,7 @@ def test_one_that_is_not_there_is_said(server: ApiServer) -> None:
         ((200, b"[" * 100_000), "answered no Scale"),
         ((200, b'{"spec":' + b" " * (MAX_ANSWER_BYTES + 1) + b'{"replicas": 3}}'), "answered no Scale"),
         ((200, b'{"spec": {"replicas": 9}}'), "asked for 3 pods, and the API server says 9"),
-        ((500, b"\x1b[2J\xff"), "status 500:  [2J"),
+        ((500, b"\x1b[2J\xff"), "status 500: \\u001b[2J"),
     ],
     ids=["empty", "text", "deep", "long", "other", "no JSON"],
 )

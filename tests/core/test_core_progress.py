@@ -73,7 +73,7 @@ def test_who_sleeps_is_named_with_the_line_and_those_who_wait_for_it() -> None:
         (SLEEPS._replace(phase=Phase.COMMIT), Hang.SAVING, "and commits"),
         (SLEEPS._replace(phase=Phase.COMPILING), Hang.COMPILING, "and compiles"),
         (SLEEPS._replace(place=""), Hang.STUCK, "worker 1 is in code that is not the script's"),
-        (SLEEPS._replace(place="a\nb\x1b[2J" + "x" * 999), Hang.STUCK, "worker 1 is in a b [2Jxxx"),
+        (SLEEPS._replace(place="a\nb\x1b[2J" + "x" * 999), Hang.STUCK, "worker 1 is in a b\\u001b[2Jxxx"),
     ],
 )
 def test_what_holds_a_rank_is_told_apart(progress: Progress, hang: Hang, words: str) -> None:

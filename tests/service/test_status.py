@@ -116,7 +116,7 @@ def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> N
         ("Ctrl-C", "Ctrl-C"),
         ("é" * 200, "é" * 200),
         ("no worker is left; first cause: " + "x" * 5000, "no worker is left; first cause: " + "x" * 167 + "…"),
-        ("Traceback:\n\tValueError: \x1b[31mred", "Traceback:  ValueError:  [31mred"),
+        ("Traceback:\n\tValueError: \x1b[31mred", "Traceback:  ValueError: \\u001b[31mred"),
     ],
     ids=["short", "as long as may be", "too long", "several lines"],
 )

@@ -14,6 +14,7 @@ from typing import TextIO
 from runtime.errors import CheckpointError, UsageError
 from runtime.ops.ckpt.addressing import Folder
 from runtime.ops.ckpt.wording import counted, size_text
+from runtime.printable import raw_of
 from runtime.store import checkpoint as checkpoints
 from runtime.store.checkpoint import EntryState, FoundPoint
 
@@ -43,7 +44,7 @@ class Progress:
         self.done_bytes = 0
         self._total_bytes = total_bytes
         self._doing = doing
-        self._out = out or sys.stderr
+        self._out = raw_of(out or sys.stderr)
         self._clock = clock
         self._began_s = self._said_s = clock()
         self._drawn = 0

@@ -15,6 +15,7 @@ from runtime.store.checkpoint import Tree
 TENSOR_KEY = "$tensor"  # what stands in a state's tree where a tensor was
 SHOWN_ITEMS = 6
 SHOWN_CHARACTERS = 80
+_MOST_INTEGER_BITS = 64  # of what every reader of JSON takes
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -66,6 +67,8 @@ def jsonable(tree: Tree) -> Any:
         return {"$bytes": tree.hex()}
     if isinstance(tree, float) and not math.isfinite(tree):
         return {"$float": repr(tree)}
+    if isinstance(tree, int) and tree.bit_length() > _MOST_INTEGER_BITS:
+        return {"$int": hex(tree)}
     return tree
 
 
@@ -92,5 +95,8 @@ def value_text(value: Tree) -> str:
         return f"{type(value).__name__} of {len(value)}: {shown}, …"
     if isinstance(value, bytes) and len(value) > SHOWN_ITEMS:
         return f"{len(value)} bytes"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes (sys.set_int_max_str_digits)
+        return "an integer of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__} with one"
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

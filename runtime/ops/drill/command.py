@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime import config
+from runtime import config, strict_json
 from runtime.core.events import Kind
 from runtime.errors import UsageError
 from runtime.ops.drill.advice import Script, advise, never_commits
@@ -28,6 +27,7 @@ from runtime.ops.drill.preloaded import NO_COMPILER, compiler_here
 from runtime.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from runtime.ops.history_show import account, duration
 from runtime.ops.option_types import interval, whole
+from runtime.store import durable
 
 NAMES = ("undisturbed", "disturbed")
 MOST_OFF, LEAST_OFF_S = 0.005, 1.0
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str]) -> int:
     compared = compare(ours, theirs, disturbed.damaged)
     advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
     told = report(undisturbed, disturbed, compared, options.seed, advice)
-    (folder / "drill.json").write_text(json.dumps(told, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    durable.replace_note(folder / "drill.json", f"{strict_json.dumps(told, indent=1)}\n".encode())
     lines = lines_of(told, folder)
-    (folder / "drill.html").write_text(html_of(told, lines), encoding="utf-8")
-    print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(lines))
+    durable.replace_note(folder / "drill.html", html_of(told, lines).encode(errors="backslashreplace"))
+    print(strict_json.dumps(told) if options.json else "\n".join(lines))
     return 0 if told["passed"] else 1
 
 

@@ -340,7 +340,7 @@ class Writer:
             child = None
         child = child or _Child.start(self._command, self._inherited)
         self._process, self._link = child.process, child.link
-        words = msgpack.packb((str(self._root), self._job_name, str(self._room.path)))
+        words = msgpack.packb((str(self._root), self._job_name, str(self._room.path)), unicode_errors="surrogateescape")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
             socket.send_fds(child.link, [words], [self._room.descriptor, self._lock_descriptor])
             if self._brief is not None:

@@ -27,6 +27,7 @@ import msgpack
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
+from runtime.printable import printable
 from runtime.store.checkpoint.format.manifest import PointHeader
 from runtime.store.checkpoint.local.pruning import Pruned, Pruning
 from runtime.store.checkpoint.memory import memory_room, sealed_buffer
@@ -183,7 +184,7 @@ class WriterProcess:
         self._tell("pruned", 0, pruned.problem, list(pruned.gone)[:MAX_POINTS])
 
     def _tell(self, what: str, sequence: int, text: str = "", points: Sequence[Point] = ()) -> None:
-        text = text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+        text = printable(text).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
             self._link.send(msgpack.packb((what, sequence, text, points)))
 
@@ -229,7 +230,7 @@ def _task_from(link: socket.socket) -> Task | None:
     first, descriptors, *_ = socket.recv_fds(link, MAX_MESSAGE_BYTES, 2)
     if not first:
         return None
-    root, job_name, room = msgpack.unpackb(first)
+    root, job_name, room = msgpack.unpackb(first, unicode_errors="surrogateescape")  # paths, as they are
     room_descriptor, _lock = descriptors  # who has the lock's open holds the lock
     return Task(root if "://" in root else Path(root), job_name, Path(room), room_descriptor)
 

@@ -14,6 +14,7 @@ from traceback import format_exception
 from types import TracebackType
 
 from runtime.core.messages import MAX_ODDITY_CHARS, OF_A_THREAD
+from runtime.printable import printable
 from runtime.tracebacks import failure_in
 
 MOST_CHARS = 2000
@@ -41,6 +42,6 @@ def watch_threads(tell: Callable[[str], None]) -> None:
             return
         name = ended.thread.name if ended.thread is not None else "unknown"
         text = f"{OF_A_THREAD}{name} {last_words(ended.exc_type, error, ended.exc_traceback)}"
-        tell("".join(one if one.isprintable() else " " for one in text)[:MAX_ODDITY_CHARS])
+        tell(printable(text, MAX_ODDITY_CHARS))
 
     threading.excepthook = hook

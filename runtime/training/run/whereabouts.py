@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from runtime.core.messages import MAX_PLACE_CHARS, Phase, Progress
+from runtime.printable import printable
 from runtime.tracebacks import is_of_the_script
 
 __all__ = ["Whereabouts", "expect_pause", "main_thread_cpu_ticks", "place_of"]
@@ -132,7 +133,7 @@ def place_of(frame: FrameType, phase: Phase) -> str:
             place += f" ({called})"
     if phase is Phase.COMMUNICATION:
         place = f"{_collective_in(frame)} at {place}"
-    return "".join(one if one.isprintable() else "?" for one in place)[:MAX_PLACE_CHARS]
+    return printable(place, MAX_PLACE_CHARS)
 
 
 def main_thread_cpu_ticks() -> int | None:

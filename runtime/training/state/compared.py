@@ -16,6 +16,7 @@ import xxhash
 
 from runtime.core.messages import MAX_PART_CHARS, Part, PartKind
 from runtime.errors import CheckpointError
+from runtime.printable import printable
 from runtime.training.state import snapshot
 
 __all__ = ["Named", "digest_of", "is_hashable", "parts_of"]
@@ -31,7 +32,8 @@ class Named(NamedTuple):
 
 def parts_of(named: Iterable[Named]) -> list[Part]:
     """Each with its hash; what has none, because it cannot be saved either, is left out."""
-    return [Part(one.kind, _printable(one.name), value) for one in named if (value := _value_of(one.value)) is not None]
+    hashed = ((one, _value_of(one.value)) for one in named)
+    return [Part(one.kind, printable(one.name, MAX_PART_CHARS), value) for one, value in hashed if value is not None]
 
 
 def digest_of(parts: Sequence[Part]) -> bytes:
@@ -49,7 +51,7 @@ def is_hashable(value: object) -> bool:
 
 def _value_of(value: Any) -> str | None:
     if type(value) is str:
-        return _printable(value)
+        return printable(value, MAX_PART_CHARS)
     if isinstance(value, torch.Tensor):
         return xxhash.xxh3_64_hexdigest(snapshot.bytes_of(value)) if is_hashable(value) else None
     try:
@@ -59,10 +61,6 @@ def _value_of(value: Any) -> str | None:
     digest = xxhash.xxh3_64(repr(tree).encode())
     for name, tensor in tensors:
         if is_hashable(tensor):
-            digest.update(name.encode())
+            digest.update(printable(name).encode())
             digest.update(snapshot.bytes_of(tensor))
     return digest.hexdigest()
-
-
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in text[:MAX_PART_CHARS])

@@ -443,3 +443,18 @@ def test_nothing_goes_once_the_trainer_is_gone(
     assert [what for what, *_ in words] == ["hashed", "durable", "pruned"][: len(words)]
     assert [found.point.step for found in place.scan()] == left
     room.close()
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_saved_to(base: Path, tmp_path: Path) -> None:
+    root = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    trainer = Trainer(base, root)
+    try:
+        assert trainer.save(10).problem is None
+        assert whole_steps(root) == [10]
+        shutil.rmtree(rank_directory(root, 0))  # the problem names the folder, and is sent
+        rank_directory(root, 0).symlink_to("nowhere")
+        problem = trainer.save(20).problem
+    finally:
+        trainer.close()
+    assert problem is not None
+    problem.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,9 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({"cpu": 1.0}, "by itself"),
         ({"x" * 41: 1.0}, "at most 40 characters"),
         ({"a\nb": 1.0}, "under another name"),
+        ({"\ud800": 1.0}, "under another name"),
+        ({"queue": Decimal("1e400")}, "expected a finite number"),
+        ({"queue": "\ud800"}, "it is no number"),
         ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
     ],
 )
@@ -48,6 +52,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures:
     with pytest.raises(UsageError, match=r"^runtime\.report.*Fix: ") as refused:
         runtime.report(**figures)
     assert said in str(refused.value)
+    str(refused.value).encode()
     assert agent.figures == ()
 
 
