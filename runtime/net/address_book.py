@@ -8,12 +8,11 @@ addresses of before stay, and the cause is said once.
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.named_file import read_named_file
 from runtime.scheduler_hosts import NotHostsError, SchedulerAddress, addresses_in, addresses_of_file, file_in, names_one
 
 MAX_FILE_BYTES = 64 << 10
@@ -27,15 +26,7 @@ def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
         NotHostsError: it cannot be read, is no plain file, too large, half written, or names no host; with the cause.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NotHostsError("it is no plain file")
-            content = b""
-            while len(content) <= MAX_FILE_BYTES and (part := os.read(descriptor, MAX_FILE_BYTES + 1)):
-                content += part
-        finally:
-            os.close(descriptor)
+        content = read_named_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise NotHostsError(f"it cannot be read ({error.strerror})") from None
     if len(content) > MAX_FILE_BYTES:

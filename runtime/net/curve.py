@@ -22,6 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from runtime.errors import SettingsError
+from runtime.named_file import read_named_file
 
 LEAST_SECRET_BYTES = 16
 MOST_SECRET_BYTES = 4096
@@ -68,8 +69,7 @@ def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
     if secret_file is None:
         return None
     try:
-        with secret_file.open("rb") as file:
-            found = file.read(MOST_SECRET_BYTES + 3)
+        found = read_named_file(secret_file, MOST_SECRET_BYTES + 2)  # room for a line's end
     except OSError as error:
         raise SettingsError(
             [

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.named_file import read_named_file
+
 _MAX_BYTES = 64 << 20  # of what is a script
 
 
@@ -25,8 +27,8 @@ class ScriptVersion:
 def version_of(script: Path) -> ScriptVersion | None:
     """What is in the file now; None where it cannot be read, as whoever runs it will say."""
     try:
-        with script.open("rb") as file:
-            return ScriptVersion(hashlib.sha256(file.read(_MAX_BYTES)).hexdigest(), script.stat().st_mtime)
+        content = read_named_file(script, _MAX_BYTES - 1)
+        return ScriptVersion(hashlib.sha256(content).hexdigest(), script.stat().st_mtime)
     except OSError:
         return None
 

@@ -15,6 +15,7 @@ import json
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from runtime.errors import SettingsError
+from runtime.named_file import read_named_file
 
 MOST_BYTES = 64 << 20
 COMPLETED = "completed"
@@ -29,7 +31,7 @@ OF_SUPER_PODS = "1.2"
 VERSIONS = ("1.0", OF_SUPER_PODS)
 HCCN = Path("/etc/hccn.conf")
 _LONGEST_SERVER_ID = 63
-_ADDRESS = re.compile(r"^\s*address_([0-9]+)\s*=\s*(\S+)\s*$", re.MULTILINE)
+_ADDRESS = re.compile(r"^\s*address_([0-9]{1,9})\s*=\s*(\S+)\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -133,8 +135,8 @@ def _faults(table: RankTable) -> Iterable[str]:
                 "server. Fix: rename one"
             )
         seen.add(server.server_id)
-        ids = [device.device_id for device in server.device]
-        wrong = sorted({one for one in ids if ids.count(one) > 1 or not _NUMBER.fullmatch(one)})
+        ids = Counter(device.device_id for device in server.device)
+        wrong = sorted(one for one, count in ids.items() if count > 1 or not _NUMBER.fullmatch(one))
         if wrong:
             yield f"server {server.server_id}: device_id {wrong[0]!r} is named twice, or no number. Fix: correct it"
     ranks = [device.rank_id for server in table.server_list for device in server.device]
@@ -207,8 +209,7 @@ def read(path: Path, *, strict: bool) -> Found:
         SettingsError: it cannot be read, or is no rank table of a world.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
+        text = read_named_file(path, MOST_BYTES)
     except OSError as error:
         raise SettingsError([f"{path} cannot be read: {error.strerror}. Fix: name a file that can be"]) from None
     return parse(text, str(path), strict=strict)
@@ -260,9 +261,13 @@ def _check(path: Path, *, strict: bool) -> int:
 
 def _made_here(options: argparse.Namespace) -> RankTable:
     try:
-        addresses = addresses_in(options.hccn.read_text(errors="replace"))
-    except OSError:
+        addresses = addresses_in(read_named_file(options.hccn, MOST_BYTES).decode(errors="replace"))
+    except FileNotFoundError:
         addresses = {}
+    except OSError as error:
+        raise SettingsError(
+            [f"--hccn {options.hccn} cannot be read: {error.strerror}. Fix: name a file that can be"]
+        ) from None
     devices = options.devices if options.devices is not None else sorted(addresses)
     if not devices:
         raise SettingsError([f"{options.hccn} names no NPU. Fix: --devices 0-7, or --hccn with the file that does"])

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime import strict_json
 from runtime.errors import UsageError
+from runtime.named_file import read_named_file
+from runtime.printable import printable
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
@@ -101,17 +104,16 @@ class StatefulSet:
                 "account needs get and patch of statefulsets/scale, as in deploy/kubernetes/autoscale"
             )
         try:
-            replicas = json.loads(text)["spec"].get("replicas", 0)  # 0 is left out there
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            replicas = strict_json.loads(text)["spec"].get("replicas", 0)  # 0 is left out there
+        except (ValueError, KeyError, TypeError, AttributeError):
             replicas = None
-        if not isinstance(replicas, int):
+        if type(replicas) is not int or replicas < 0:
             raise UsageError(f"statefulset {self.name}: the API server has answered no Scale: {_shown(text)}")
         return replicas
 
 
 def _text(path: Path, most_bytes: int) -> str:
-    with path.open("rb") as file:
-        text = file.read(most_bytes + 1).strip()
+    text = read_named_file(path, most_bytes).strip()
     if not text or len(text) > most_bytes or not text.isascii():
         raise ValueError(f"{path} holds no {path.name}")
     return text.decode()
@@ -120,11 +122,10 @@ def _text(path: Path, most_bytes: int) -> str:
 def _reason(text: bytes) -> str:
     """The message of a Status (meta/v1)."""
     try:
-        return _shown(str(json.loads(text)["message"]).encode())
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return printable(str(strict_json.loads(text)["message"]), _SHOWN_CHARACTERS)
+    except (ValueError, KeyError, TypeError):
         return _shown(text)
 
 
 def _shown(text: bytes) -> str:
-    line = text.decode(errors="replace")[:_SHOWN_CHARACTERS]
-    return "".join(one if one.isprintable() else " " for one in line)
+    return printable(text.decode(errors="replace"), _SHOWN_CHARACTERS)

@@ -1,16 +1,11 @@
-"""CAUSE_TABLE: a user's own rows of the table of causes, from a file; what they mean is ``cause_rules``'.
-
-Only the reading lives here: a plain file of a bounded size, which is not waited for.
-"""
+"""CAUSE_TABLE: read a user's own rows of the table of causes; ``cause_rules`` says what they mean."""
 
 from __future__ import annotations
-
-import os
-import stat
 
 from runtime.config import Settings
 from runtime.core.cause_table import DEFAULT, CauseTable
 from runtime.errors import SettingsError
+from runtime.named_file import read_named_file
 from runtime.service.cause_rules import MAX_BYTES, read_rules
 
 
@@ -25,11 +20,7 @@ def table_of(settings: Settings) -> CauseTable:
         return DEFAULT
     fix = "correct the path, or unset CAUSE_TABLE"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SettingsError([f"CAUSE_TABLE={path}: no plain file. Fix: {fix}"])
-            data = file.read(MAX_BYTES + 1)
+        data = read_named_file(path, MAX_BYTES)
     except OSError as error:
         raise SettingsError([f"CAUSE_TABLE={path}: {error.strerror}. Fix: {fix}"]) from None
     if len(data) > MAX_BYTES:

@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 
 from runtime.errors import CheckpointError
-from runtime.store import durable
+from runtime.named_file import read_named_file
 
 __all__ = ["SafePlanner", "SafeReader"]
 
 _INDEX_FILE = ".metadata"
+_MOST_INDEX_BYTES = 1 << 30
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -38,8 +39,13 @@ class SafeReader(dcp.FileSystemReader):
             CheckpointError: there is none, or it names what no index is made of.
         """
         path = Path(self.path, _INDEX_FILE)
-        with durable.disk_errors(path, "reading the index", CheckpointError):
-            content = path.read_bytes()
+        try:
+            content = read_named_file(path, _MOST_INDEX_BYTES)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: the index cannot be read: {error.strerror}. Fix: name a directory that "
+                "torch.distributed.checkpoint has written"
+            ) from error
         try:
             found = _IndexUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # a damaged pickle may raise anything
