@@ -17,6 +17,7 @@ from runtime.errors import UsageError
 
 _NONE = 0.0
 _QUEUE = "the queue"
+_MOST_LOAD = 1e6  # a figure is any finite number; a world of this size has no place
 _ROOM = "there is room for one more, and whether it pays is to be seen"
 
 
@@ -217,7 +218,7 @@ class Autoscaler:
 def _load(reading: Reading, limits: Limits) -> tuple[float, str]:
     """The load that is highest beside its target, and what it is; 1 of nothing where nothing is a target."""
     loads = [
-        (value / target / count, name)
+        (min(value / target / count, _MOST_LOAD), name)
         for value, target, count, name in (
             (reading.cpu, limits.cpu, 1, "CPU"),
             (reading.memory, limits.memory, 1, "memory"),

@@ -7,13 +7,13 @@ idea: an order is a few bytes of JSON of one shape, read only after the guard ha
 from __future__ import annotations
 
 import asyncio
-import json
 import pwd
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.requests import ClientDisconnect, Request
 
+from runtime import strict_json
 from runtime.config import Settings
 from runtime.dashboard.neighbour import uid_of
 from runtime.errors import SameBitsError
@@ -63,8 +63,8 @@ class Actions:
 def order_in(body: bytes) -> tuple[Deed, str] | None:
     """Return what is ordered and the node it is for, or None if the body is no order."""
     try:
-        told = json.loads(body)
-    except (ValueError, RecursionError):
+        told = strict_json.loads(body)
+    except ValueError:
         return None
     if not isinstance(told, dict) or told.get("do") not in list(map(str, Deed)) or told.keys() - {"do", "node"}:
         return None

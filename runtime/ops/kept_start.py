@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runtime import config
+from runtime import config, strict_json
 from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.errors import SettingsError, StoreError, UsageError
@@ -26,6 +26,7 @@ START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
 USUAL_LOG_DIR = Path("device")
 _VERSION = 1
+_LATEST_S = 1e11  # since 1970, that a clock of this system can show
 _MAX_FILE_BYTES = 4 << 20
 
 
@@ -148,7 +149,7 @@ def read(log_dir: Path) -> KeptStart | None:
     if data is None:
         return None
     try:
-        content = json.loads(data)
+        content = strict_json.loads(data)
         if content["version"] != _VERSION:
             raise ValueError(f"version {content['version']}, this release reads version {_VERSION}")
         environment = {str(name): str(value) for name, value in content["environment"].items()}
@@ -158,14 +159,16 @@ def read(log_dir: Path) -> KeptStart | None:
         needs_secret = bool(content.get("needs_secret", False))
         nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
         digest, changed_at_s = content.get("script_sha256"), content.get("script_changed_at", 0.0)
-        version = None if digest is None else ScriptVersion(str(digest), float(changed_at_s))
+        version = None if digest is None else ScriptVersion(str(digest), min(max(0.0, float(changed_at_s)), _LATEST_S))
         way, has_scheduler = Way(content.get("way", "script")), bool(content.get("has_scheduler", True))
         hosts = {str(node): str(host) for node, host in content.get("hosts", {}).items()}
-        size = None if content.get("size") is None else int(content["size"])
+        size = content.get("size")
+        if size is not None and type(size) is not int:
+            raise ValueError(f"size is {str(size)[:40]!r}")
         drained = tuple(str(host) for host in content.get("drained", ()))
         job = str(content.get("job", ""))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: does not say how a job was started ({type(error).__name__}: {error}): move it away, then start "
             f"the job again with `{spelled('run')}` and its script"

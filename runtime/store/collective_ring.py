@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from runtime import strict_json
 from runtime.store import process_memory
 from runtime.store.process_identity import ProcessIdentity
 
@@ -313,7 +314,7 @@ def contents_of(memory: bytes) -> Contents | None:
 
 def _group_in(memory: bytes, place: int) -> RingGroup | None:
     try:
-        name, description, ranks = json.loads(_text_in(memory, _GROUPS_AT + place * _GROUP_BYTES, _GROUP_BYTES))
+        name, description, ranks = strict_json.loads(_text_in(memory, _GROUPS_AT + place * _GROUP_BYTES, _GROUP_BYTES))
         begin, dash, end = ranks.partition("-")
         numbers = tuple(range(int(begin), int(end) + 1)[:MOST_RANKS] if dash else map(int, ranks.split(",")))
     except (ValueError, TypeError, AttributeError):
@@ -323,7 +324,7 @@ def _group_in(memory: bytes, place: int) -> RingGroup | None:
 
 def _place_in(memory: bytes, place: int) -> Place | None:
     try:
-        file, line, function = json.loads(_text_in(memory, _PLACES_AT + place * _PLACE_BYTES, _PLACE_BYTES))
+        file, line, function = strict_json.loads(_text_in(memory, _PLACES_AT + place * _PLACE_BYTES, _PLACE_BYTES))
     except (ValueError, TypeError):
         return None
     if not (isinstance(file, str) and type(line) is int and isinstance(function, str)):

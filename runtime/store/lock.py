@@ -19,6 +19,7 @@ from types import TracebackType
 
 import filelock
 
+from runtime import strict_json
 from runtime.errors import LockedError, StoreError
 from runtime.store import durable
 from runtime.store.process_identity import ProcessIdentity
@@ -58,10 +59,10 @@ class LockHolder:
             except FileNotFoundError:
                 return None
         try:
-            fields = json.loads(data.partition(b"\n")[0])
-            identity = ProcessIdentity(int(fields["pid"]), int(fields["started_at"]))
+            fields = strict_json.loads(data.partition(b"\n")[0])
+            identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
             return cls(identity, str(fields["host"]), str(fields["role"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return None  # not our note: the lock still decides, only its holder stays nameless
 
     def note(self) -> bytes:

@@ -13,6 +13,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime import strict_json
 from runtime.commands import spelled
 from runtime.errors import ForeignFolderError, StoreError
 from runtime.store import durable
@@ -114,10 +115,7 @@ def decode_owner(data: bytes) -> FolderOwner:
     """The job that a marker's content names; :class:`ValueError` where it names none."""
     if len(data) > MAX_OWNER_BYTES:
         raise ValueError(f"more than {MAX_OWNER_BYTES} bytes")
-    try:
-        fields = json.loads(data)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
+    fields = strict_json.loads(data)
     if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in ("job", "job_name")):
         raise ValueError("expected an object with the texts job and job_name")
     return FolderOwner(fields["job"], fields["job_name"])

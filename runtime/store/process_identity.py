@@ -28,6 +28,7 @@ _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
 _PF_EXITING = 0x4  # linux/sched.h
 _MAX_PID_FILE_BYTES = 4096
+_MOST_DIGITS = 19  # of a number of 64 bits
 _POLL_S = 0.05
 
 
@@ -114,8 +115,9 @@ class ProcessIdentity:
     def from_line(cls, line: str) -> ProcessIdentity:
         """The reverse of :meth:`to_line`; :class:`ValueError` for anything else."""
         words = line.split()
-        if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words) or int(words[0]) == 0:
-            raise ValueError(f"expected '<pid> <start time>', found {line!r}")
+        are_numbers = all(word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS for word in words)
+        if len(words) != 2 or not are_numbers or int(words[0]) == 0:
+            raise ValueError(f"expected '<pid> <start time>', found {line[:80]!r}")
         return cls(int(words[0]), int(words[1]))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime import strict_json
 from runtime.errors import StoreError
 from runtime.store import durable, private
 
@@ -61,11 +62,14 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
     if data is None:
         return None
     try:
-        content = json.loads(data)
-        step, total = int(content["step"]), content["total_steps"]
-        values = {str(name): float(value) for name, value in content["values"].items() if is_name(name)}
-        total_steps = None if total is None else int(total)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        content = strict_json.loads(data)
+        step, total_steps = content["step"], content["total_steps"]
+        values = {name: value for name, value in content["values"].items() if is_name(name)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if type(step) is not int or type(total_steps) not in (int, type(None)):
+        return None
+    if not all(type(value) in (int, float) for value in values.values()):
         return None
     if step < 0 or len(values) > MOST_VALUES or (total_steps is not None and total_steps < 1):
         return None

@@ -15,7 +15,7 @@ from runtime.store.checkpoint import Tree
 TENSOR_KEY = "$tensor"  # what stands in a state's tree where a tensor was
 SHOWN_ITEMS = 6
 SHOWN_CHARACTERS = 80
-_MOST_INTEGER_BITS = 64  # of what every reader of JSON takes
+_MOST_INTEGER_BITS = 14_000  # about as many digits as Python writes (sys.set_int_max_str_digits)
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 

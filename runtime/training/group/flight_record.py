@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from runtime import strict_json
 from runtime.errors import StoreError
 from runtime.service import log
 from runtime.store import durable
@@ -31,7 +32,7 @@ def write(folder: Path, node: str, reason: str) -> Path | None:
         record = torch_private.flight_record()
         if not folder.is_dir() or not 0 < len(record) <= MOST_BYTES:
             return None
-        read = json.loads(record)
+        read = strict_json.loads(record)
         if not read.get("entries"):
             return None
         durable.replace_note(path, json.dumps({"node": node, "broken": reason, "record": read}).encode())
