@@ -145,6 +145,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("RECOVERY_PATH", "LOG_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("WORKER_NUM", "1")
+    monkeypatch.setenv("SCHED_PORT", "1")  # nobody listens there: `status` reads the journal
     tmp_path.chmod(0o700)
     lines = [
         {"kind": "job", "at": 1.0, "term": 1, "text": EVIL, "job": EVIL},
