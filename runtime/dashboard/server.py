@@ -114,7 +114,7 @@ class Pages:
         }
 
     def _tell(self, name: str, content: object) -> None:
-        message = b"event: %b\ndata: %b\n\n" % (name.encode(), _json(content))
+        message = b"event: %b\ndata: %b\n\n" % (name.encode(), _json(content).encode())
         for queue in list(self._queues):
             try:
                 queue.put_nowait(message)
