@@ -60,7 +60,10 @@ __all__ = [
     "secret_environment",
     "visible_npus",
     "whole_environment",
+    "withdraw_place",
 ]
+
+_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
@@ -535,10 +538,14 @@ def publish_place(
     environ: MutableMapping[str, str] = os.environ,
 ) -> None:
     """Write this process's place under the names that torchrun has for it, which scripts and libraries read."""
-    environ["RANK"] = str(rank)
-    environ["LOCAL_RANK"] = str(local_rank)
-    environ["WORLD_SIZE"] = str(world_size)
-    environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    for name, value in zip(_PLACE, (rank, local_rank, world_size, local_world_size), strict=True):
+        environ[name] = str(value)
+
+
+def withdraw_place(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Unset what ``publish_place`` sets: a spare has no rank, and a script must not take a number for one."""
+    for name in _PLACE:
+        environ.pop(name, None)
 
 
 def publish(

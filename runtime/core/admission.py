@@ -7,6 +7,7 @@ cannot extend a wait; an admission is a SeatGranted record first.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.core.leases import Leases
@@ -39,12 +40,17 @@ class Waiting:
 
 
 class Admission:
-    """Answers Register; knows who waits for a seat."""
+    """Answers Register; knows who waits for a seat.
 
-    def __init__(self, ledger: Ledger, leases: Leases, world: World) -> None:
+    Args:
+        give_slots: called when a spare is admitted, before it is told so: a lost slot may be its own at once.
+    """
+
+    def __init__(self, ledger: Ledger, leases: Leases, world: World, give_slots: Callable[[Seat], object]) -> None:
         self._ledger = ledger
         self._leases = leases
         self._world = world
+        self._give_slots = give_slots
         self._replacements = Replacements(ledger)
         self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
         self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
@@ -167,9 +173,17 @@ class Admission:
     # ---- rule 1b
 
     def _admit_replacement(self, message: Register, claim: Claim) -> Seat | None:
-        """A new node in the line of a known one: a spare beyond SPARE_NUM, where the one before it is gone."""
+        """Admit a new node in the line of a known one that is gone.
+
+        It is a spare beyond SPARE_NUM until it is given a slot. Once training is finished no round gives any: then it
+        takes the lost one's slot and does what is left of its script.
+        """
         node, newest = message.node, self._replacements.newest(message.node)
         if claim is Claim.OF_A_LOST_ONE:
+            if self._ledger.state.final is not None and newest is not None and newest.slot is not None:
+                slot = newest.slot
+                self._ledger.write(SeatRetired(newest.node, slot))
+                return self._grant(message, slot)
             return self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
             text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
@@ -352,6 +366,7 @@ class Admission:
             incarnation = self._next_incarnation(before)
         ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
         seat = self._hold(message, before)
+        self.welcome(seat)
         registered = ledger.present() + len(self.pending)
         world_size = max(ledger.policy.world_size, registered)
         named = 0 < len(ledger.absent) <= NAMED and not self.pending and ledger.state.final is None
@@ -383,6 +398,8 @@ class Admission:
             ready = f"in place of worker {root_of(seat.node)}"
         text = f"spare {seat.node} ({seat.process}) is here, {ready}"
         ledger.ready.say(text + (f", incarnation {incarnation}" if incarnation > 1 else ""))
+        self._give_slots(seat)
+        self.welcome(seat)
         return seat
 
     def _hold(self, message: Register, before: Seat | None) -> Seat:
@@ -396,7 +413,6 @@ class Admission:
         if self._replacements.is_proven(message):
             ledger.write(ReplacementShown(seat.node))
         self._leases.begin(seat, heard=True)
-        self.welcome(seat)
         return seat
 
     def _refuse_spare(self, message: Register) -> None:

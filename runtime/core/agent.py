@@ -273,9 +273,9 @@ class AgentCore:
             case RefusedByAll(text):
                 if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
                     self._end(EndReason.REFUSED, f"worker {self._policy.node}: {text}")
-            case Leaving(on_purpose, text):
+            case Leaving(on_purpose, text, status):
                 if self._seat is not None:
-                    self._send(Leave(self._seat.sender, on_purpose, text, self.step_count))
+                    self._send(Leave(self._seat.sender, on_purpose, text, self.step_count, status))
                 self._stage = Stage.OVER
 
     def _become(self, activity: Activity) -> None:

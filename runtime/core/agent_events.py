@@ -209,10 +209,11 @@ class RefusedByAll:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The process ends now."""
+    """The process ends now; ``status`` is its exit status, None if it cannot tell."""
 
     on_purpose: bool
     text: str
+    status: int | None = 0
 
 
 AgentEvent = (

@@ -1,8 +1,11 @@
 """How a job ends: finished, stopped, given up; and how long each is waited for (docs/architecture.md).
 
-What brings an end about is the scheduler's business; here is what an end means for everybody, and the two patient
-judgements: that nobody came to fill the house, and that nobody is left. The one idea: an end is written down first,
-then told to everybody, and the scheduler leaves when they have left, or a little later.
+The scheduler decides when to ask; this module says what an end means for every process, and judges the two cases that
+need patience: no worker came to fill the job, and no worker is left. An end is journaled first, then sent to all, and
+the scheduler leaves when they have left or a grace is over.
+
+Training is finished when every rank's last commit is durable. The job is finished only once every rank has also reached
+the end of its script: whatever runs after ``train(state)`` may save, evaluate or upload, and may take hours.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from runtime.core.admission import Admission
 from runtime.core.cause_table import WRONG_GRADIENT, Observation, Retry, Row
 from runtime.core.causes import Causes
-from runtime.core.ledger import Ledger
+from runtime.core.ledger import NAMED, Ledger
 from runtime.core.messages import EndJob, EndKind
 from runtime.core.ready import Ended, Level
 from runtime.core.records import CauseFound, JobFinished, JobInterrupted
@@ -109,7 +112,8 @@ class Ending:
         if self._empty_since is None and self._ledger.state.generation is not None:
             return self._leave_by
         empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
-        candidates = (self.fill_deadline(), empty, self._leave_by)
+        status_by = None if self._ledger.state.final is None else self._status_by()
+        candidates = (self.fill_deadline(), empty, self._leave_by, status_by)
         return min((at for at in candidates if at is not None), default=None)
 
     def fill_deadline(self) -> float | None:
@@ -119,25 +123,26 @@ class Ending:
         return self._filling_since + self._ledger.policy.topo_timeout_s
 
     def judge_emptiness(self) -> None:
-        """No worker left and none asking for 2 × NODE_TIMEOUT: the job is interrupted, or finished."""
+        """Give the job up if no worker is left and none has asked for a seat for long enough."""
         ledger = self._ledger
+        is_trained = ledger.state.final is not None
         if not self._is_through():
             self._leave_by = None
         elif self._leave_by is not None and self._leave_by <= ledger.now:
             self._all_are_through()
             return
-        occupied = self._is_occupied() and not self._own_errors()
-        awaited = self._first_heard_at is None and ledger.state.final is None
+        elif self._leave_by is None and is_trained:  # the wait for an exit status is over
+            self.if_everybody_left()
+            return
+        occupied = self._is_occupied() and (is_trained or not self._own_errors())
+        awaited = self._first_heard_at is None and not is_trained
         if occupied or self._admission.pending or self._admission.refused or awaited:
             self._empty_since = None
             return
         if self._empty_since is None:
             self._empty_since = ledger.now
         elif ledger.now - self._empty_since >= self._emptiness_s():
-            if ledger.state.final is not None:
-                self._job_finished()
-            else:
-                self._give_up()
+            self._give_up()
 
     def await_replacements(self) -> None:
         """Restart the wait for workers: a supervisor says that replacements are starting.
@@ -148,13 +153,17 @@ class Ending:
             self._empty_since = self._ledger.now
 
     def stop(self, by: str) -> None:
-        """The job is to end now; where its own error has ended it already, that is its end."""
-        if self._ledger.policy.recovery and self._own_errors():
+        """End the job now; if an error of its script has ended it already, that stays its end."""
+        failed = self._failed_scripts() if self._ledger.state.final is not None else self._own_errors()
+        if self._ledger.policy.recovery and failed:
             self._give_up()
         else:
             self.end_job(EndKind.STOPPED, f"stopped by {by}")
 
     def _give_up(self) -> None:
+        if self._ledger.state.final is not None:
+            self._all_are_through()
+            return
         errors = self._own_errors()
         kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
         if WRONG_GRADIENT in errors:  # no script is to be corrected, and what was saved is in doubt
@@ -187,9 +196,16 @@ class Ending:
         return found
 
     def _emptiness_s(self) -> float:
-        """How long nobody may be here; longer where this term has heard nobody: whoever was killed is started again."""
+        """Return for how long no worker may be here.
+
+        A term that has heard nobody waits longer, for the processes that are started again. So does a finished
+        training: a process that does what is left of a killed one's script may have the cool-down to wait out first.
+        """
         policy = self._ledger.policy
-        return policy.topo_timeout_s if self._first_heard_at is None else 2 * policy.node_timeout_s
+        if self._first_heard_at is None:
+            return policy.topo_timeout_s
+        cool_down_s = 0.0 if self._ledger.state.final is None else policy.cool_down_s
+        return 2 * policy.node_timeout_s + cool_down_s
 
     def if_everybody_left(self) -> None:
         """Where nobody is left, the job that was ended is over, or the one that is through is finished."""
@@ -206,24 +222,63 @@ class Ending:
             self._leave_by = ledger.now + END_GRACE_S
 
     def _all_are_through(self) -> None:
-        """Every worker has left on purpose: with recovery on that is a finished job only if they have trained."""
+        """End the job: every worker's script has ended, and with recovery on they must also have trained."""
         ledger = self._ledger
         if ledger.policy.recovery and ledger.state.final is None:
             self.end_job(EndKind.UNTRAINED, f"every worker left before training began: {self._left_with}")
+        elif self._unfinished_scripts():
+            self._end_with_unfinished_scripts()
         else:
             self._job_finished()
 
     def _is_through(self) -> bool:
-        """Whether all who had a slot have left it on purpose, and nothing is left to be trained."""
+        """Return whether every slot's script has ended and nothing is left to be trained."""
         ledger, state = self._ledger, self._ledger.state
         if ledger.present():
             return False
         if ledger.policy.recovery and state.generation is not None and state.final is None:
             return False  # stopped, not finished: recover.sh goes on from here
-        if state.final is None and (self._admission.pending or self._admission.refused):
-            return False  # nothing was trained yet, and somebody asks for a seat
-        return len(state.by_slot) >= self._world.size() and all(
-            state.seats[node].has_left for node in state.by_slot.values()
+        unfinished = self._unfinished_scripts()
+        if (state.final is None or unfinished) and (self._admission.pending or self._admission.refused):
+            return False  # a process that asks for a seat may still do what is left
+        if len(state.by_slot) < self._world.size():
+            return False
+        if self._status_by() is not None:
+            return False
+        return all(state.final is not None and seat.status for seat in unfinished)
+
+    def _status_by(self) -> float | None:
+        """Return until when a launcher may still tell a script's exit status; None if none is waited for."""
+        ledger = self._ledger
+        times = [ledger.presences[node].status_by for node in ledger.state.by_slot.values()]
+        return max((at for at in times if at is not None and at > ledger.now), default=None)
+
+    def _unfinished_scripts(self) -> list[Seat]:
+        """Return the seats, by slot, whose script has not reached its end."""
+        state = self._ledger.state
+        seats = (state.seats[node] for _, node in sorted(state.by_slot.items()))
+        return [seat for seat in seats if not seat.has_left]
+
+    def unfinished_slots(self) -> list[int]:
+        """Return the slots whose script has not reached its end, rising."""
+        return [seat.slot for seat in self._unfinished_scripts() if seat.slot is not None]
+
+    def _failed_scripts(self) -> list[Seat]:
+        """Return the seats whose script has ended itself with an error after training was finished."""
+        return [seat for seat in self._unfinished_scripts() if self._ledger.state.final is not None and seat.status]
+
+    def _end_with_unfinished_scripts(self) -> None:
+        """End a trained job of which not every rank reached the end of its script; the exit code is the script's."""
+        final, failed = self._ledger.state.final, self._failed_scripts()
+        named = failed or self._unfinished_scripts()
+        first = named[0]
+        others = [seat.node for seat in named[1:]]
+        also = f" (nor did worker {', '.join(others[:NAMED])}{' and others' if others[NAMED:] else ''})"
+        self.end_job(
+            EndKind.SCRIPT_FAILED if failed else EndKind.INTERRUPTED,
+            f"training is finished at step {0 if final is None else final.step}, but worker {first.node} "
+            f"({first.process}) did not reach the end of its script: {first.reason}{also if others else ''}",
+            first.status,
         )
 
     def _job_finished(self) -> None:
@@ -232,17 +287,17 @@ class Ending:
         self.ended = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
         self._tell_those_who_wait()
 
-    def end_job(self, kind: EndKind, text: str) -> None:
-        """Unfinished: tell everybody, and leave when they have left."""
+    def end_job(self, kind: EndKind, text: str, status: int = 0) -> None:
+        """End the job unfinished: tell every process, and leave when they have left.
+
+        ``status`` is the exit status of the script that failed after training, if one did.
+        """
         ledger = self._ledger
         if self.ended is not None:
             return
-        if ledger.state.final is not None:
-            self._job_finished()
-            return
-        saved = 0 if ledger.state.committed_point is None else ledger.state.committed_point.step
-        step = max((saved, *(presence.step for presence in ledger.presences.values())))
-        ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number))
+        saved = [point.step for point in (ledger.state.committed_point, ledger.state.final) if point is not None]
+        step = max((0, *saved, *(presence.step for presence in ledger.presences.values())))
+        ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number, status))
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
         message = self._last_word(self.ended)

@@ -65,7 +65,7 @@ class Leases:
                 presence.closed_at = ledger.now
                 if seat.quiet_since is not None and seat.quiet_since.at == ledger.now:
                     return None
-                ledger.write(SeatLost(seat.node, seat.incarnation, ledger.now, seat.reason))
+                ledger.write(SeatLost(seat.node, seat.incarnation, ledger.now, seat.reason, seat.status))
             return None
         if presence.closed_at is None or presence.grace_until is None:
             presence.closed_at = ledger.now
@@ -79,11 +79,11 @@ class Leases:
         heapq.heappush(self._deadlines, (presence.grace_until, seat.node, seat.incarnation))
         return None
 
-    def end(self, seat: Seat, reason: str) -> None:
-        """The lease is over: the node is lost, durably."""
+    def end(self, seat: Seat, reason: str, status: int = 0) -> None:
+        """Write down that the node is lost; ``status`` is not 0 if its script ended itself, with that status."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         known = presence.last_words or (presence.ended.text if presence.ended is not None else "")
-        ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), known or reason))
+        ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), known or reason, status))
         self._closing.discard(seat.node)
         if seat.slot is not None:
             ledger.miss(seat.slot)

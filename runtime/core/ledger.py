@@ -105,6 +105,7 @@ class Presence:
     last_words: str = ""
     ended: ProcessEnded | None = None  # who started it says how it has ended, and it was not heard since
     noticed_by: Notice | None = None  # of its loss, where nothing tells more of it than that
+    status_by: float | None = None  # its script has left, and its launcher has until then to tell the exit status
     is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
     sight: Sight | None = None  # what was seen of its process when nothing came from it
     seen_at: float = 0.0

@@ -421,6 +421,7 @@ class Leave(Told, frozen=True, tag=6):
     on_purpose: bool
     text: str
     step: Int = 0  # completed ones; 0 of an earlier release
+    status: Annotated[int, Meta(ge=0, le=255)] | None = 0  # its process's exit status; None: it cannot tell
 
 
 class Still(Value, frozen=True, tag=12):

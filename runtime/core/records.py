@@ -60,6 +60,7 @@ class SeatLost(Told, frozen=True, tag=5):
     incarnation: Int
     since: float
     reason: str
+    status: Int = 0  # not 0: its script ended itself with this exit status
 
 
 class CauseFound(Told, frozen=True, tag=18):
@@ -78,7 +79,7 @@ class CauseFound(Told, frozen=True, tag=18):
 
 
 class SeatLeft(Value, frozen=True, tag=6):
-    """The node left on purpose: it has no cool-down."""
+    """The node left on purpose: it has no cool-down. Once training is finished: its script reached its end."""
 
     node: str
     incarnation: Int
@@ -194,6 +195,7 @@ class JobInterrupted(Told, frozen=True, tag=10):
     step: Int
     cause: str
     generation: Int = 0  # the last that was committed
+    status: Int = 0  # not 0: the exit status of the script that did not reach its end
 
 
 class JobFinished(Value, frozen=True, tag=11):

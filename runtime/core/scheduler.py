@@ -63,6 +63,7 @@ from runtime.core.unwell_hosts import UnwellHosts
 from runtime.core.world import World
 
 MAX_FENCED = 1000
+STATUS_WAIT_S = 10.0  # how long the launcher of a script that left has to tell its exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class SchedulerCore:
         self._repeats = Repeats(ledger)
         self._unwell_hosts = UnwellHosts(ledger)
         self._world = World(ledger, self._unwell_hosts.is_to_leave)
-        self._admission = Admission(ledger, self._leases, self._world)
+        self._admission = Admission(ledger, self._leases, self._world, self._give_slots)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
         self._consistency = Consistency(ledger)
@@ -328,7 +329,9 @@ class SchedulerCore:
         if self._ending.ended:
             return "ending"
         if state.final:
-            return "finished"
+            left = self._ending.unfinished_slots()
+            is_partly_done = 0 < len(left) < len(state.by_slot)
+            return f"finished; not done: {self._ledger.names_of(left)}" if is_partly_done else "finished"
         if self._rendezvous.is_urgent():
             return _phase("forming", self._rendezvous.waits_for())
         if state.generation is None:
@@ -557,7 +560,8 @@ class SchedulerCore:
 
     def _judge_equality(self) -> None:
         """A difference is mended or ends the job, once it can be named; the end, or a round, may have waited for it."""
-        found = self._equality.difference() if self._ending.ended is None else None
+        is_open = self._ending.ended is None and self._ledger.state.final is None
+        found = self._equality.difference() if is_open else None
         if found is None:
             self._rendezvous.is_held = self._equality.is_in_question
             self._finish_if_equal()
@@ -610,15 +614,19 @@ class SchedulerCore:
     def _leave(self, seat: Seat, message: Leave) -> None:
         presence = self._ledger.presences[seat.node]
         presence.step = max(presence.step, message.step)
-        if message.on_purpose:
+        is_trained = self._ledger.state.final is not None
+        if message.on_purpose and not (is_trained and message.status):
+            if is_trained and message.status is None and self._ledger.policy.token:
+                presence.status_by = self._ledger.now + STATUS_WAIT_S
             self._leases.leave(seat)
             self._forget_condition(seat.node)
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
-        else:
+        else:  # also of a worker that was asked to leave, or stopped, before its script had reached its end
             presence.is_gone = True
-            self._lose(seat, message.text, spoke=True)
+            is_own = is_trained and not message.on_purpose
+            self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
         self._ending.if_everybody_left()
 
     def _hear_last_words(self, seat: Seat, message: LastWords) -> None:
@@ -629,11 +637,18 @@ class SchedulerCore:
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {message.text}", Level.WARNING)
 
     def _hear_of_end(self, end: ProcessEnded) -> None:
-        """Whoever can connect may say it, so only words follow from it, and only where the process has said none."""
+        """Take what a launcher says of a process that has ended.
+
+        Any process that can connect may say it. So only words follow from it, and only if the process has said none;
+        but for one case: training is finished, and nothing is heard from the process that could tell its own status.
+        """
         seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
-        if seat is None or seat.process[:3] != (end.host, end.pid, end.started_at):
+        if seat is None or presence is None or seat.process[:3] != (end.host, end.pid, end.started_at):
             return
-        if presence is None or presence.last_words:
+        if self._ledger.state.final is not None and end.status is not None and self._is_status_wanted(seat):
+            self._learn_status(seat, end.status)
+            return
+        if presence.last_words:
             return
         if seat.is_held:
             presence.ended = end
@@ -642,6 +657,25 @@ class SchedulerCore:
             text = f"{end.text} ({self._judged(seat, '')[1]})"
             if self._ending.explain(seat, text):
                 self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
+
+    def _is_status_wanted(self, seat: Seat) -> bool:
+        """Return whether the exit status of a finished training's script is unknown, and its process cannot tell it."""
+        presence = self._ledger.presences[seat.node]
+        if seat.slot is None or self._ending.ended is not None:
+            return False
+        if seat.has_left:
+            return presence.status_by is not None
+        return (seat.is_lost and not seat.status) or presence.heard_at is None
+
+    def _learn_status(self, seat: Seat, status: int) -> None:
+        self._ledger.presences[seat.node].status_by = None
+        text = f"its program ended with status {status}"
+        if status:
+            self._lose(seat, text, spoke=True, status=status)
+        elif not seat.has_left:
+            self._leases.leave(seat)
+            self._ledger.ready.say(f"{seat.title} left: {text}, as its launcher says")
+        self._ending.if_everybody_left()
 
     def _hear_of_sight(self, told: ProcessSeen) -> None:
         """As ``_seen``, of a process on another host; what it says itself from now on counts for more."""
@@ -740,9 +774,11 @@ class SchedulerCore:
         self._unwell_hosts.forget(node)
         self._stragglers.forget(node)
 
-    def _give_slots(self) -> None:
-        if self._ending.ended is None:
-            for seat in self._world.give_slots():
+    def _give_slots(self, admitted: Seat | None = None) -> None:
+        """Give lost slots to spares and invite them, but for the one that is being admitted: it is invited later."""
+        given = self._world.give_slots() if self._ending.ended is None else []
+        for seat in given:
+            if seat is not admitted:
                 self._rendezvous.invite(seat)
 
     def _start_deadline(self) -> float | None:
@@ -750,8 +786,8 @@ class SchedulerCore:
             return None  # whether this job begins at all is not known before that
         return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
 
-    def _lose(self, seat: Seat, reason: str, *, spoke: bool = False) -> None:
-        self._leases.end(seat, reason)
+    def _lose(self, seat: Seat, reason: str, *, spoke: bool = False, status: int = 0) -> None:
+        self._leases.end(seat, reason, status)
         self._forget_condition(seat.node)
         if seat.slot is None:
             return  # a spare: no event for the job

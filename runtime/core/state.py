@@ -72,6 +72,7 @@ class Seat:
     process: Process
     state: SeatState = SeatState.HELD
     reason: str = ""  # of its loss
+    status: int = 0  # not 0: its script ended itself with this exit status
     quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
     is_spare: bool = False
 
@@ -170,12 +171,12 @@ class JobState:
                 self._start_term(record)
             case SeatResumed():
                 seat = self.seats[record.node]
-                seat.state, seat.reason, seat.quiet_since = SeatState.HELD, "", None
+                seat.state, seat.reason, seat.status, seat.quiet_since = SeatState.HELD, "", 0, None
                 if seat.is_spare:
                     self.spares[seat.node] = None
             case SeatLost():
                 seat = self.seats[record.node]
-                seat.state, seat.reason = SeatState.LOST, record.reason
+                seat.state, seat.reason, seat.status = SeatState.LOST, record.reason, record.status
                 seat.quiet_since = BootTime(self.boot_id, record.since)
                 self.spares.pop(seat.node, None)
             case CauseFound() if record.generation < self.generation_number:
@@ -215,6 +216,8 @@ class JobState:
                 self.final = record.point
             case JobInterrupted():
                 self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
+                for seat in self.seats.values():
+                    seat.status = 0  # the next start may run what is left of a script again
             case JobFinished():
                 self.finished = True
 
@@ -275,6 +278,7 @@ class JobState:
     def snapshot(self) -> Iterator[Record]:
         """The fewest records whose replay gives this state."""
         yield JobCreated(self.job, self.name, self.settings)
+        yield from self.interruptions  # before the seats, whose statuses they would clear
         if self.boot_id:
             yield TermStarted(self.term, self.boot_id, 0.0)
         for seat in self.seats.values():
@@ -290,7 +294,6 @@ class JobState:
         if self.final:
             yield TrainingFinished(self.final)
         yield from self.causes
-        yield from self.interruptions
         if self.finished:
             yield JobFinished()
 
@@ -304,7 +307,7 @@ def _seat_records(seat: Seat) -> Iterator[Record]:
         if seat.slot is None:
             yield SeatRetired(seat.node, _NO_SLOT)
     if seat.is_lost:
-        yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason)
+        yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason, seat.status)
     if seat.quiet_since:
         yield SeatQuiet(seat.node, seat.quiet_since.boot_id, seat.quiet_since.at)
     if seat.has_left:

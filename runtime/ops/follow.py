@@ -350,7 +350,8 @@ class Follower:
             )
             if not (is_done or was_removed or (death.status == 0 and not has_joined)):
                 self._lost(name, identity, death, cause)
-            if death.is_bad and not is_done and name != SCHEDULER:
+            is_asked_for = death.status is not None and self._training_is_finished()  # the script cannot always tell it
+            if name != SCHEDULER and (death.is_bad or is_asked_for):
                 said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
                 self._undelivered.append(
                     status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
@@ -401,8 +402,8 @@ class Follower:
         view, is_failure = self._following.view, isinstance(cause, Failure)
         if self._supervisor is None or self._following.is_closing:
             return
-        if name != SCHEDULER and self._training_is_finished():
-            return  # what is left of the job ends without it
+        if name != SCHEDULER and death.status is not None and self._training_is_finished():
+            return  # its script ended itself: that is the job's end, and not to be tried again
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)

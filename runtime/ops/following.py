@@ -333,7 +333,8 @@ class Following:
         if alike[0].has_own_advice:
             return ""
         if self.supervised:
-            return "" if alike[0].is_stranger else "; started again"
+            is_over = self._has_ended_itself_after_training(alike[0])
+            return "" if alike[0].is_stranger or is_over else "; started again"
         if self._recovery and self.running() and not all(self._is_replaced(end) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
@@ -343,6 +344,10 @@ class Following:
                 shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
+
+    def _has_ended_itself_after_training(self, end: End) -> bool:
+        """Return whether its script ended with an error after training: that is how the job ends."""
+        return self.view is not None and self.view.training_finished and end.death.status is not None
 
     def _is_started_again(self, end: End) -> bool:
         """Whether another process has its name by now."""
@@ -363,7 +368,7 @@ class Following:
             self._verdict = FINISHED
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif view.ended is not None:
-            self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause)
+            self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause, view.ended.status)
             self._close(self._verdict, now, self._leave_s)
 
     def _judge_by_status(self, status: int, last_line: str, now: float) -> None:

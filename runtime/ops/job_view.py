@@ -59,11 +59,12 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One end of the job that left it unfinished."""
+    """One end of the job that left it unfinished; ``status`` is not 0 if the script's own exit status is the job's."""
 
     kind: EndKind
     step: int
     cause: str
+    status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,4 +221,4 @@ def _stall(content: dict[str, Any] | None) -> Stall | None:
 
 
 def _interruption(content: dict[str, Any]) -> Interruption:
-    return Interruption(EndKind(content["kind"]), content["step"], content["cause"])
+    return Interruption(EndKind(content["kind"]), content["step"], content["cause"], content.get("status", 0))

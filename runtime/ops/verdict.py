@@ -46,9 +46,9 @@ class Verdict:
     exit_code: int
 
     @classmethod
-    def unfinished(cls, kind: EndKind, cause: str) -> Verdict:
-        """One of the ways to end that another start can go on from, or not."""
-        return cls(kind, cause, EXIT_CODES[kind])
+    def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
+        """Return how an unfinished job ended; ``status`` is the script's own, which then is the job's exit code."""
+        return cls(kind, cause, status or EXIT_CODES[kind])
 
 
 FINISHED = Verdict(None, "", 0)
@@ -80,6 +80,8 @@ def verdict_of_all(ends: Sequence[End], view: JobView | None) -> Verdict | None:
     failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
     alike = [end for end in workers if end.words == failed.words]
     status = failed.death.status
+    if view.training_finished:
+        return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike), status or 0)
     if status is not None and failed.has_own_advice:
         return None if view.workers else Verdict(EndKind.INTERRUPTED, sentence(alike), status)
     return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike))

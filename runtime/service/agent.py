@@ -202,6 +202,7 @@ class Agent:
         self.equal_point: Point | None = None
         self._over: Point | None = None
         self._left = False
+        self._is_away = False  # the scheduler, since it was last heard
         self._is_invited = False
         self._is_dying = False
         self._closed = threading.Event()
@@ -410,10 +411,13 @@ class Agent:
         self._is_dying = True
         self._post(Spoke(text))
 
-    def leave(self, *, on_purpose: bool, text: str) -> None:
-        """Give the seat up and close the connection; the process ends now."""
+    def leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
+        """Give the seat up and close the connection: the process ends now, with this status, None if not known."""
         if self._thread.is_alive():
-            self._post(Leaving(on_purpose, text))
+            if self._over is not None:  # that this script is done must not be lost with a scheduler that is away
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._is_away, 2 * self._settings.node_timeout_s)
+            self._post(Leaving(on_purpose, text, None if status is None else status & 0xFF))
             self._closed.wait(timeout=1.0)
 
     def verdict(self, timeout_s: float) -> SameBitsError | None:
@@ -607,8 +611,12 @@ class Agent:
                 log.say(f"asked to leave: {text}")
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may, and so does a plain script's
             case SchedulerAway():
+                self._is_away = True
                 log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
             case SchedulerBack(term, away_s):
+                with self._changed:
+                    self._is_away = False
+                    self._changed.notify_all()
                 self._said_elsewhere.clear()
                 where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
                 log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")

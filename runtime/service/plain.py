@@ -105,14 +105,14 @@ class Launcher:
             log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}; a plain script")
             status = self._hold_seat()
         except SameBitsError as error:
-            self._agent.leave(on_purpose=error is self._agent.must_end, text=str(error))
+            self._agent.leave(on_purpose=error is self._agent.must_end, text=str(error), status=error.exit_code)
             raise
         text = "it was asked to (SIGTERM)" if self._is_asked_to_leave else f"its script ended with status {status}"
         if status < 0:
             self._die_of(-status)
         if status and not self._is_asked_to_leave:
             self._agent.speak_last(text)
-        self._agent.leave(on_purpose=status == 0 or self._is_asked_to_leave, text=text)
+        self._agent.leave(on_purpose=status == 0 or self._is_asked_to_leave, text=text, status=status)
         return status
 
     def _hold_seat(self) -> int:

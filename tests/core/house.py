@@ -50,7 +50,7 @@ NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
 M = TypeVar("M")
 
 
-def policy(world_size: int = 2, **changes: float | bool | str | Pairs) -> Policy:
+def policy(world_size: int = 2, **changes: float | bool | str | bytes | Pairs) -> Policy:
     """The defaults of docs/operating.md."""
     return Policy(world_size, JOB_NAME, SETTINGS, **changes)  # type: ignore[arg-type]
 
@@ -218,9 +218,9 @@ class House:
         digests = tuple(Digest(Point(*point), commits, shared) for point in points)
         return self.receive(credential.session, Digests(credential, digests))
 
-    def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0") -> Ready:
+    def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0", status: int | None = 0) -> Ready:
         credential = self.credential(node)
-        return self.receive(credential.session, Leave(credential, on_purpose, text))
+        return self.receive(credential.session, Leave(credential, on_purpose, text, status=status))
 
     def say_last(self, node: str, text: str) -> Ready:
         """An error of the script's own: its last words."""
@@ -283,7 +283,7 @@ class House:
         return self
 
 
-def training_house(world_size: int = 2, **changes: float | bool | str | Pairs) -> House:
+def training_house(world_size: int = 2, **changes: float | bool | str | bytes | Pairs) -> House:
     """A house of digits in its first generation."""
     return House(policy(world_size, **changes)).fill().train()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.core.messages import Activity, EndJob, EndKind, Finished, RoundOpened
+from runtime.core.messages import Activity, EndJob, EndKind, Finished, ProcessEnded, RoundOpened
 from runtime.core.point import Point
 from runtime.core.ready import Ended
 from runtime.core.records import (
@@ -17,11 +17,11 @@ from runtime.core.records import (
     SeatResumed,
     TrainingFinished,
 )
-from runtime.core.scheduler import ReplacementsStarting
+from runtime.core.scheduler import STATUS_WAIT_S, EndSeen, ReplacementsStarting
 from tests.core.house import House, policy, training_house
 
 
-def finished_house(**changes: float) -> House:
+def finished_house(**changes: float | bytes) -> House:
     house = training_house(**changes)
     for node in "01":
         house.beat(node, Activity.DONE, step=60)
@@ -118,17 +118,101 @@ def test_the_job_is_finished_when_all_have_left() -> None:
     assert house.core.phase() == "ending"
 
 
-def test_the_job_is_finished_when_no_process_is_left() -> None:
+NOT_DONE = "training is finished at step 60, but worker {} did not reach the end of its script: {}"
+KILLED = NOT_DONE.format("1 (pid 1001 on host-a)", "its connection closed and its process is gone")
+
+
+def test_a_worker_that_is_killed_after_training_is_named_as_not_done() -> None:
     house = finished_house()
     house.leave("0")
     house.close("s1", gone=True)
     assert house.ended is None, "it may be started again"
-    while house.ended is None and house.now < 1000:
+    assert house.core.phase() == "finished; not done: 1"
+    wait_for_the_end(house)
+    assert house.ended == Ended(EndKind.INTERRUPTED, KILLED)
+    assert house.core.state.interruptions[-1].step == 60 and not house.core.state.finished
+    assert 130 < house.now < 150, "a process that was started again may have had its cool-down to wait out"
+
+
+def wait_for_the_end(house: House) -> None:
+    while house.ended is None and house.now < 4000:
         wake_at = house.core.wake_at()
         assert wake_at is not None
         house.tick(wake_at - house.now)
+
+
+def test_a_script_that_fails_after_training_ends_the_job_with_its_status_once_the_others_are_done() -> None:
+    house = finished_house()
+    house.say_last("0", "failed at train.py:9: OSError")
+    house.leave("0", on_purpose=False, text="failed at train.py:9: OSError", status=1)
+    for _ in range(400):  # the other one evaluates
+        house.now += 10
+        house.beat("1", Activity.FINISHED, step=60)
+        house.tick()
+    assert house.ended is None
+    house.leave("1")
+    text = NOT_DONE.format("0 (pid 1000 on host-a)", "failed at train.py:9: OSError")
+    assert house.records(JobInterrupted) == [JobInterrupted(EndKind.SCRIPT_FAILED, 60, text, 1, status=1)]
+    assert house.ended == Ended(EndKind.SCRIPT_FAILED, text)
+
+
+def test_recover_runs_what_is_left_of_a_failed_script_and_only_that() -> None:
+    """The status belongs to the start that it ended: the next scheduler waits for the process that tries again."""
+    house = finished_house(cool_down_s=0.0)
+    house.leave("1")
+    house.leave("0", on_purpose=False, text="failed", status=3)
+    assert house.ended is not None
+    house.ended = None
+    house.crash(after_s=1.0)
+    house.tick(1.0)
+    assert house.ended is None
+    house.register("0", session="new")
+    assert house.admission("new").finished == Point(60, 1)
+    house.leave("0")
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
-    assert house.now < 120
+
+
+def test_a_scheduler_that_dies_after_the_last_script_failed_ends_the_job_when_it_is_back() -> None:
+    house = finished_house()
+    house.leave("1")
+    house.leave("0", on_purpose=False, text="failed", status=3)
+    house.ended = None
+    house.crash(after_s=1.0, keep=len(house.journal) - 1)  # without JobInterrupted
+    house.tick()
+    assert house.ended is not None and house.ended.kind is EndKind.SCRIPT_FAILED
+
+
+def test_a_worker_that_is_asked_to_leave_after_training_is_not_done() -> None:
+    house = finished_house()
+    house.leave("0")
+    house.leave("1", text="it was asked to (SIGTERM)", status=143)
+    assert house.ended is None, "another process may do what is left"
+    wait_for_the_end(house)
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+
+
+@pytest.mark.parametrize(("status", "kind"), [(0, EndKind.FINISHED), (3, EndKind.SCRIPT_FAILED)])
+def test_the_launcher_tells_a_status_that_the_script_could_not(status: int, kind: EndKind) -> None:
+    house = finished_house(token=b"t")
+    house.leave("0")
+    house.leave("1", text="a SystemExit", status=None)
+    assert house.ended is None
+    seat = house.seat("1")
+    end = ProcessEnded("1", *seat.process[:3], f"ended with status {status}", status=status)
+    house.step(EndSeen(end))
+    assert house.ended is not None and house.ended.kind is kind
+    if status:
+        assert house.core.state.interruptions[-1].status == status
+
+
+def test_a_launcher_that_never_tells_the_status_is_waited_for_no_longer_than_a_moment() -> None:
+    house = finished_house(token=b"t")
+    house.leave("0")
+    house.leave("1", text="a SystemExit", status=None)
+    began = house.now
+    wait_for_the_end(house)
+    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.now <= began + STATUS_WAIT_S
 
 
 def test_a_worker_that_waits_for_its_seat_keeps_the_finished_job_open() -> None:
@@ -161,12 +245,11 @@ def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
     house.leave("1")
     house.ended = None
     house.crash(after_s=1.0, keep=len(house.journal) - (1 if kept == "the last leave" else 2))
-    while house.ended is None:
-        wake_at = house.core.wake_at()
-        assert wake_at is not None
-        house.tick(wake_at - house.now)
-    assert house.ended.kind is EndKind.FINISHED
-    assert house.now < 4000
+    if kept != "the last leave":  # its launcher has seen it end, and tells every scheduler
+        house.tick(20.0)
+        house.step(EndSeen(ProcessEnded("1", *house.seat("1").process[:3], "ended with status 0", status=0)))
+    wait_for_the_end(house)
+    assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
 
 def test_a_finished_job_whose_last_processes_were_lost_ends_although_nobody_comes_back() -> None:
@@ -175,18 +258,23 @@ def test_a_finished_job_whose_last_processes_were_lost_ends_although_nobody_come
         house.close(session, gone=True)
     house.crash()
     loaded_at = house.now
-    while house.ended is None:
-        wake_at = house.core.wake_at()
-        assert wake_at is not None
-        house.tick(wake_at - house.now)
+    wait_for_the_end(house)
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
     assert house.now == loaded_at + house.policy.topo_timeout_s
 
 
-def test_finished_stays_finished_whatever_is_asked_for() -> None:
+def test_a_stop_after_training_ends_the_scripts_and_says_so() -> None:
     house = finished_house()
     house.stop("Ctrl-C")
-    assert house.ready.records == [JobFinished()]
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.records(JobFinished) == []
+    assert house.answer("s0", EndJob).kind is EndKind.STOPPED
+    house.leave("0", text="told to end", status=78)
+    house.leave("1", text="told to end", status=78)
+    assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
+    house.ended = None
+    house.crash(after_s=1.0)
+    house.tick(1.0)
+    assert house.ended is None, "recover.sh runs what is left of the scripts"
 
 
 # ---- stopped

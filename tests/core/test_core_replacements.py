@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.lines import number_of, replaces, root_of, successor_of
-from runtime.core.messages import Activity, Fenced, Refusal
+from runtime.core.messages import Activity, EndKind, Fenced, Refusal
+from runtime.core.point import Point
 from runtime.core.records import (
     GenerationCommitted,
     ReplacementShown,
@@ -51,6 +52,7 @@ def test_a_replacement_takes_the_lost_slot_at_once() -> None:
     kinds = [type(record) for record in house.ready.records]
     assert kinds == [SpareAdmitted, ReplacementShown, SeatRetired, SlotGiven]
     assert house.seat("1.1").slot == 1 and house.seat("1").is_retired
+    assert house.admission("s1.1").slot == 1, "so that init() returns with its rank"
     house.train()
     assert house.committed().members == (("0", 1), ("1.1", 1))
 
@@ -383,3 +385,18 @@ def test_with_recovery_off_nobody_is_replaced() -> None:
     house.close("s1", gone=True)
     comes(house, "1.1")
     assert not house.records(SpareAdmitted)
+
+
+def test_a_replacement_after_training_takes_the_slot_with_its_seat() -> None:
+    """No round gives slots any more; the rest of the script needs the rank at once."""
+    house = launched()
+    for node in "01":
+        house.beat(node, Activity.DONE, step=60)
+    house.close("s0", gone=True)
+    comes(house, "0.1")
+    admitted = house.admission("s0.1")
+    assert (admitted.slot, admitted.finished) == (0, Point(60, 1))
+    house.leave("1")
+    assert house.ended is None
+    house.leave("0.1")
+    assert house.ended is not None and house.ended.kind is EndKind.FINISHED

@@ -290,6 +290,7 @@ def test_a_spare_that_arrives_while_a_slot_is_lost_takes_it() -> None:
     assert not house.records(SlotGiven)
     house.register("11")
     assert house.records(SlotGiven) == [SlotGiven("11", 1)]
+    assert house.admission("s11").slot == 1, "it is told at once, so that init() returns with its rank"
     assert house.answer("s11", RoundOpened).place == Place(1, 1, 2)
 
 

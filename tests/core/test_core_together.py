@@ -24,9 +24,9 @@ from runtime.core.agent_events import (
     Passed,
     Trains,
 )
-from runtime.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process
+from runtime.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process, ProcessEnded
 from runtime.core.point import Point
-from runtime.core.scheduler import Received
+from runtime.core.scheduler import EndSeen, Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
 
@@ -144,9 +144,12 @@ def test_any_one_message_may_be_disturbed(at: int, fate: str) -> None:
     room = Room(fate, at)
     room.life()
     assert room.house.core.state.generation_number == 1, "nobody had to form twice"
-    if not room.house.core.state.finished:  # a Leave was lost: then nobody is left, and that is noticed too
+    if not room.house.core.state.finished:  # a Leave was lost: the launcher has seen the process end
         room.agents.clear()
         room.pass_time(20)
+        for node in "01":
+            process = room.house.seat(node).process
+            room.house.step(EndSeen(ProcessEnded(node, *process[:3], "ended with status 0", status=0)))
     assert room.house.core.state.finished
 
 

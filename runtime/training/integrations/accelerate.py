@@ -42,8 +42,9 @@ class Accelerator(accelerate.Accelerator):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        context.current("runtime.integrations.accelerate.Accelerator()")
-        super().__init__(*args, **kwargs)
+        process = context.current("runtime.integrations.accelerate.Accelerator()")
+        with _spares_place(process) if context.is_spare() else contextlib.nullcontext():
+            super().__init__(*args, **kwargs)
         self.require_carried()
 
     def require_carried(self) -> None:
@@ -135,6 +136,20 @@ class Accelerator(accelerate.Accelerator):
         if is_early:
             log.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
         return is_early
+
+
+@contextlib.contextmanager
+def _spares_place(process: context.Worker) -> Iterator[None]:
+    """Let Accelerate find a place in a spare, whose environment has none.
+
+    What transformers' TrainingArguments made of that environment before is made anew.
+    """
+    made = dict(PartialState._shared_state)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with process.stands_in():
+        if made:
+            PartialState(cpu=bool(made.get("_cpu")))
+        yield
 
 
 class TrainingLoader(DataLoaderShard):

@@ -28,7 +28,7 @@ from runtime.commands import spelled
 from runtime.config import Role, Settings
 from runtime.core.lines import root_of
 from runtime.core.messages import Admitted, GenerationStarted, Place
-from runtime.errors import SameBitsError, UnequalError, UntrainedError, UsageError
+from runtime.errors import FencedError, SameBitsError, UnequalError, UntrainedError, UsageError
 from runtime.service import health, host, log, stacks
 from runtime.service.agent import Agent
 from runtime.service.alone import SchedulerThread
@@ -131,14 +131,28 @@ class Worker:
         gloo.close_copies(endpoints)
 
     def publish_place(self) -> None:
-        """Let the environment say this process's place, as torchrun's does."""
+        """Set RANK and the other three in the environment as torchrun does; unset them in a spare without a place."""
         if (place := self.generation) is not None:
             config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
-            return
+        elif self.admitted.slot is None:
+            config.withdraw_place()
+        else:
+            self._publish_seat()
+
+    def _publish_seat(self) -> None:
         rank, world_size = self.seat
         index, devices = _index(self.admitted.slot, self.agent.node), torch.accelerator.device_count()
         local_rank, local_world_size = (index % devices, min(world_size, devices)) if devices else (index, world_size)
         config.publish_place(rank, local_rank, world_size, local_world_size)
+
+    @contextlib.contextmanager
+    def stands_in(self) -> Iterator[None]:
+        """Inside this a spare's environment has a number that is no rank's, for a library that must find one."""
+        self._publish_seat()
+        try:
+            yield
+        finally:
+            self.publish_place()
 
     @property
     def seat(self) -> tuple[int, int]:
@@ -152,7 +166,7 @@ class Worker:
         Raises:
             SameBitsError: the one that says why there is no seat.
         """
-        self.agent.leave(on_purpose=True, text="fenced")
+        self.agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
         self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
         self.generation = None
         self.admitted = self.agent.register()
@@ -371,9 +385,9 @@ def _index(slot: int | None, node: str) -> int:
     A spare's is the one its number names, so that spares of one host do not crowd on one device; a replacement's is
     that of the first node of its line.
     """
-    if slot is not None:
-        return slot
     first = root_of(node)
+    if slot is not None and first == node:
+        return slot
     return int(first) if first.isdecimal() else 0
 
 
@@ -392,6 +406,8 @@ class _Ending:
     """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._exit_now: Callable[[int], NoReturn] = os._exit
         self.agent: Agent | None = None
         self.scheduler: SchedulerThread | None = None
         self.quiet = False
@@ -402,6 +418,8 @@ class _Ending:
         self._error: BaseException | None = None
         self._words = ""  # said of it
         self._status = 0
+        self._is_status_known = True
+        self._has_left = False
 
     def install(self) -> None:
         """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
@@ -410,6 +428,7 @@ class _Ending:
         watch_threads(self._thread_ended)
         self.exit_status.install()
         atexit.register(self._at_end)
+        vars(os)["_exit"] = self._exit_at_once
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -436,6 +455,19 @@ class _Ending:
         if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
+    def _exit_at_once(self, status: int) -> NoReturn:
+        """Stand in for ``os._exit``: tell the scheduler the status, because nothing that ``atexit`` has will run."""
+        is_main = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if is_main and self.agent is not None and not self._has_left:
+            has_done_its_part = status == 0 and (self.is_through or not self.recovers)
+            self._leave(on_purpose=has_done_its_part, text=f"its program ended with os._exit({status})", status=status)
+        self._exit_now(status)
+
+    def _leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
+        assert self.agent is not None
+        self._has_left = True
+        self.agent.leave(on_purpose=on_purpose, text=text, status=status)
+
     def _thread_ended(self, text: str) -> None:
         if self.agent is not None:
             self.agent.report_oddity(self.agent.step, text)
@@ -452,7 +484,8 @@ class _Ending:
             elif self._error is None and self._trained_alone():
                 self._status, text = UntrainedError.exit_code, "its script never called runtime.elastic.run"
                 print(f"samebits: {_TRAINED_ALONE.format(node=self.agent.node)}", file=sys.stderr, flush=True)
-            self.agent.leave(on_purpose=on_purpose, text="told to end" if told_to else text)
+            status = self._status if self._is_status_known else None
+            self._leave(on_purpose=on_purpose, text="told to end" if told_to else text, status=status)
             if self.scheduler is not None:
                 self.scheduler.close(is_over=on_purpose and self.is_through)
         if _process is not None and _process.next_group is not None:
@@ -480,6 +513,7 @@ class _Ending:
         if found is not None:
             self._status = found
             return f"its program ended with status {found}"
+        self._is_status_known = False
         self._status = 1 if self.recovers and not self.is_through else 0
         when = "after" if self.is_through else "before"
         return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"

@@ -76,7 +76,7 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
         return
     if last is not None and last.bad.get(slot) == machine_id():
         why = last.why.get(slot, f"it is slow or wrong, as {len(last.bad)} nodes are")[:MOST_CHARS]
-        agent.leave(on_purpose=False, text=f"the pre-flight names it: {why}. {_FIX}")
+        agent.leave(on_purpose=False, text=f"the pre-flight names it: {why}. {_FIX}", status=PreflightError.exit_code)
         raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}. {_FIX}")
 
 
