@@ -12,7 +12,7 @@ import difflib
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -52,6 +52,8 @@ __all__ = [
     "is_shell_name",
     "kept_environment",
     "leave_failures_to_us",
+    "mark_worker",
+    "parent_worker",
     "publish",
     "publish_place",
     "read",
@@ -63,6 +65,7 @@ __all__ = [
     "withdraw_place",
 ]
 
+_WORKER_PID = "SAMEBITS_WORKER_PID"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
@@ -528,6 +531,17 @@ def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.envir
 def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
     """Which of the Ascend devices that are there this process sees; None: all of them."""
     return environ.get("ASCEND_RT_VISIBLE_DEVICES")
+
+
+def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let every process that this worker starts know whose child it is: it inherits the rest of the environment too."""
+    environ[_WORKER_PID] = str(os.getpid())
+
+
+def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the pid of the worker that started this process, if it is one of these parents of it."""
+    marked = environ.get(_WORKER_PID, "")
+    return int(marked) if marked.isdecimal() and int(marked) in parents else None
 
 
 def publish_place(

@@ -6,6 +6,7 @@ The public names, Horovod's where it has one; what a call of :func:`run` goes th
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from runtime.core.point import Point
 from runtime.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from runtime.service.agent import Agent
+from runtime.training.group import ddp
+from runtime.training.group.calling_place import calling_place
 from runtime.training.process import context
 from runtime.training.process.context import Worker
 from runtime.training.run.elastic_run import ElasticRun
@@ -54,9 +57,20 @@ def run(
     is None. With ``ENABLE_RECOVERY=0`` it is simply called.
     """
 
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise UsageError(
+            f"{calling_place()}: runtime.elastic.run above {function.__name__}(), which has a `yield` or is `async`: a "
+            "call of it trains nothing. Fix: decorate an ordinary function that trains and returns"
+        )
+
     @functools.wraps(function)
     def wrapper(state: AnyState, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         process = context.current("runtime.elastic.run")
+        if not isinstance(state, State):
+            raise UsageError(
+                f"{calling_place()}: the training function was called with a {type(state).__name__}; expected a state. "
+                "Fix: state = runtime.elastic.TorchState(model, optimizer, …), then train(state)"
+            )
         counters = OutsideCounters(function)
 
         def call() -> Result:
@@ -70,9 +84,12 @@ def run(
                 return _run_once(process, state, call)
         if process.has_trained:
             raise UsageError(
-                "runtime.elastic.run was entered a second time: a job has one training function; call the second phase "
-                "from within the first one, and keep in the state which phase it is in"
+                f"{calling_place()}: runtime.elastic.run was called a second time, and this call trains nothing: a job "
+                "trains once. Fix: put all phases or folds into the one training function, and which of them is under "
+                "way into the state, as in `while state.fold < 3: …; state.fold += 1`; or start a job for each fold"
             )
+        if isinstance(state, ObjectState):
+            ddp.require_all_among(state.weights())
         process.has_trained = True
         session = ElasticRun(process, state)
         try:

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -258,10 +259,11 @@ def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
 # ---- data
 
 
-def time_batches(told: Callable[[float], object]) -> None:
-    """From now on ``told`` is called with each batch: when it was asked for, by ``time.perf_counter``.
+def follow_batches(told: Callable[[float, object], object]) -> None:
+    """From now on call ``told`` with each batch: when it was asked for, by ``time.perf_counter``, and its sampler.
 
-    Once a process. Relies on ``_BaseDataLoaderIter.__next__``, which every iterator of a ``DataLoader`` has.
+    That is the batch sampler of a ``DataLoader`` that has one; None for an iterable data set. Once a process. Relies on
+    ``_BaseDataLoaderIter.__next__`` and ``_index_sampler``, which every iterator of a ``DataLoader`` has.
     """
     iterator: Any = dataloader._BaseDataLoaderIter
     next_batch = iterator.__next__
@@ -274,9 +276,25 @@ def time_batches(told: Callable[[float], object]) -> None:
         try:
             return next_batch(self)
         finally:
-            told(began_s)
+            told(began_s, None if self._dataset_kind == _ITERABLE else self._index_sampler)
 
     iterator.__next__ = timed
+
+
+_ITERABLE: Any = dataloader._DatasetKind.Iterable
+
+
+def statuses_of_loader(traceback: TracebackType | None) -> list[int]:
+    """Return the exit statuses of the ``DataLoader`` processes over whose death an error was raised.
+
+    Relies on ``_MultiProcessingDataLoaderIter._workers``, whose methods raise "exited unexpectedly".
+    """
+    while traceback is not None:
+        iterator = traceback.tb_frame.f_locals.get("self")
+        if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+            return [one.exitcode for one in iterator._workers if one.exitcode is not None]
+        traceback = traceback.tb_next
+    return []
 
 
 # ---- autograd

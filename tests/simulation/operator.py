@@ -112,8 +112,9 @@ class Operator:
             self._start_scheduler()
         finished = world.host.path.is_finished()
         if world.mix.naming is Naming.FRESH:
-            missing = self._wanted() - sum(not worker.is_of_another_job() for worker in world.workers)
-            names = [] if finished else [self._fresh_name() for _ in range(missing)]
+            wanted = self._not_done() if finished else self._wanted()
+            missing = wanted - sum(not worker.is_of_another_job() for worker in world.workers)
+            names = [self._fresh_name() for _ in range(missing)]
         else:
             present = {worker.node for worker in world.workers if not worker.is_of_another_job()}
             names = [node for node in self.nodes() if node not in present and not self._is_through(node, finished)]
@@ -125,6 +126,11 @@ class Operator:
         core = self._world.host.core
         seat = core.state.seats.get(node) if core is not None else None
         return finished and (seat is None or seat.has_left)
+
+    def _not_done(self) -> int:
+        """Of a finished training: how many slots' scripts have not reached their end, as far as the scheduler knows."""
+        core = self._world.host.core
+        return 0 if core is None else sum(not core.state.seats[node].has_left for node in core.state.by_slot.values())
 
     def _has_process(self, node: str) -> bool:
         workers = self._world.workers

@@ -31,7 +31,17 @@ from runtime.training import torch_private
 from runtime.training.group.breakable_group import BreakableGroup, ReducerGroup
 from runtime.training.group.group import Group, discard
 
-__all__ = ["Layout", "attach", "attach_all", "capture", "capture_all", "fingerprint", "generation_ended", "install"]
+__all__ = [
+    "Layout",
+    "attach",
+    "attach_all",
+    "capture",
+    "capture_all",
+    "fingerprint",
+    "generation_ended",
+    "install",
+    "require_all_among",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +442,23 @@ def sync_buffers_all() -> None:
 def wrappers() -> list[DistributedDataParallel]:
     """The wrappers that are alive, those built outside a generation first."""
     return _riders.wrappers()
+
+
+def require_all_among(weights: Sequence[torch.Tensor]) -> None:
+    """Raise if a wrapper trains a parameter that is none of these, the state's: no recovery would bring it back.
+
+    Raises:
+        UsageError: it names the wrapped module.
+    """
+    known = {id(one) for one in weights}
+    for ddp in wrappers():
+        if any(parameter.requires_grad and id(parameter) not in known for parameter in ddp.parameters()):
+            name = type(ddp.module).__name__
+            raise UsageError(
+                f"DistributedDataParallel({name}) trains parameters that are not in the state: a replacement would "
+                "begin with other ones. Fix: TorchState(model, optimizer, …) with this model; a second one gets a "
+                "name of its own, such as model_2=…"
+            )
 
 
 def settle_all() -> dict[str, Any] | None:

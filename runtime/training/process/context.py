@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ from runtime.service.probe_beat import ProbeBeat
 from runtime.service.scheduler import SchedulerService, exit_code_of
 from runtime.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from runtime.store.lock import DirectoryLock
+from runtime.training import torch_private
 from runtime.training.group import breaker, ddp, device, gloo, group
 from runtime.training.group.calling_place import calling_place
 from runtime.training.group.group import Group
@@ -212,6 +214,7 @@ def init() -> None:
         return
     ending = _Ending()
     ending.install()
+    _refuse_in_a_child()
     alone = config.alone()
     settings, warnings = config.read() if alone is None else config.read(alone)
     log.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
@@ -230,6 +233,25 @@ def init() -> None:
     _process = _take_seat(settings, job_name, ending)
 
 
+def _refuse_in_a_child() -> None:
+    """Raise in a process that a worker has started: with that worker's environment it would take its seat again.
+
+    Spawn and forkserver, Python 3.14's default, import the script anew in every child, so that its top level runs.
+    """
+    parent = multiprocessing.parent_process()
+    parents = {os.getppid()} if parent is None or parent.pid is None else {os.getppid(), parent.pid}
+    if (worker := config.parent_worker(parents)) is not None:
+        kind = "a process that multiprocessing started" if parent is not None else "a child process"
+        raise UsageError(IN_A_CHILD.format(kind=kind, worker=worker))
+
+
+IN_A_CHILD = (
+    "runtime.init() was called in {kind}, a DataLoader's worker for example, and not in the worker itself (pid "
+    "{worker}): it would take that worker's seat a second time. Fix: put all that the script does into a function, and "
+    'call that under `if __name__ == "__main__":`'
+)
+
+
 def _serve(settings: Settings, ending: _Ending) -> NoReturn:
     service = SchedulerService(settings)
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
@@ -241,6 +263,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
+    config.mark_worker()  # before any child can be started
     probe = ProbeBeat(settings.probe_file)
     host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
     kind = device.choose(settings.device, 0).type
@@ -437,6 +460,8 @@ class _Ending:
         if self.agent is not None and group.is_communication_failure(error):
             # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
             error = self.agent.verdict(VERDICT_S) or error
+        if UsageError.exit_code in torch_private.statuses_of_loader(traceback):
+            error = UsageError(IN_A_CHILD.format(kind="a process that multiprocessing started", worker=os.getpid()))
         self._error = error
         is_of_the_loop = isinstance(error, UsageError) or (
             isinstance(error, UnequalError) and self.agent is not None and error is not self.agent.must_end

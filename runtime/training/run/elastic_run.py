@@ -49,6 +49,7 @@ from runtime.training.run.warm_up import warm_up
 from runtime.training.run.whereabouts import Whereabouts
 from runtime.training.state.base_state import State
 from runtime.training.state.checkpoint_config import StepLog
+from runtime.training.state.loop_habits import last_batch
 
 __all__ = ["ElasticRun"]
 
@@ -81,8 +82,7 @@ class ElasticRun:
         self._uncommitted = 0  # optimizer steps since its last commit
         measures = process.settings.straggler != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
-        if measures:
-            torch_private.time_batches(main_thread.waited_for_data)
+        torch_private.follow_batches(_took_batch)
         if self._step_log is not None:
             require_steps(state)
         if process.admitted.slot is None:
@@ -474,6 +474,11 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 def _in_short(error: Exception) -> str:
     """One line: gloo's errors begin with a source file and end with advice for another program."""
     return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+
+
+def _took_batch(began_s: float, sampler: object) -> None:
+    main_thread.waited_for_data(began_s)
+    last_batch.taken(sampler)
 
 
 def _nothing_to_break(_reason: str) -> None:

@@ -1,10 +1,9 @@
-"""Habits of a training loop that give other bits after a loss, told in a sentence while the loop still runs.
+"""Habits of a training loop that give other bits after a loss, reported in a sentence while the loop still runs.
 
-Here live four looks at the script's own code: at a batch that was taken before the commit that it follows, at a loop
-that commits the number of the step it has just taken, at what it changes behind its commit, and at counters outside the
-state. Never here: a refusal; each of
-these loops is right as long as nobody is lost. The one idea: what a loop carries from one step to the next is seen
-where it commits, in the frame that calls ``commit()``, and the first steps show it.
+The looks are at the script's own code, in the frame that calls ``commit()``, during the first steps: at a batch that
+was taken before the commit that it follows, at a loop that commits the number of the step it has just taken, at what
+it changes behind its commit, at data whose position the state does not know, and at counters outside the state.
+Nothing is refused here: each of these loops is right as long as no rank is lost.
 """
 
 from __future__ import annotations
@@ -22,11 +21,41 @@ from torch import nn
 from runtime.service import log
 from runtime.training.group.calling_place import calling_place
 from runtime.training.state.behind_commit import change_behind_commit, loop_around
+from runtime.training.state.sampler import ElasticSampler
 
-__all__ = ["LoopHabits", "OutsideCounters"]
+__all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
 _LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
+_DATA_AT = 3  # the commit at which a position that is kept has moved
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+
+
+class LastBatch:
+    """The training batch that a ``DataLoader`` of this process has given last, while somebody looks.
+
+    A batch that is taken under ``no_grad`` is an evaluation's.
+
+    Attributes:
+        sampler: of its loader, usually a BatchSampler; None for an iterable data set, and before the first.
+        place: the line of the script that took it.
+    """
+
+    def __init__(self) -> None:
+        self.is_looked_at = False
+        self.sampler: object = None
+        self.place = ""
+
+    def look(self, *, at_it: bool) -> None:
+        """Begin to look, or end that."""
+        self.is_looked_at, self.sampler, self.place = at_it, None, ""
+
+    def taken(self, sampler: object) -> None:
+        """A batch was given."""
+        if self.is_looked_at and torch.is_grad_enabled():
+            self.sampler, self.place = sampler, calling_place()
+
+
+last_batch = LastBatch()
 
 
 class LoopHabits:
@@ -51,6 +80,7 @@ class LoopHabits:
         self._values = values
         self._has_position = has_position
         self._commits = 0
+        self._counted: Mapping[str, int] = {}  # the state's own whole numbers, at the first commit
         self._used: list[weakref.ref[torch.Tensor]] = []
         self._used_before: list[weakref.ref[torch.Tensor]] = []
         self._at_commit: list[weakref.ref[torch.Tensor]] = []
@@ -62,7 +92,11 @@ class LoopHabits:
             return
         self._commits += 1
         if self._commits == 1:
+            last_batch.look(at_it=True)
+            self._counted = self._whole_numbers()
             self._look_behind(state, frame)
+        if self._commits == _DATA_AT:
+            self._look_at_data(frame)
         if self._commits == 1 and not self._has_position():
             self._look_at_loop(frame)
         self._used, self._used_before = [], self._used
@@ -71,6 +105,7 @@ class LoopHabits:
             self._end()
 
     def _end(self) -> None:
+        last_batch.look(at_it=False)
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._at_commit, self._used, self._used_before = [], [], [], []
@@ -97,6 +132,42 @@ class LoopHabits:
                 f"{frame.f_lineno}, in the same loop: a recovery at that commit does not do it again, and what follows "
                 "may have other bits than a run without a loss. Fix: do it before state.commit()"
             )
+
+    def _whole_numbers(self) -> Mapping[str, int]:
+        values = self._values()
+        return {name: values[name] for name in self._counters if type(values[name]) is int}
+
+    def _look_at_data(self, frame: FrameType) -> None:
+        """Report a loader whose position does not go back with the state, unless the script keeps one itself."""
+        own, place = _samplers_in(last_batch.sampler), last_batch.place
+        held = [one for one in self._values().values() if not isinstance(one, (nn.Module, torch.optim.Optimizer))]
+        elastic = next((one for one in own if isinstance(one, ElasticSampler)), None)
+        if not own or self._keeps_place(frame, held):
+            return
+        if elastic is None:
+            kind = type(own[-1]).__name__
+            log.warn(
+                f"{place}: the batches of this loop come from a {kind}, whose position is not part of the state: after "
+                "a loss the epoch begins again, in another order. Fix: DataLoader(…, sampler=sampler) with "
+                "sampler = runtime.ElasticSampler(data, shuffle=True, seed=1), TorchState(…, sampler=sampler), and "
+                "sampler.record_batch(batch, batch_size) before state.commit()"
+            )
+        elif not any(elastic is one for one in held):
+            log.warn(
+                f"{place}: the sampler of this loader is not part of the state: after a loss the epoch begins again. "
+                "Fix: TorchState(…, sampler=sampler)"
+            )
+        elif not elastic.was_told:
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: the sampler is not told which samples are "
+                "done: after a loss the epoch begins again. Fix: call sampler.record_batch(batch, batch_size) before "
+                "this commit, with the loader's own batch_size"
+            )
+
+    def _keeps_place(self, frame: FrameType, held: Collection[object]) -> bool:
+        """Return whether the script may know its place in the data by itself: in a count, or in the loader's state."""
+        counts = self._whole_numbers() != self._counted or "completed_steps" in frame.f_code.co_names
+        return counts or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
 
     def _look_at_loop(self, frame: FrameType) -> None:
         name = _counted_by_loop(frame)
@@ -146,6 +217,15 @@ class OutsideCounters:
         for name, value in values.items():
             if name in stored and type(value) in (int, float):
                 yield name, value
+
+
+def _samplers_in(sampler: object) -> list[object]:
+    """Return a batch sampler and what it draws from, outermost first; empty for none."""
+    found: list[object] = []
+    while sampler is not None and not any(sampler is one for one in found):
+        found.append(sampler)
+        sampler = getattr(sampler, "sampler", None)
+    return found
 
 
 def _counted_by_loop(frame: FrameType) -> str | None:

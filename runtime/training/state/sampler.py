@@ -48,6 +48,8 @@ class ElasticSampler(Sampler[int]):
         self._taken = 0  # by this rank since the iteration began
         self._batch_size = 0  # the largest recorded since then
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
+        self._given = 0  # how many of them a loader has taken
+        self.was_told = False  # of samples that were gone through
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -67,6 +69,7 @@ class ElasticSampler(Sampler[int]):
                 "a loader whose sampler it does not move"
             )
         if epoch != self.epoch:
+            self._warn_of_unrecorded_samples()
             self.epoch = epoch
             self._go_to(0)
 
@@ -74,11 +77,15 @@ class ElasticSampler(Sampler[int]):
         """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began.
 
         ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
+
+        Raises:
+            UsageError: no loader of this rank can have given so many samples yet.
         """
         if not self._share and len(self.dataset):
             self._warn_of_an_early_iteration()
         self._batch_size = max(self._batch_size, batch_size)
         taken = batch_idx * self._batch_size + batch_size
+        self._require_possible(batch_idx, batch_size, taken)
         self._record(taken, self._share[self._taken : taken])
 
     def record_indices(self, indices: Collection[int]) -> None:
@@ -92,6 +99,7 @@ class ElasticSampler(Sampler[int]):
             count: of all ranks.
             own: which of them this rank has gone through.
         """
+        self.was_told = True
         if self.on_record is not None:
             self.on_record(own)
         self._go_to(min(self.consumed + count, len(self.dataset)))
@@ -106,7 +114,21 @@ class ElasticSampler(Sampler[int]):
             self._warn_of_a_second_time()
         return rest
 
+    def _require_possible(self, batch_idx: int, batch_size: int, taken: int) -> None:
+        """Raise if the loader has given fewer samples: a global batch size, or a number that does not count batches.
+
+        The last batch of an epoch may be smaller than the size it is recorded with.
+        """
+        is_at_end = self._given == len(self._share)
+        if self._share and taken > self._given and not (is_at_end and taken - batch_size < self._given):
+            raise UsageError(
+                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) says that this rank has gone through "
+                f"{taken} samples of this iteration, and its loader has given {self._given}. Fix: batch_size is this "
+                "rank's, the loader's own, and batch_idx counts from 0 in every iteration, as enumerate(loader) does"
+            )
+
     def _record(self, taken: int, indices: Sequence[int]) -> None:
+        self.was_told = True
         if self.on_record is not None:
             self.on_record(indices)
         self._taken = taken
@@ -121,7 +143,14 @@ class ElasticSampler(Sampler[int]):
             rest += order[:missing]
             missing = -len(rest) % world_size
         self._share = rest[rank::world_size]
-        return iter(self._share)
+        self._given = 0
+        return self._give(self._share)
+
+    def _give(self, share: Sequence[int]) -> Iterator[int]:
+        for number, index in enumerate(share, 1):
+            if share is self._share:  # else another iteration has begun since
+                self._given = number
+            yield index
 
     def __len__(self) -> int:
         """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
@@ -129,7 +158,7 @@ class ElasticSampler(Sampler[int]):
 
     def _go_to(self, consumed: int) -> None:
         self.consumed = self._began_at = consumed
-        self._taken = self._batch_size = 0
+        self._taken = self._batch_size = self._given = 0
         self._share = ()
 
     def _warn_of_a_second_time(self) -> None:
@@ -140,6 +169,17 @@ class ElasticSampler(Sampler[int]):
                 "epoch after each"
             )
         self._empty_epoch = self.epoch
+
+    def _warn_of_unrecorded_samples(self) -> None:
+        """Warn if a whole iteration was given out, and less than that was recorded: a recovery would repeat samples."""
+        missing = len(self._share) - self._taken
+        is_whole = bool(self._share) and self._given == len(self._share)
+        if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
+            log.warn(
+                f"{calling_place()}: of the {len(self._share)} samples that this rank was given in epoch {self.epoch} "
+                f"record_batch() was told of {self._taken}: after a loss {missing} samples of each rank come again. "
+                "Fix: sampler.record_batch(batch, batch_size) for every batch, with the loader's own batch_size"
+            )
 
     def _warn_of_an_early_iteration(self) -> None:
         """An iterator keeps the order that it began with; after a loss one begins with the state's."""

@@ -18,13 +18,14 @@ from torch import nn
 from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
+from runtime.training.group.calling_place import calling_place
 from runtime.training.process import context
 from runtime.training.sharding.pieces import is_distributed
 from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named, is_hashable
 from runtime.training.state.generators import Generators
-from runtime.training.state.handlers import ModuleHandler, PlainHandler
+from runtime.training.state.handlers import ModuleHandler, OptimizerHandler, PlainHandler, handler_of, is_stateful
 from runtime.training.state.loop_habits import LoopHabits
 from runtime.training.state.object_state import ObjectState
 from runtime.training.state.open_steps import Marks, OpenSteps, same_marks
@@ -71,6 +72,7 @@ class TorchState(ObjectState):
         given = {"model": model, "optimizer": optimizer, "sampler": sampler}
         values = {name: value for name, value in given.items() if value is not None}
         super().__init__(checkpoint=checkpoint, rng=rng, **values, **attributes)
+        _require_kinds(model, optimizer, sampler)
         for name in given.keys() - values.keys():
             object.__setattr__(self, name, None)
         self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
@@ -312,3 +314,28 @@ class TorchState(ObjectState):
     def _close(self) -> None:
         self._open.close()
         self._deferred = None
+
+
+def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
+    """Raise if an argument is none of its kind: it would be kept as a plain value, and nothing would be trained.
+
+    Raises:
+        UsageError: it names the argument, what it is, and what belongs there.
+    """
+    if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
+        raise UsageError(
+            f"{calling_place()}: TorchState({type(model).__name__}, {type(optimizer).__name__}): the optimizer comes "
+            "second. Fix: TorchState(model, optimizer, …)"
+        )
+    for name, value, kind in (("model", model, ModuleHandler), ("optimizer", optimizer, OptimizerHandler)):
+        if value is not None and not isinstance(handler_of(value), kind):
+            expected = "a torch.nn.Module" if name == "model" else "a torch.optim.Optimizer"
+            raise UsageError(
+                f"{calling_place()}: TorchState({name}=…): expected {expected}, found a {type(value).__name__}. Fix: "
+                "TorchState(model, optimizer, …); several of either get names of their own, such as model_2=…"
+            )
+    if sampler is not None and not is_stateful(sampler):
+        raise UsageError(
+            f"{calling_place()}: TorchState(sampler=…): a {type(sampler).__name__} has no position that could be kept "
+            "and restored. Fix: runtime.ElasticSampler(data, shuffle=True, seed=…), for the loader and for the state"
+        )
