@@ -292,10 +292,11 @@ class Admission:
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
         """No slot is free: a lost seat whose cool-down has passed is given away, the first by slot."""
+        is_trained = self._ledger.state.final is not None
         waits = [
             (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
             for seat in holders
-            if not seat.is_held
+            if not seat.is_held and not (is_trained and seat.has_left)  # whose script is done
         ]
         wait_s, slot, lost = min(waits, key=lambda entry: entry[:2], default=(0.0, 0, None))
         if lost is not None and wait_s <= 0:

@@ -14,10 +14,13 @@ import faulthandler
 import itertools
 import os
 import signal
+import sys
 import threading
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn, TypeVar
 
 from runtime.config import Settings, fixed_settings
@@ -108,6 +111,7 @@ from runtime.store.process_identity import ProcessIdentity
 STDERR = 2  # whatever sys.stderr is at the moment, or is not
 END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
 AT_ONCE_S = 0.25  # a seat that is free is given in a few ms
+THREADS_S = 5.0  # how long a process may take to end after its script, before its threads are named
 LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
 MOST_SAID = 64  # different reasons to leave an address, until a scheduler is found
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
@@ -210,6 +214,8 @@ class Agent:
         self._say_at = 0.0
         self._said = ""
         self._said_elsewhere: set[str] = set()  # until a scheduler is found
+        self._script_ended_at: float | None = None  # when the main thread was first seen to be over
+        self._threads_said = False
         self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
         self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
@@ -680,9 +686,27 @@ class Agent:
                 self._seat_at = None
         for seen in self._sightings.look(self._beside, now):
             self._client.send(seen)
+        self._look_at_threads(now)
         end_at = self._end_at  # the main thread may take it back meanwhile
         if end_at is not None and end_at <= now:
             self._end_now()
+
+    def _look_at_threads(self, now: float) -> None:
+        """Name the threads for which Python waits, so that the process does not end, once the script has ended."""
+        if threading.main_thread().is_alive():
+            return
+        self._script_ended_at = self._script_ended_at or now
+        if self._threads_said or now - self._script_ended_at < THREADS_S:
+            return
+        self._threads_said = True
+        frames = sys._current_frames()
+        kept = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+        if kept:
+            names = ", ".join(f"{one.name!r}{_place_of(frames.get(one.ident or 0))}" for one in kept)
+            log.warn(
+                f"the script of this worker has ended, and its process has not: Python waits for the thread {names}. "
+                "The job ends when that has. Fix: end or join it in the script, or start it with daemon=True"
+            )
 
     def _end_stuck(self, text: str) -> None:
         """The main thread holds the others up, and would not come out for a request either."""
@@ -713,6 +737,16 @@ def _why_silent(ask: KeyAsk) -> str:
         return ". Fix: see why nobody writes it, or give a longer timeout_s"
     unknown = "; whether the change was done is not known" if ask.changes else ""
     return f"{unknown}. Fix: start a scheduler again (recover.sh), of this release: an older one has no keys"
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """Return where a thread is, as `` (train.py:12)``: its outermost frame that is not Python's own threading."""
+    found = ""
+    while frame is not None:
+        if frame.f_code.co_filename != threading.__file__:
+            found = f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+        frame = frame.f_back
+    return found
 
 
 def share_of(session: str) -> float:

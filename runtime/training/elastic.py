@@ -5,10 +5,12 @@ The public names, Horovod's where it has one; what a call of :func:`run` goes th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -16,7 +18,7 @@ from runtime.core.point import Point
 from runtime.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from runtime.service.agent import Agent
 from runtime.training.group import ddp
-from runtime.training.group.calling_place import calling_place
+from runtime.training.group.calling_place import calling_place, is_library
 from runtime.training.process import context
 from runtime.training.process.context import Worker
 from runtime.training.run.elastic_run import ElasticRun
@@ -75,7 +77,8 @@ def run(
 
         def call() -> Result:
             counters.begin()
-            result = function(state, *args, **kwargs)
+            with _told_of_a_complete_epoch(state):
+                result = function(state, *args, **kwargs)
             state.finish()
             return result
 
@@ -99,6 +102,37 @@ def run(
             session.close()
 
     return wrapper
+
+
+_OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
+
+
+@contextlib.contextmanager
+def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
+    """Say what is wrong if the function needs a batch behind a loop that had none left.
+
+    A restore point may be the last batch of an epoch, whose end is then done again: no batch is left for its loop.
+    """
+    began_at = state.completed_steps
+    try:
+        yield
+    except _OF_NO_BATCH as error:
+        epoch = state.complete_epoch
+        if epoch is None or state.completed_steps != began_at:
+            raise
+        raise UsageError(
+            f"{_place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
+            f"{epoch}, so the loop over the loader had no batch left, and what it sets is not there. Fix: set that "
+            "before the loop, or keep it in the state; the corrected script goes on at this step"
+        ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ``train.py:12``: the innermost line of the script's own that an error came through."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lines = traceback.extract_tb(error.__traceback__)
+    own = [line for frame, line in zip(frames, lines, strict=True) if not is_library(frame.f_code.co_filename)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "the training function"
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:

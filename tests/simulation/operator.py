@@ -124,8 +124,9 @@ class Operator:
     def _is_through(self, node: str, finished: bool) -> bool:
         """Whether the node has done its part: it left after the training was finished."""
         core = self._world.host.core
-        seat = core.state.seats.get(node) if core is not None else None
-        return finished and (seat is None or seat.has_left)
+        seats = () if core is None else core.state.seats.values()
+        line = [seat for seat in seats if root_of(seat.node) == root_of(node) and seat.slot is not None]
+        return finished and all(seat.has_left for seat in line)
 
     def _not_done(self) -> int:
         """Of a finished training: how many slots' scripts have not reached their end, as far as the scheduler knows."""

@@ -180,6 +180,11 @@ class State(ABC):
         return False
 
     @property
+    def complete_epoch(self) -> int | None:
+        """The epoch whose loop had no batch left when it was entered last; None if there was one."""
+        return None
+
+    @property
     def generators(self) -> Generators | None:
         """This process's generators, where they are all that its own points alone hold; else None."""
         return None

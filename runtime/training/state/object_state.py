@@ -228,6 +228,11 @@ class ObjectState(State):
             for inner, value in handler.loose().items()
         ]
 
+    @property
+    def complete_epoch(self) -> int | None:
+        """As :meth:`State.complete_epoch`."""
+        return next((one.epoch for one in self._samplers if one.found_empty), None)
+
     def guard_samplers(self, is_running: bool) -> None:
         """While it runs, their epochs go where the state says."""
         for sampler in self._samplers:

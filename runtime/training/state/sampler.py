@@ -50,6 +50,7 @@ class ElasticSampler(Sampler[int]):
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
         self._given = 0  # how many of them a loader has taken
         self.was_told = False  # of samples that were gone through
+        self.found_empty = False  # the epoch's end was iterated, as after a recovery at its last batch
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,7 +111,8 @@ class ElasticSampler(Sampler[int]):
         if self.on_iterate is not None:
             self.on_iterate(self.consumed > 0)
         rest = self._order()[self.consumed :]
-        if len(self.dataset) and not rest:
+        self.found_empty = bool(len(self.dataset)) and not rest
+        if self.found_empty:
             self._warn_of_a_second_time()
         return rest
 
@@ -159,7 +161,7 @@ class ElasticSampler(Sampler[int]):
     def _go_to(self, consumed: int) -> None:
         self.consumed = self._began_at = consumed
         self._taken = self._batch_size = self._given = 0
-        self._share = ()
+        self._share, self.found_empty = (), False
 
     def _warn_of_a_second_time(self) -> None:
         """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
