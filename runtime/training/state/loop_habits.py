@@ -26,6 +26,7 @@ from runtime.training.state.sampler import ElasticSampler
 __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
 _LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
+_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # with which a script finds its place by the step
 _DATA_AT = 3  # the commit at which a position that is kept has moved
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
@@ -93,10 +94,10 @@ class LoopHabits:
         self._commits += 1
         if self._commits == 1:
             last_batch.look(at_it=True)
-            self._counted = self._whole_numbers()
+            self._counted = self._whole_numbers(state)
             self._look_behind(state, frame)
         if self._commits == _DATA_AT:
-            self._look_at_data(frame)
+            self._look_at_data(state, frame)
         if self._commits == 1 and not self._has_position():
             self._look_at_loop(frame)
         self._used, self._used_before = [], self._used
@@ -133,16 +134,16 @@ class LoopHabits:
                 "may have other bits than a run without a loss. Fix: do it before state.commit()"
             )
 
-    def _whole_numbers(self) -> Mapping[str, int]:
-        values = self._values()
-        return {name: values[name] for name in self._counters if type(values[name]) is int}
+    def _whole_numbers(self, state: object) -> Mapping[str, int]:
+        values = {name: getattr(state, name) for name in self._counters}
+        return {name: value for name, value in values.items() if type(value) is int}
 
-    def _look_at_data(self, frame: FrameType) -> None:
+    def _look_at_data(self, state: object, frame: FrameType) -> None:
         """Report a loader whose position does not go back with the state, unless the script keeps one itself."""
         own, place = _samplers_in(last_batch.sampler), last_batch.place
         held = [one for one in self._values().values() if not isinstance(one, (nn.Module, torch.optim.Optimizer))]
         elastic = next((one for one in own if isinstance(one, ElasticSampler)), None)
-        if not own or self._keeps_place(frame, held):
+        if not own or self._whole_numbers(state) != self._counted or self._keeps_place(frame, held):
             return
         if elastic is None:
             kind = type(own[-1]).__name__
@@ -164,10 +165,12 @@ class LoopHabits:
                 "this commit, with the loader's own batch_size"
             )
 
-    def _keeps_place(self, frame: FrameType, held: Collection[object]) -> bool:
-        """Return whether the script may know its place in the data by itself: in a count, or in the loader's state."""
-        counts = self._whole_numbers() != self._counted or "completed_steps" in frame.f_code.co_names
-        return counts or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
+    @staticmethod
+    def _keeps_place(frame: FrameType, held: Collection[object]) -> bool:
+        """Return whether the script may know its place in the data by itself, from the step or the loader's state."""
+        names = frame.f_code.co_names
+        skips = "completed_steps" in names and not _SKIPS.isdisjoint(names)
+        return skips or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
 
     def _look_at_loop(self, frame: FrameType) -> None:
         name = _counted_by_loop(frame)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from runtime.core.point import Point
 from runtime.errors import HostsUpdatedInterrupt, UsageError
@@ -16,6 +17,7 @@ from runtime.training import elastic
 from runtime.training.process import context
 from runtime.training.state import base_state, snapshot
 from runtime.training.state.sampler import ElasticSampler
+from runtime.training.state.torch_state import TorchState
 from tests.training.commits import Commits, backward, bits_of, small_state, train_one_step
 
 
@@ -303,3 +305,20 @@ def test_several_models_in_one_value_are_refused_with_what_to_write(kind: Callab
         elastic.TorchState(models, rng="per_step")
     with pytest.raises(UsageError, match=r"TorchState\(others=…\)"):
         elastic.TorchState(nn.Linear(1, 1), others=models)
+
+
+MODULE, SGD = nn.Linear(1, 1), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (((SGD, MODULE), {}), r"TorchState\(SGD, Linear\): the optimizer comes second"),
+        (((MODULE.parameters(),), {}), r"TorchState\(model=…\): expected a torch.nn.Module, found a generator"),
+        (((MODULE, 0.1), {}), r"TorchState\(optimizer=…\): expected a torch.optim.Optimizer, found a float"),
+        (((MODULE,), {"sampler": DistributedSampler(range(8), 2, 0)}), r"a DistributedSampler has no position"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_with_its_line(given: tuple[Any, dict[str, Any]], told: str) -> None:
+    with pytest.raises(UsageError, match=rf"test_state_classes\.py:\d+: .*{told}.*Fix: "):
+        TorchState(*given[0], **given[1])
