@@ -7,7 +7,6 @@ that SameBits needs are marked; all others are as they were. The pictures are dr
 
 import argparse
 import hashlib
-import os
 
 import torch
 import torch.distributed as dist
@@ -87,7 +86,7 @@ def main() -> None:
     dist.init_process_group(backend="gloo")
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device.type != "cpu":
-        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(runtime.get_local_rank())  # SameBits: a spare's environment has none
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
 

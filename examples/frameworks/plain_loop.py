@@ -1,6 +1,6 @@
 """A small language model trained by a loop of one's own, of the shape that nanoGPT and many others have.
 
-It was written for torchrun: RANK and LOCAL_RANK from the environment, ``init_process_group``, DDP, gradient
+It was written for torchrun: ``init_process_group``, DDP, gradient
 accumulation, random batches, ``destroy_process_group`` at the end. The lines that SameBits needs are marked; all others
 are as they were, and torchrun still runs what is left without them.
 """
@@ -8,7 +8,6 @@ are as they were, and torchrun still runs what is left without them.
 import argparse
 import hashlib
 import math
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -28,11 +27,9 @@ BATCH, BLOCK, WINDOW = 8, 32, 2
 
 runtime.init()  # SameBits
 init_process_group(backend="gloo")
-rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-world_size = int(os.environ["WORLD_SIZE"])
 device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 if device.type != "cpu":
-    torch.accelerator.set_device_index(local_rank)
+    torch.accelerator.set_device_index(runtime.get_local_rank())  # SameBits: a spare's environment has none
 torch.manual_seed(1337)
 torch.use_deterministic_algorithms(True)
 

@@ -272,12 +272,14 @@ class Ending:
         final, failed = self._ledger.state.final, self._failed_scripts()
         named = failed or self._unfinished_scripts()
         first = named[0]
+        told = self._ledger.presences[first.node].ended  # its launcher knows more than that its connection closed
+        reason = first.reason if told is None or first.status else told.text
         others = [seat.node for seat in named[1:]]
         also = f" (nor did worker {', '.join(others[:NAMED])}{' and others' if others[NAMED:] else ''})"
         self.end_job(
             EndKind.SCRIPT_FAILED if failed else EndKind.INTERRUPTED,
             f"training is finished at step {0 if final is None else final.step}, but worker {first.node} "
-            f"({first.process}) did not reach the end of its script: {first.reason}{also if others else ''}",
+            f"({first.process}) did not reach the end of its script: {reason}{also if others else ''}",
             first.status,
         )
 

@@ -140,7 +140,10 @@ def missing(cause: str) -> str:
 def correction(error: str) -> str:
     """What to do in a script that failed so."""
     if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
-        return "call runtime.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE"
+        return (
+            "call runtime.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE; a spare has none, so in "
+            "a job with spares ask runtime.get_rank() in the training function instead"
+        )
     status = _STATUS.search(error)
     if status is not None and int(status[1]) in _OURS:
         return OWN_ADVICE

@@ -332,7 +332,8 @@ class Follower:
             death = reap(identity)
             if death is None:
                 continue
-            now, is_done = time.monotonic(), not death.is_bad and self._training_is_finished()
+            now, is_trained = time.monotonic(), self._training_is_finished()
+            is_done = is_trained and not death.is_bad
             was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
             cause = self._cause(name, death)
             del self._watched[descriptor]
@@ -345,12 +346,13 @@ class Follower:
                 cause,
                 now,
                 is_done=is_done,
+                is_trained=is_trained,
                 was_removed=was_removed,
                 has_joined=has_joined,
             )
             if not (is_done or was_removed or (death.status == 0 and not has_joined)):
                 self._lost(name, identity, death, cause)
-            is_asked_for = death.status is not None and self._training_is_finished()  # the script cannot always tell it
+            is_asked_for = death.status is not None and is_trained  # the script cannot always tell it itself
             if name != SCHEDULER and (death.is_bad or is_asked_for):
                 said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
                 self._undelivered.append(

@@ -102,6 +102,7 @@ class Following:
         self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
         self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
         self._died_at: dict[str, float] = {}  # node → when its process was seen to be gone
+        self._is_trained = False  # training is finished, for all that was told of deaths
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
@@ -138,14 +139,16 @@ class Following:
         now: float,
         *,
         is_done: bool = False,
+        is_trained: bool = False,
         was_removed: bool = False,
         has_joined: bool = True,
     ) -> None:
         """A process that was found has ended; ``cause`` is what it said of that, empty where nothing.
 
-        ``is_done``: training is finished, so that a worker is expected to go. ``was_removed``: it was told to go.
+        ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was told to go.
         ``has_joined``: it had called ``runtime.init()``.
         """
+        self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
         local = next((one for one in known if one.identity == identity), None)
         if local is None:
@@ -347,7 +350,7 @@ class Following:
 
     def _has_ended_itself_after_training(self, end: End) -> bool:
         """Return whether its script ended with an error after training: that is how the job ends."""
-        return self.view is not None and self.view.training_finished and end.death.status is not None
+        return self._is_trained and end.death.status is not None
 
     def _is_started_again(self, end: End) -> bool:
         """Whether another process has its name by now."""
@@ -384,7 +387,7 @@ class Following:
         if self._workers_run():
             return
         ends = [local.end for name, local in self._local.items() if name != SCHEDULER and local.end is not None]
-        verdict = verdict_of_all(ends, self.view)
+        verdict = verdict_of_all(ends, self.view, is_trained=self._is_trained)
         has_trained = self.view is not None and self.view.generation > 0
         if self.restarting and (verdict is None or has_trained):
             return  # trying again may help

@@ -66,11 +66,12 @@ def verdict_of(given_up: GivenUp) -> Verdict:
             return Verdict.unfinished(EndKind.INTERRUPTED, cause)
 
 
-def verdict_of_all(ends: Sequence[End], view: JobView | None) -> Verdict | None:
+def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
     """How the job ended where all of its workers were here and each was ended by its own program; else none.
 
     Args:
         ends: of this machine's workers and spares, of which none runs.
+        is_trained: training is finished: then the exit code is the script's own.
     """
     workers = [end for end in ends if not end.is_spare]
     if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):
@@ -80,7 +81,7 @@ def verdict_of_all(ends: Sequence[End], view: JobView | None) -> Verdict | None:
     failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
     alike = [end for end in workers if end.words == failed.words]
     status = failed.death.status
-    if view.training_finished:
+    if is_trained:
         return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike), status or 0)
     if status is not None and failed.has_own_advice:
         return None if view.workers else Verdict(EndKind.INTERRUPTED, sentence(alike), status)

@@ -417,7 +417,7 @@ class Agent:
         self._is_dying = True
         self._post(Spoke(text))
 
-    def leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
+    def leave(self, *, on_purpose: bool, text: str, status: int | None = 0) -> None:
         """Give the seat up and close the connection: the process ends now, with this status, None if not known."""
         if self._thread.is_alive():
             if self._over is not None:  # that this script is done must not be lost with a scheduler that is away

@@ -47,6 +47,12 @@ class Finish(Checker):
     def _job_finished(self, event: Event | None, record: JobFinished) -> None:
         if self.world.witness.line.committed and not self._is_final:
             self.violated("JobFinished, and what was trained is not finished")
+        core = self.world.host.core
+        if core is not None and self._is_final:
+            seats = [core.state.seats[node] for node in core.state.by_slot.values()]
+            not_done = [seat.node for seat in seats if not seat.has_left]
+            if not_done:
+                self.violated(f"JobFinished, and the scripts of {not_done} have not reached their ends")
 
     def _over(self, worker: Worker, notice: Over) -> None:
         if worker.agent.job == self.world.witness.job and notice.point != self._final:

@@ -1,0 +1,116 @@
+"""Exit code 0 means that every rank has reached the end of its script, in real processes.
+
+Which status the job ends with for which ends is read in tests/core/test_core_end.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.ops.shell_job import ROOT, ShellJob
+
+pytestmark = pytest.mark.system
+
+SCRIPT = """\
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+import runtime
+
+runtime.init()
+rank_at_the_top = os.environ["RANK"]
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = runtime.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+
+
+@runtime.elastic.run
+def train(state):
+    while state.completed_steps < 5:
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        state.commit()
+
+
+train(state)
+{after}
+if rank_at_the_top == "0":
+    weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+    Path("model.sha256").write_text(hashlib.sha256(weights).hexdigest())
+"""
+DIES = """\
+if rank_at_the_top == "0" and not Path("died").exists():
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+SETTINGS = {"WORKER_NUM": "2", "NODE_TIMEOUT": "3", "HEARTBEAT_INTERVAL": "0.5", "PYTHONPATH": str(ROOT)}
+NOT_DONE = r"training is finished at step 5, but worker 0 \(pid \d+ on \S+\) did not reach the end of its script: "
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ShellJob]:
+    one = ShellJob(tmp_path, **SETTINGS)
+    yield one
+    left = one.close()
+    assert not left, f"left behind: {left}\n{one.tails()}"
+
+
+def ends(job: ShellJob, after: str, settings: Mapping[str, str] = SETTINGS) -> tuple[int, str]:
+    """Run the script with these lines after training; its exit code and what was said."""
+    script = job.folder / "train.py"
+    script.write_text(SCRIPT.format(after=after))
+    job.settings = {**job.settings, **settings}
+    shell = job.run(worker=script)
+    return shell.end(), f"{shell.text}\n{job.tails()}"
+
+
+def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_it_is_replaced(
+    job: ShellJob, tmp_path: Path
+) -> None:
+    status, text = ends(job, "")
+    assert status == 0, text
+    undisturbed = (tmp_path / "model.sha256").read_text()
+    (tmp_path / "model.sha256").unlink()
+    status, text = ends(job, DIES, {"MAX_RESTARTS": "3", "REGISTER_COOLDOWN": "60"})
+    assert status == 0, text
+    assert (tmp_path / "died").exists()
+    assert (tmp_path / "model.sha256").read_text() == undisturbed, text
+
+
+@pytest.mark.parametrize(
+    ("after", "expected", "told"),
+    [
+        ("raise SystemExit(3)", 3, r"the job was ended by its script at step 5: .*ended with status 3"),
+        *(
+            pytest.param(*row, marks=pytest.mark.thorough)
+            for row in [
+                (
+                    "if rank_at_the_top == '0':\n    open('/nonexistent/model')",
+                    1,
+                    NOT_DONE + r"failed at train\.py:29: F",
+                ),
+                ("train(state)", 80, NOT_DONE + r"failed at .*: runtime\.elastic\.run was called a second time"),
+                (DIES, 77, NOT_DONE + "was killed by signal 9"),
+            ]
+        ),
+    ],
+    ids=["exits", "raises", "trains again", "is killed and nobody starts it again"],
+)
+def test_a_script_that_does_not_reach_its_end_gives_the_job_its_status_and_the_rank(
+    job: ShellJob, tmp_path: Path, after: str, expected: int, told: str
+) -> None:
+    status, text = ends(job, after, {"MAX_RESTARTS": "0", "REGISTER_COOLDOWN": "0"})
+    assert status == expected, text
+    assert re.search(told, text), text
+    assert "job finished" not in text
+    assert not (tmp_path / "model.sha256").exists()
