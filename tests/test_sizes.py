@@ -25,6 +25,7 @@ LONG_FILES = {
     "ops/follow.py": "one loop over all that a follower waits for",
     "ops/following.py": "one state machine: what a follower believes and decides",
     "service/agent.py": "the loop of the agent's thread and the calls from the training thread, under one lock",
+    "training/torch_private.py": "one table: each private interface of torch's, with what it relies on",
     "service/scheduler.py": "one loop: socket, core, journal, answers",
     "store/checkpoint/memory/memory_room.py": "one layout of shared memory: who may write which word, and when",
     "training/checkpoint/rank_checkpoints.py": "one rank's points over all places they lie in",

@@ -145,8 +145,8 @@ class Following:
     ) -> None:
         """A process that was found has ended; ``cause`` is what it said of that, empty where nothing.
 
-        ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was told to go.
-        ``has_joined``: it had called ``runtime.init()``.
+        ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was
+        told to go. ``has_joined``: it had called ``runtime.init()``.
         """
         self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
