@@ -26,7 +26,7 @@ from runtime.training.integrations.training_loader import batches_left, batches_
 from runtime.training.process import context
 from runtime.training.state.torch_state import TorchState
 
-__all__ = ["Accelerator"]
+__all__ = ["Accelerator", "place_found"]
 
 _CARRIED = {DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_NPU}
 
@@ -42,8 +42,8 @@ class Accelerator(accelerate.Accelerator):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        process = context.current("runtime.integrations.accelerate.Accelerator()")
-        with _spares_place(process) if context.is_spare() else contextlib.nullcontext():
+        context.current("runtime.integrations.accelerate.Accelerator()")
+        with place_found():
             super().__init__(*args, **kwargs)
         self.require_carried()
 
@@ -139,11 +139,15 @@ class Accelerator(accelerate.Accelerator):
 
 
 @contextlib.contextmanager
-def _spares_place(process: context.Worker) -> Iterator[None]:
-    """Let Accelerate find a place in a spare, whose environment has none.
+def place_found() -> Iterator[None]:
+    """Let Accelerate find a place also in a spare, whose environment has none.
 
     What transformers' TrainingArguments made of that environment before is made anew.
     """
+    if not context.is_spare():
+        yield
+        return
+    process = context.current("Accelerator()")
     made = dict(PartialState._shared_state)
     AcceleratorState._reset_state(reset_partial_state=True)
     with process.stands_in():

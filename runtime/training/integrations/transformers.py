@@ -23,7 +23,7 @@ from transformers.trainer_utils import TrainOutput
 
 from runtime.errors import UsageError
 from runtime.training import elastic
-from runtime.training.integrations.accelerate import Accelerator
+from runtime.training.integrations.accelerate import Accelerator, place_found
 from runtime.training.process import context
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.torch_state import TorchState
@@ -63,7 +63,8 @@ class Trainer(transformers.Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         """As Transformers' own, with our Accelerator."""
-        super().create_accelerator_and_postprocess()
+        with place_found():
+            super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator  # it has the same attributes
         self.accelerator.require_carried()
 
