@@ -43,6 +43,7 @@ LARGE_CLASSES = {
     "core/rendezvous.py:Rendezvous": "one round",
     "core/scheduler.py:SchedulerCore": "one state machine",
     "core/world.py:World": "slots, and who takes them",
+    "training/state/sampler.py:ElasticSampler": "one position in the data, and what may be said of it",
     "net/client.py:Client": "a connection from its first address to its end",
     "net/gate.py:Gate": "a connection's whole life, in which every count is needed",
     "ops/follow.py:Follower": "one loop",

@@ -40,6 +40,7 @@ class Ending:
         self._first_heard_at: float | None = None
         self._filling_since = ledger.now
         self._empty_since: float | None = None
+        self._deserted_at = 0.0  # when the last worker was gone, however many are said to start since
         self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
         self.ended: Ended | None = None
         self._left_with = ""
@@ -140,17 +141,21 @@ class Ending:
             self._empty_since = None
             return
         if self._empty_since is None:
-            self._empty_since = ledger.now
+            self._empty_since = self._deserted_at = ledger.now
         elif ledger.now - self._empty_since >= self._emptiness_s():
             self._give_up()
 
     def await_replacements(self) -> None:
         """Restart the wait for workers: a supervisor says that replacements are starting.
 
-        Anybody who can connect can say so. A job that has trained still ends when its round times out (TOPO_TIMEOUT).
+        Anybody who can connect can say so. A job that has trained still ends when its round times out (TOPO_TIMEOUT);
+        so does the wait for what is left of the scripts, once training is finished.
         """
-        if self._empty_since is not None and self._ledger.state.final is None:
-            self._empty_since = self._ledger.now
+        ledger = self._ledger
+        if self._empty_since is None:
+            return
+        if ledger.state.final is None or ledger.now < self._deserted_at + ledger.policy.topo_timeout_s:
+            self._empty_since = ledger.now
 
     def stop(self, by: str) -> None:
         """End the job now; if an error of its script has ended it already, that stays its end."""

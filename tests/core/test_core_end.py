@@ -605,16 +605,18 @@ def test_replacements_that_never_register_end_with_their_round() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.FORMATION_TIMEOUT
 
 
-def test_a_finished_training_waits_for_no_replacement() -> None:
-    house = finished_house()
+def test_a_finished_training_waits_for_a_replacement_that_starts_but_not_for_ever() -> None:
+    house = finished_house(topo_timeout_s=300.0)
     house.close("s0", gone=True)
     house.close("s1", gone=True)
     house.tick()
-    for _ in range(2):
+    deserted_at = house.now
+    while house.ended is None and house.now < 4000:
         house.now += 5.0
         house.step(ReplacementsStarting())
         house.tick()
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
+    assert 300.0 <= house.now - deserted_at <= 350.0
 
 
 # ---- ENABLE_RECOVERY=0
