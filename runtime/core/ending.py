@@ -110,10 +110,11 @@ class Ending:
         """When one of the judgements is worth asking again."""
         if self.ended is not None:
             return self._leave_by
-        if self._empty_since is None and self._ledger.state.generation is not None:
+        is_trained = self._ledger.state.final is not None
+        if self._empty_since is None and self._ledger.state.generation is not None and not is_trained:
             return self._leave_by
         empty = None if self._empty_since is None else self._empty_since + self._emptiness_s()
-        status_by = None if self._ledger.state.final is None else self._status_by()
+        status_by = self._status_by() if is_trained else None
         candidates = (self.fill_deadline(), empty, self._leave_by, status_by)
         return min((at for at in candidates if at is not None), default=None)
 
@@ -137,6 +138,7 @@ class Ending:
             return
         occupied = self._is_occupied() and (is_trained or not self._own_errors())
         awaited = self._first_heard_at is None and not is_trained
+        awaited = awaited or (is_trained and self._status_by() is not None)
         if occupied or self._admission.pending or self._admission.refused or awaited:
             self._empty_since = None
             return

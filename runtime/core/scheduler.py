@@ -63,7 +63,7 @@ from runtime.core.unwell_hosts import UnwellHosts
 from runtime.core.world import World
 
 MAX_FENCED = 1000
-STATUS_WAIT_S = 10.0  # how long the launcher of a script that left has to tell its exit status
+STATUS_WAIT_S = 30.0  # how long a script that left may take to end, so that its launcher can tell its exit status
 
 
 @dataclass(frozen=True, slots=True)

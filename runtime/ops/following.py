@@ -292,6 +292,10 @@ class Following:
             # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or str(end)
+            is_script = bool(end.death.status) and not end.is_spare
+            if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
+                # Its exit status came too late for the scheduler, which took the script for done.
+                self._verdict = Verdict.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
             if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
                 self._deaths.add(end, now)
             return
