@@ -120,7 +120,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "training": (
-        ("fsdp2_private", "main_thread_time", "torch_private", "torch_versions"),
+        ("fsdp2_private", "main_thread_time", "torch_private", "torch_versions", "value_trees"),
         ("group",),
         ("process", "sharding"),
         ("state",),

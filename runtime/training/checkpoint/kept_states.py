@@ -16,6 +16,7 @@ import torch
 
 from runtime.core.point import Point
 from runtime.store.checkpoint.memory.available_memory import available_bytes
+from runtime.training import value_trees
 from runtime.training.state.compared import Named, digest_of, is_hashable, parts_of
 from runtime.training.state.handlers import copied_tree
 
@@ -106,9 +107,7 @@ def bytes_in(tree: Any) -> int:
     """Of the tensors in it."""
     if isinstance(tree, torch.Tensor):
         return tree.nbytes
-    if isinstance(tree, Mapping):
-        return sum(map(bytes_in, tree.values()))
-    return sum(map(bytes_in, tree)) if isinstance(tree, list | tuple) else 0
+    return sum(bytes_in(item) for _, item in value_trees.children(tree) or ())
 
 
 def _of_copy(named: Named, places: Places) -> Named:
@@ -125,18 +124,23 @@ def _place_of(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
 
 
 def _copied(tree: Any, old: Any, places: Places) -> Any:
-    """A copy of a tree on the CPU, in the memory of an earlier copy where it fits; tensors are noted by their place."""
+    """Copy a tree to the CPU, in the memory of an earlier copy where it fits; tensors are noted by their place."""
     if isinstance(tree, torch.Tensor):
-        fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (tree.shape, tree.dtype)
-        with torch.no_grad():
-            copy = old.copy_(tree) if fits else tree.detach().to("cpu", copy=True)
+        copy = _tensor_copied(tree, old)
         if tree.layout is torch.strided and tree.data_ptr():
             places[_place_of(tree)] = copy
         return copy
-    if isinstance(tree, dict):
-        by_key = old if isinstance(old, dict) else {}
-        return {key: _copied(item, by_key.get(key), places) for key, item in tree.items()}
-    if type(tree) in (list, tuple):
-        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
-        return type(tree)(_copied(item, one, places) for one, item in zip(in_order, tree, strict=True))
-    return copied_tree(tree)
+    items = value_trees.children(tree)
+    if items is None:
+        return copied_tree(tree)
+    by_key = dict(value_trees.children(old) or ()) if type(old) is type(tree) else {}
+    return value_trees.rebuilt(tree, [(key, _copied(item, by_key.get(key), places)) for key, item in items])
+
+
+def _tensor_copied(tensor: torch.Tensor, old: object) -> torch.Tensor:
+    kind = (tensor.shape, tensor.dtype, tensor.stride())
+    is_written = isinstance(old, torch.Tensor) and not tensor.requires_grad and not value_trees.overlaps(old)
+    if isinstance(old, torch.Tensor) and is_written and (old.shape, old.dtype, old.stride()) == kind:
+        with torch.no_grad():
+            return old.copy_(tensor)
+    return value_trees.clone(tensor) if tensor.is_cpu else tensor.detach().to("cpu", copy=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,15 @@ def _every(process: Worker) -> int | str:
 
 def _nothing() -> None:
     """There is nothing to be done meanwhile."""
+
+
+@contextlib.contextmanager
+def _savable() -> Iterator[None]:
+    """Report a live state that cannot be saved as the script's error: no later try, here or elsewhere, can succeed."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UsageError(str(error).replace("state.shared.values.", "state.")) from None
 
 
 class StatePoints:
@@ -245,8 +254,9 @@ class StatePoints:
         self.folder.settle()
         self._left_out += 1
         if self._left_out == _PREPARED_AT:
-            with contextlib.suppress(CheckpointError):  # the first save says so
-                self.folder.prepare(*self._in_tensors(Point(step, self.present().generation)))
+            taken_apart = self._in_tensors(Point(step, self.present().generation))
+            with _savable():
+                self.folder.prepare(*taken_apart)
 
     def save_first(self) -> None:
         """Save the initial state. A disk that is full for now is reported, and training begins all the same.
@@ -353,25 +363,30 @@ class StatePoints:
                 log.say(f"the last commit, of step {point.step}, is on disk")
             else:
                 log.warn(f"the last commit, of step {point.step}, is not saved: see the warning before this line")
-        except CheckpointError as error:
+        except (CheckpointError, UsageError) as error:
             log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         """The state as it stands, with the layouts of the last commit."""
-        return self.folder.save(*self._in_tensors(point), durable=durable, wait_s=wait_s)
+        taken_apart = self._in_tensors(point)
+        with _savable():
+            return self.folder.save(*taken_apart, durable=durable, wait_s=wait_s)
 
     def _in_tensors(self, point: Point) -> tuple[PointHeader, NamedTensors, checkpoints.Tree, dict[str, Any]]:
         generation = self.present()
-        tree, tensors = snapshot.take_apart(self._contents(), "state")
+        with _savable():
+            tree, tensors = snapshot.take_apart(self._contents(), "state")
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
     def _packed(self, point: Point) -> memoryview:
         """The live state as bytes for other ranks."""
-        return checkpoints.pack_state(*self._in_parts(point))
+        with _savable():
+            return checkpoints.pack_state(*self._in_parts(point))
 
     def _live(self, point: Point) -> Outgoing:
         """The live state, for other ranks: it must stand until they have it."""
-        return Outgoing.of_state(*self._in_parts(point))
+        with _savable():
+            return Outgoing.of_state(*self._in_parts(point))
 
     def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], checkpoints.Tree, dict[str, Any]]:
         header, tensors, tree, layouts = self._in_tensors(point)
@@ -621,7 +636,7 @@ class StatePoints:
             own: this rank's own parts, where they are not to come from there.
             filled: tensors of the state that hold their part of it already, by name.
         """
-        contents = snapshot.state_in(found.tree, found.tensors, filled)
+        contents = snapshot.state_in(found.tree, found.tensors, filled, on_devices=True)
         self.commits = contents["commits"]
         self.due.become(contents.get("due", {}))
         is_own = found.header.slot == self.folder.slot

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from runtime.core.point import Point
+from runtime.errors import CheckpointError, UsageError
 from runtime.store import checkpoint as checkpoints
 from runtime.training.group import ddp
 from runtime.training.group.group import Group
@@ -41,7 +42,10 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     if alone is not None:
         ddp.attach_all(alone, None)
         ddp.generation_ended()
-    tree, parts = snapshot.split(state.contents(), "state")
+    try:
+        tree, parts = snapshot.split(state.contents(), "state")
+    except CheckpointError as error:
+        raise UsageError(str(error).replace("state.shared.values.", "state.")) from None
     outgoing = checkpoints.Outgoing.of_state(checkpoints.PointHeader("", Point(0, 1), 1, 0, 0, ""), parts, tree, {})
     incoming = checkpoints.Incoming(memoryview(outgoing.preface), "", {})
     for size_bytes in checkpoints.sizes_of(outgoing.data_bytes):

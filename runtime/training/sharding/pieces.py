@@ -19,6 +19,7 @@ import torch
 
 from runtime.commands import spelled
 from runtime.errors import CheckpointError
+from runtime.training import value_trees
 
 __all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
 
@@ -164,11 +165,10 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
             return local(tree)
         own[path] = {"offsets": piece.offsets, "local": local(tree)}
         return {PIECE: piece.to_plain()}
-    if isinstance(tree, Mapping):
-        return {key: take_out(item, f"{path}.{key}", own) for key, item in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(take_out(item, f"{path}.{index}", own) for index, item in enumerate(tree))
-    return tree
+    items = value_trees.children(tree)
+    if items is None:
+        return tree
+    return value_trees.rebuilt(tree, [(key, take_out(item, f"{path}.{key}", own)) for key, item in items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +204,13 @@ class Putting:
             return _wrapped(
                 Piece.of(target, path).cut(tree).contiguous(), target, target.device_mesh, target.placements
             )
-        if isinstance(tree, Mapping):
-            below = live if isinstance(live, Mapping) else {}
-            return {key: self.back(item, f"{path}.{key}", below.get(key)) for key, item in tree.items()}
-        if type(tree) in (list, tuple):
-            items = live if type(live) in (list, tuple) and len(live) == len(tree) else [None] * len(tree)
-            return type(tree)(
-                self.back(item, f"{path}.{index}", one)
-                for index, (item, one) in enumerate(zip(tree, items, strict=True))
-            )
-        return tree
+        items = value_trees.children(tree)
+        if items is None:
+            return tree
+        below = dict(value_trees.children(live) or ())
+        return value_trees.rebuilt(
+            tree, [(key, self.back(item, f"{path}.{key}", below.get(key))) for key, item in items]
+        )
 
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
         if path not in self.own:
@@ -260,9 +257,6 @@ def paths_of(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every DTensor in the tree, with its path."""
     if is_distributed(tree):
         yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, item in tree.items():
+    else:
+        for key, item in value_trees.children(tree) or ():
             yield from paths_of(item, f"{path}.{key}")
-    elif type(tree) in (list, tuple):
-        for index, item in enumerate(tree):
-            yield from paths_of(item, f"{path}.{index}")

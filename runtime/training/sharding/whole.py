@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from runtime.errors import CheckpointError
+from runtime.training import value_trees
 from runtime.training.sharding.pieces import PIECE, Piece
 
 __all__ = ["has_pieces", "whole"]
@@ -31,11 +32,10 @@ def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> 
     """
     if isinstance(tree, dict) and tree.keys() == {PIECE}:
         return _together(tree[PIECE], owns, path)
-    if isinstance(tree, Mapping):
-        return {key: whole(item, owns, f"{path}.{key}") for key, item in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(whole(item, owns, f"{path}.{index}") for index, item in enumerate(tree))
-    return tree
+    items = value_trees.children(tree)
+    if items is None:
+        return tree
+    return value_trees.rebuilt(tree, [(key, whole(item, owns, f"{path}.{key}")) for key, item in items])
 
 
 def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
@@ -66,6 +66,6 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
 
 def has_pieces(tree: Any) -> bool:
     """Whether somewhere in the tree there is a piece, and no tensor."""
-    if isinstance(tree, Mapping):
-        return tree.keys() == {PIECE} or any(has_pieces(item) for item in tree.values())
-    return type(tree) in (list, tuple) and any(has_pieces(item) for item in tree)
+    if isinstance(tree, dict) and tree.keys() == {PIECE}:
+        return True
+    return any(has_pieces(item) for _, item in value_trees.children(tree) or ())

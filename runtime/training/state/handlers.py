@@ -9,6 +9,7 @@ rest, what a forward pass or the user's loop changes.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -16,14 +17,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.errors import UsageError
-from runtime.training.sharding.pieces import local
+from runtime.errors import CheckpointError, UsageError
+from runtime.training import value_trees
+from runtime.training.sharding.pieces import is_distributed, local, paths_of
+from runtime.training.state import snapshot
 from runtime.training.state.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
 _INNER = ("_orig_mod", "_forward_module")  # under which torch.compile and Lightning Fabric keep what they wrap
+_NUMBERS = frozenset({type(None), bool, int, float})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -41,6 +45,9 @@ class StateHandler:
 
     loads_in_place: ClassVar[bool] = False
     """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
+
+    path = "state"
+    """Where the value is in its state, for messages; set by the state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -67,8 +74,12 @@ class StateHandler:
         """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
 
         What is kept must be a copy: a loop may go on filling the list that was committed.
+
+        Raises:
+            UsageError: the value holds something that cannot be saved.
         """
-        self._remembered = copy.deepcopy(self.value.state_dict())
+        self._remembered = copied(self.value.state_dict())
+        require_savable(self._remembered, self.path)
 
     def recall(self) -> None:
         """Go back to what was last remembered; called only where no optimizer step has begun since."""
@@ -93,6 +104,27 @@ class ModuleHandler(StateHandler):
     is_alike = True
 
     loads_in_place = True
+
+    def contents(self) -> Any:
+        """As :meth:`StateHandler.contents`, in a plain dict."""
+        return dict(self.value.state_dict())
+
+    def load(self, contents: Any) -> None:
+        """Load what ``contents()`` gave, buffers with their dtype and strides.
+
+        Raises:
+            UsageError: a parameter has another dtype or other strides here than there.
+        """
+        for name, parameter in self.value.named_parameters(remove_duplicate=False):
+            _require_same_kind(name, parameter, contents.get(name))
+        loadable = OrderedDict(contents)
+        loadable._metadata = getattr(self.value.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+        self.value.load_state_dict(loadable)
+        for prefix, module in self.value.named_modules():
+            for name, buffer in module._buffers.items():
+                given = contents.get(f"{prefix}.{name}" if prefix else name)
+                if isinstance(given, torch.Tensor) and buffer is not None and not _is_same_kind(buffer, given):
+                    module._buffers[name] = value_trees.clone(given).to(buffer.device)
 
     def __init__(self, value: nn.Module) -> None:
         super().__init__(bare(value))
@@ -125,7 +157,8 @@ class ModuleHandler(StateHandler):
             return
         buffers = self._buffers()
         if not _are_alike(self._copies, buffers):
-            self._copies = [torch.empty_like(buffer) for buffer in buffers]
+            self._copies = [value_trees.clone(buffer) for buffer in buffers]
+            return
         with torch.no_grad():
             torch._foreach_copy_(self._copies, buffers)
 
@@ -139,7 +172,7 @@ class ModuleHandler(StateHandler):
                 torch._foreach_copy_(buffers, self._copies)
             return
         for (module, name), copied_buffer in zip(self._places, self._copies, strict=True):
-            module._buffers[name] = copied_buffer.clone()
+            module._buffers[name] = value_trees.clone(copied_buffer)
 
     def loose(self) -> dict[str, Any]:
         return dict(self.value.named_buffers())
@@ -159,15 +192,35 @@ class OptimizerHandler(StateHandler):
         super().__init__(bare_optimizer(value))
 
     def load(self, contents: Any) -> None:
-        """As it was given: torch's own way back turns every moment into its parameter's dtype."""
-        self.value.load_state_dict(contents)
-        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        """Load what ``contents()`` gave, with its dtypes, strides and types at any depth.
+
+        torch's own ``load_state_dict`` casts tensors to their parameter's dtype and rebuilds strings from nothing.
+
+        Raises:
+            UsageError: an optimizer that keeps its state its own way does not restore it.
+        """
+        if not self._has_torchs_state(contents):
+            self.value.load_state_dict(contents)
+            if not _same(self.value.state_dict(), contents):
+                raise UsageError(
+                    f"{type(self.value).__name__}.load_state_dict() does not restore what its state_dict() returned, "
+                    "so training would go on with other values. Fix: correct them, or keep the state in self.state"
+                )
+            return
+        castable = {number: _castable(values) for number, values in contents["state"].items()}
+        self.value.load_state_dict({**contents, "state": castable})
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for name, given in contents["state"].get(number, {}).items():
-                loaded = self.value.state[parameter].get(name)
-                if isinstance(given, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype:
-                    self.value.state[parameter][name] = given.detach().clone().to(loaded.device)
+        for number, parameter in zip(numbers, self._parameters(), strict=True):
+            if number in contents["state"]:
+                loaded = self.value.state.get(parameter)
+                self.value.state[parameter] = _exactly(contents["state"][number], loaded)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [one for group in self.value.param_groups for one in group["params"]]
+
+    def _has_torchs_state(self, contents: Any) -> bool:
+        """Whether the class uses torch's own ``state_dict``, and these contents are of its form."""
+        return type(self.value).state_dict is torch.optim.Optimizer.state_dict and contents.keys() == _OPTIMIZER_KEYS
 
     def load_back(self, contents: Any) -> None:
         """Into the moments that are there, where they are still those that were taken: fresh pages cost more."""
@@ -184,10 +237,10 @@ class OptimizerHandler(StateHandler):
 
         Hyperparameters are left out: ``recall`` brings them back.
         """
-        if type(self.value).state_dict is not torch.optim.Optimizer.state_dict or contents.keys() != _OPTIMIZER_KEYS:
-            return None  # one that keeps more than torch's own
+        if not self._has_torchs_state(contents):
+            return None
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
-        parameters = [one for group in self.value.param_groups for one in group["params"]]
+        parameters = self._parameters()
         if len(numbers) != len(parameters) or contents["state"].keys() - numbers:
             return None
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -210,6 +263,10 @@ class OptimizerHandler(StateHandler):
             }
             for group in self.value.param_groups
         ]
+        for number, group in enumerate(self._remembered):
+            for name, value in group.items():
+                if type(value) not in _ATOMS:
+                    require_savable(value, f"{self.path}.param_groups.{number}.{name}")
 
     def recall(self) -> None:
         for group, values in zip(self.value.param_groups, self._remembered, strict=True):
@@ -276,6 +333,7 @@ class PlainHandler(StateHandler):
 
     def remember(self) -> None:
         self._remembered = copied(getattr(self._owner, self._name))
+        require_savable(self._remembered, self.path)
 
     def recall(self) -> None:
         setattr(self._owner, self._name, copied(self._remembered))
@@ -304,6 +362,21 @@ def handler_of(value: Any) -> StateHandler | None:
             handler: StateHandler = make(value)
             return handler
     return StateHandler(value) if is_stateful(value) else None
+
+
+def require_savable(value: Any, path: str) -> None:
+    """Check that a value can be saved, at a commit already, so that no later save or recovery meets it first.
+
+    Raises:
+        UsageError: it cannot, which no further try would change; the message names the place and the type.
+    """
+    if type(value) in _NUMBERS:  # most are
+        return
+    try:
+        snapshot.take_apart(value, path)
+    except CheckpointError as error:
+        if next(paths_of(value, path), None) is None:  # a DTensor is taken out of a state before
+            raise UsageError(str(error)) from None
 
 
 def is_stateful(value: object) -> bool:
@@ -366,8 +439,76 @@ def _fits(live: object, given: object) -> bool:
         and isinstance(given, torch.Tensor)
         and live.layout is given.layout is torch.strided
         and (live.shape, live.dtype, live.device) == (given.shape, given.dtype, given.device)
-        and live.stride() == given.stride()  # else it may be an expanded one, whose places overlap
+        and live.stride() == given.stride()
+        and not value_trees.overlaps(live)
     )
+
+
+def _is_same_kind(live: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether values copied from one into the other are the same, strides included.
+
+    Points of earlier releases know no strides, so plain ones fit everything.
+    """
+    if is_distributed(live) or is_distributed(given) or live.layout is not torch.strided:
+        return True
+    is_plain = given.stride() == value_trees.plain_strides(given.shape)
+    return live.dtype is given.dtype and (is_plain or live.shape != given.shape or live.stride() == given.stride())
+
+
+def _require_same_kind(name: str, parameter: torch.Tensor, given: object) -> None:
+    if isinstance(given, torch.Tensor) and not _is_same_kind(parameter, given):
+        raise UsageError(
+            f"parameter {name} is of {given.dtype} with strides {tuple(given.stride())} in the restore point, and of "
+            f"{parameter.dtype} with strides {tuple(parameter.stride())} in this process. Fix: call .to(dtype) and "
+            ".to(memory_format=…) before the state is made, not in the training function"
+        )
+
+
+def _castable(value: Any) -> Any:
+    """Return the value without what torch's ``load_state_dict`` would iterate over as if it were a list."""
+    items = value_trees.children(value)
+    if items is not None:
+        return value_trees.rebuilt(value, [(key, _castable(item)) for key, item in items])
+    return value if isinstance(value, torch.Tensor) or type(value) in _NUMBERS else None
+
+
+def _exactly(given: Any, loaded: Any) -> Any:
+    """Return what was given, where torch's ``load_state_dict`` has put it: on the device of what it has loaded."""
+    if isinstance(given, torch.Tensor):
+        if is_distributed(given):
+            is_cast = not isinstance(loaded, torch.Tensor) or loaded.dtype is not given.dtype
+            return given.detach().clone() if is_cast else loaded
+        if isinstance(loaded, torch.Tensor) and given.device != loaded.device:
+            return value_trees.laid_out(given, given.stride(), loaded.device)
+        return given if loaded is given else value_trees.clone(given)  # torch has cast it
+    items = value_trees.children(given)
+    if items is None:
+        return given
+    counterparts = dict(value_trees.children(loaded) or ())
+    return value_trees.rebuilt(given, [(key, _exactly(item, counterparts.get(key))) for key, item in items])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are the same in type and bits, at any depth."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
+            return False
+        if is_distributed(one) or is_distributed(other) or one.layout is not torch.strided:
+            return True
+        return one.stride() == other.stride() and torch.equal(_bits(one), _bits(other))
+    ones, others = value_trees.children(one), value_trees.children(other)
+    if ones is None or others is None:
+        return type(one) is type(other) and (one is other or bool(one == other))
+    ones, others = list(ones), list(others)
+    return (
+        type(one) is type(other)
+        and len(ones) == len(others)
+        and all(key == key_2 and _same(item, item_2) for (key, item), (key_2, item_2) in zip(ones, others, strict=True))
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _share_memory(one: torch.Tensor, other: object) -> bool:
@@ -379,35 +520,30 @@ def _share_memory(one: torch.Tensor, other: object) -> bool:
 
 def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(
-        (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        (one.shape, one.dtype, one.device, one.stride()) == (other.shape, other.dtype, other.device, other.stride())
+        and not value_trees.overlaps(one)
         for one, other in zip(some, others, strict=True)
     )
 
 
 def copied(value: Any) -> Any:
-    """A copy that no later change reaches; tensors are detached."""
+    """Return a copy that no later change reaches."""
     if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value_trees.clone(value)
     return copy.deepcopy(value)
 
 
 def copied_tree(tree: Any, old: Any = None) -> Any:
-    """A copy of a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
+    """Copy a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
     if isinstance(tree, torch.Tensor):
-        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
-            tree.shape,
-            tree.dtype,
-            tree.device,
-        ):
+        if _fits(old, tree) and not tree.requires_grad:
             with torch.no_grad():
                 return old.copy_(tree)
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        by_key = old if isinstance(old, dict) else {}
-        return {key: copied_tree(item, by_key.get(key)) for key, item in tree.items()}
-    if type(tree) in (list, tuple):
-        in_order = old if type(old) is type(tree) and len(old) == len(tree) else [None] * len(tree)
-        return type(tree)(copied_tree(item, one) for one, item in zip(in_order, tree, strict=True))
-    return copied(tree)
+        return value_trees.clone(tree)
+    items = value_trees.children(tree)
+    if items is None:
+        return copied(tree)
+    by_key = dict(value_trees.children(old) or ()) if type(old) is type(tree) else {}
+    return value_trees.rebuilt(tree, [(key, copied_tree(item, by_key.get(key))) for key, item in items])

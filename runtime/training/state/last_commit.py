@@ -52,10 +52,14 @@ class LastCommit:
 
     def remember(self, point: Point) -> None:
         """The state as it stands is the commit ``point``."""
-        for handler in self._handlers.values():
-            handler.remember()
-        if self._copies:
-            self._copy()
+        try:
+            for handler in self._handlers.values():
+                handler.remember()
+            if self._copies:
+                self._copy()
+        except BaseException:
+            self.forget()  # a part of this commit and a part of the last are neither
+            raise
         self._stepped = [tensor for handler in self._handlers.values() for tensor in handler.stepped()]
         self._versions = self._sum_of_versions()
         self._is_stepping = False

@@ -19,7 +19,14 @@ from runtime.training.state.base_state import CommitSink, State
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named
 from runtime.training.state.generators import Generators, unpack
-from runtime.training.state.handlers import ModuleHandler, OptimizerHandler, PlainHandler, StateHandler, handler_of
+from runtime.training.state.handlers import (
+    ModuleHandler,
+    OptimizerHandler,
+    PlainHandler,
+    StateHandler,
+    handler_of,
+    require_savable,
+)
 from runtime.training.state.last_commit import LastCommit
 from runtime.training.state.rng import RngMode
 from runtime.training.state.sampler import ElasticSampler
@@ -60,7 +67,10 @@ class ObjectState(State):
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
                 raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
             setattr(self, name, value)
-            self.handlers[name] = self._handler_of(name, value)
+            self.handlers[name] = handler = self._handler_of(name, value)
+            handler.path = f"state.{name}"
+            if isinstance(handler, PlainHandler):
+                require_savable(value, handler.path)
         self._samplers = [one.value for one in self.handlers.values() if isinstance(one.value, ElasticSampler)]
         for sampler in self._samplers:
             sampler.on_iterate = self._iterated

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from runtime.core.point import Point
+from runtime.errors import UsageError
 from runtime.training.process import context
 from runtime.training.state import handlers, snapshot
 from runtime.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
@@ -28,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent(contents: Any) -> Any:
     """What another rank gets."""
     tree, parts = snapshot.split(contents, "state")
-    return snapshot.join(tree, {part.name: part for part in parts})
+    return snapshot.join(tree, {part.name: part._replace(data=bytearray(part.data)) for part in parts})
 
 
 class Loader:
@@ -231,6 +234,132 @@ def test_moments_keep_the_dtype_they_were_given_in() -> None:
     )
     target.step()
     assert source.state[given.weight]["moment"][0, 0].item() == pytest.approx(1 / 3), "the copy is its own"
+
+
+class Odd(torch.optim.Optimizer):
+    """Keeps in its state what torch's own ``load_state_dict`` casts, empties or cannot load."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": np.float64(0.1)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                kept = self.state[one]
+                if not kept:
+                    kept["nested"] = {"codes": torch.zeros_like(one, dtype=torch.int8), "scale": [one.double()]}
+                    kept["last"] = deque([torch.zeros_like(one)], maxlen=2)
+                    kept["seen"] = Counter()
+                    kept["kind"], kept["array"] = "odd", np.ones(3, np.float32)
+                    kept["wave"] = torch.zeros(2, dtype=torch.complex128)
+                    kept["wide"] = torch.zeros(1).expand(4)
+                kept["seen"]["steps"] += 1
+                kept["nested"]["scale"][0] = kept["nested"]["scale"][0] * 0.9 + one.grad.double() / 3
+                kept["nested"]["codes"] += 1
+                kept["last"].append(one.grad.clone())
+                kept["wave"] += kept["array"][0] * 1j
+                one.sub_(kept["nested"]["scale"][0].to(one.dtype) * group["lr"] + kept["last"][0])
+
+
+def form_of(contents: Any) -> Any:
+    """Types, dtypes, strides and bits."""
+    tree, parts = snapshot.split(contents, "state")
+    return tree, [(one.name, one.dtype, one.shape, bytes(one.data)) for one in parts]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Odd,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.Adam(parameters, amsgrad=True, foreach=True),
+        lambda parameters: torch.optim.AdamW(parameters, fused=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), capturable=False),
+        lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+        lambda parameters: torch.optim.LBFGS(parameters, history_size=3, max_iter=2),
+        torch.optim.Rprop,
+    ],
+    ids=["odd", "momentum", "adam", "fused", "tensor rate", "adafactor", "lbfgs", "rprop"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_optimizer_goes_on_with_the_same_bits(make: Any, dtype: torch.dtype) -> None:
+    """In another process's optimizer, and in this one after a look back."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(5)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).to(dtype)
+        optimizer = make(net.parameters())
+        if not isinstance(optimizer, torch.optim.LBFGS):  # which takes contiguous gradients only
+            net.to(memory_format=torch.channels_last)
+        return net, optimizer
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            inputs = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(step)).to(dtype)
+
+            def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = net(inputs).square().mean()
+                loss.backward()
+                return loss
+
+            closure()
+            optimizer.step(closure if isinstance(optimizer, torch.optim.LBFGS) else None)  # type: ignore[arg-type]
+
+    first, second = made(), made()
+    train(*first, range(3))
+    handlers_of = [[handlers.ModuleHandler(net), OptimizerHandler(optimizer)] for net, optimizer in (first, second)]
+    kept = [handlers.copied_tree(one.contents()) for one in handlers_of[0]]
+    for one, other in zip(*handlers_of, strict=True):
+        other.load(sent(one.contents()))
+        assert form_of(other.contents()) == form_of(one.contents())
+    train(*first, range(3, 6))
+    train(*second, range(3, 6))
+    assert [form_of(one.contents()) for one in handlers_of[0]] == [form_of(one.contents()) for one in handlers_of[1]]
+    for one, contents in zip(handlers_of[0], kept, strict=True):
+        one.load_back(contents)
+        assert form_of(one.contents()) == form_of(contents)
+
+
+def test_a_parameter_of_another_dtype_or_layout_is_refused() -> None:
+    plain, last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    handlers.ModuleHandler(last).load(sent(handlers.ModuleHandler(plain).contents()))  # as in earlier releases' points
+    for other in (last, nn.Conv2d(3, 4, 3).double()):
+        with pytest.raises(UsageError, match=r"parameter weight is of .* Fix: call \.to\(dtype\)"):
+            handlers.ModuleHandler(plain).load(sent(handlers.ModuleHandler(other).contents()))
+
+
+def test_a_buffer_comes_back_in_the_dtype_and_layout_it_has_come_to_have() -> None:
+    given, got = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    given.register_buffer("mask", torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last))
+    got.register_buffer("mask", torch.ones(1, 2, 3, 4))
+    given.running_mean = given.running_mean.double()  # type: ignore[union-attr]
+    source, target = handlers.ModuleHandler(given), handlers.ModuleHandler(got)
+    target.load(sent(source.contents()))
+    assert form_of(target.contents()) == form_of(source.contents())
+    source.remember()
+    form = form_of(source.contents())
+    given.mask = torch.zeros(1, 2, 3, 4)
+    given.running_mean = torch.zeros(3)
+    source.recall()
+    assert form_of(source.contents()) == form
+
+
+def test_an_optimizer_that_does_not_restore_what_it_returned_is_refused() -> None:
+    class Rounding(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "own": torch.ones(1)}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict({key: value for key, value in state_dict.items() if key != "own"})
+
+    weight = nn.Parameter(torch.ones(2))
+    contents = sent(OptimizerHandler(Rounding([weight])).contents())
+    OptimizerHandler(Rounding([weight])).load(contents)
+    contents["own"] += 1
+    with pytest.raises(UsageError, match=r"Rounding\.load_state_dict"):
+        OptimizerHandler(Rounding([weight])).load(contents)
 
 
 def test_names_depend_on_no_wrapper() -> None:

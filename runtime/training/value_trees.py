@@ -1,0 +1,117 @@
+"""Containers of a state and the layout of its tensors: walked, rebuilt and copied without losing a type or a stride.
+
+The list of containers is closed: a type is known here or is a leaf, and nothing is imported by a name that a file or
+another rank gives. How leaves are saved is ``state.snapshot``'s.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["FACTORIES", "children", "clone", "is_plain_tensor", "laid_out", "overlaps", "plain_strides", "rebuilt"]
+
+FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set)}
+"""What a ``defaultdict`` may make its values with, by name."""
+_MAPPINGS = frozenset({dict, OrderedDict, Counter, defaultdict})
+_SEQUENCES = frozenset({list, tuple, deque})
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def children(value: object) -> Iterable[tuple[Any, Any]] | None:
+    """Return a container's items with their keys or indices, or None for a leaf. Sets and subclasses are leaves."""
+    kind = type(value)
+    if kind in _MAPPINGS:
+        return value.items()  # type: ignore[attr-defined, no-any-return]
+    if kind in _SEQUENCES:
+        return enumerate(value)  # type: ignore[arg-type]
+    return None
+
+
+def rebuilt(like: Any, items: Sequence[tuple[Any, Any]]) -> Any:
+    """Return a container of the same type as ``like`` that holds these items."""
+    kind = type(like)
+    if kind is defaultdict:
+        return defaultdict(like.default_factory, items)
+    if kind is Counter:
+        counter: Counter[Any] = Counter()
+        dict.update(counter, items)  # its own update would add
+        return counter
+    if kind in _MAPPINGS:
+        return kind(items)
+    values = (value for _, value in items)
+    return deque(values, like.maxlen) if kind is deque else kind(values)
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether it is a tensor of torch's own classes, whose bytes, dtype and strides are all there is to it."""
+    return type(value) in (torch.Tensor, nn.Parameter)
+
+
+@functools.lru_cache(maxsize=4096)  # asked for every tensor at every save
+def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that a new contiguous tensor of this shape has."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def laid_out(values: torch.Tensor, strides: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """Return a copy with exactly these strides, in memory of its own.
+
+    Elements that share memory in the original, as an expanded tensor's do, share it in the copy.
+
+    Raises:
+        ValueError: no tensor of this shape has such strides.
+    """
+    values, strides = values.detach(), tuple(strides)
+    if len(strides) != values.dim() or any(stride < 0 for stride in strides):
+        raise ValueError(f"strides {strides} for a tensor of shape {tuple(values.shape)}")
+    device = values.device if device is None else device
+    if not _overlap(values.shape, strides):
+        return torch.empty_strided(values.shape, strides, dtype=values.dtype, device=device).copy_(values)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
+    places = torch.arange(span).as_strided(values.shape, strides).reshape(-1)
+    known = _INTEGERS.get(values.dtype.itemsize)  # indexing is not defined for every dtype
+    flat = values.cpu().reshape(-1)
+    memory = torch.zeros(span, dtype=values.dtype)
+    if known is None:
+        memory[places] = flat
+    else:
+        memory.view(known)[places] = flat.view(known)
+    return memory.to(device).as_strided(values.shape, strides)
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Return whether two of its elements may share memory, so that nothing can be copied into it."""
+    if tensor.layout is not torch.strided or tensor.stride() == plain_strides(tensor.shape):
+        return False
+    return _overlap(tensor.shape, tensor.stride())
+
+
+def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides; a leaf that requires a gradient stays one, and a parameter a parameter."""
+    copy = tensor.detach().clone()
+    if is_plain_tensor(tensor) and tensor.layout is torch.strided and copy.stride() != tensor.stride():
+        copy = laid_out(tensor, tensor.stride())
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(copy, tensor.requires_grad)
+    return copy.requires_grad_() if tensor.requires_grad and tensor.is_leaf else copy
