@@ -55,6 +55,7 @@ from runtime.core.agent_states import HeldSeat, Link, LinkState, Offer, Request,
 from runtime.core.elsewhere import Elsewhere, LookElsewhere
 from runtime.core.key_calls import KeyCalls
 from runtime.core.messages import (
+    MAX_END_CHARS,
     MAX_ODDITY_CHARS,
     PROTOCOL,
     Activity,
@@ -328,6 +329,7 @@ class AgentCore:
                 orphaned_pages=entered.orphaned_pages,
                 back_to=entered.back_to,
                 folder=entered.folder,
+                failed_with=entered.failed_with[:MAX_END_CHARS],
             )
         )
 

@@ -97,6 +97,7 @@ class Entered:
     orphaned_pages: tuple[OrphanedPage, ...] = ()
     back_to: Point | None = None  # the process has gone back as far
     folder: str = ""  # where it looked for ``points``
+    failed_with: str = ""  # the error that the runtime has ended its last generation with here, if it was one
 
 
 @dataclass(frozen=True, slots=True)

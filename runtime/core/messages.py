@@ -381,6 +381,7 @@ class Join(Value, frozen=True, tag=3):
     orphaned_pages: Few[OrphanedPage] = ()  # on its host
     back_to: Point | None = None  # it has gone back as far, as the round had asked
     folder: Annotated[str, Meta(max_length=MAX_FOLDER_CHARS)] = ""  # where it looked for ``points``; printable
+    failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime's error that ended its generation
 
 
 class Publish(Value, frozen=True, tag=4):

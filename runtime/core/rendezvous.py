@@ -24,6 +24,7 @@ from runtime.core.messages import (
     RoundOpened,
 )
 from runtime.core.neighbours import Neighbourhood, neighbourhoods
+from runtime.core.point import Point
 from runtime.core.ready import Level
 from runtime.core.records import GenerationCommitted, SeatLeft
 from runtime.core.restore import (
@@ -41,6 +42,10 @@ from runtime.core.world import World, rank_of_slot
 
 LEAVE_TOGETHER_S = 1.0
 """How long after the first one all others have left a generation at its commit; later they cannot come to another."""
+
+MOST_FAILURES = 8
+"""So many generations in a row may fail by the runtime's own error at one restore point: a permanent one is no fault of
+a network or a host."""
 
 CROSSING_S = 0.5
 """So long after everybody was invited, a heartbeat that knows nothing of it has only crossed the invitation."""
@@ -66,6 +71,7 @@ class Round:
     told_at: float = 0.0  # when everybody was invited last
     invitations: Invitations | None = None  # as the round was when somebody was invited last
     numerics: Pairs = ()  # of who has joined last
+    failed_with: dict[str, str] = field(default_factory=dict)  # by node: the error that ended its generation
 
 
 @dataclass(slots=True)
@@ -110,6 +116,8 @@ class Rendezvous:
         self.is_held = False  # something is to be decided before the open round may close
         self.has_no_way_back = False  # no point is left that the members may go back to
         self.points_lost = ""  # why training must not start again from step 0
+        self._failures = 0  # generations in a row that the runtime itself ended in vain
+        self.in_vain = ""  # the same failure again and again: why another generation would meet it too
 
     # ---- rounds
 
@@ -280,6 +288,8 @@ class Rendezvous:
             message.orphaned_pages,
             message.folder,
         )
+        if message.failed_with:
+            round_.failed_with[seat.node] = message.failed_with
         if message.blob:
             round_.blobs[seat.node] = (message.blob, message.place)
         if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
@@ -345,10 +355,12 @@ class Rendezvous:
             return
         if state.rolled_back is None and (less := lost_steps(restore.point, state.committed_point)):
             ledger.ready.say(less, Level.WARNING)
+        members = tuple((seat.node, seat.incarnation) for seat in seats)
+        if self._is_in_vain(round_, members, restore.point):
+            return
         generation, lost = next_generation(state, by_rank.values())
         if lost:
             ledger.ready.say(lost, Level.WARNING)
-        members = tuple((seat.node, seat.incarnation) for seat in seats)
         if state.rolled_back is None:  # else all begin with what they were equal at
             ledger.witnesses.begin(generation, members, restore.sources)
         ledger.write(
@@ -371,6 +383,24 @@ class Rendezvous:
         ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
         self._start_everybody()
         self._tell_address_map([seat.node for seat in seats])
+
+    def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
+        """Count generations without a commit that only an error of the runtime's own has ended.
+
+        A lost process, a broken connection or a commit begins the count anew: what comes from outside may pass.
+        """
+        committed, failed_with = self._ledger.state.generation, next(iter(round_.failed_with.items()), None)
+        is_again = committed is not None and committed.members == members and committed.restore == restore
+        self._failures = self._failures + 1 if failed_with is not None and is_again else 0
+        if failed_with is None or self._failures < MOST_FAILURES:
+            return False
+        node, error = failed_with
+        step = 0 if restore is None else restore.step
+        self.in_vain = (
+            f"{self._failures} generations in a row ended at step {step} with no process lost, the last by an error of "
+            f"worker {node}: {error}"
+        )
+        return True
 
     def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
         """Whether what was made for one place, by default that of a full world, is good in this one."""

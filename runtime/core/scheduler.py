@@ -491,13 +491,15 @@ class SchedulerCore:
         self._judge_way_back()
 
     def _judge_way_back(self) -> None:
-        """End the job if it would lose all its steps, or if no point from before the ranks differed is left."""
+        """End the job if it would lose all its steps, has no point to go back to, or fails alike at every try."""
         if (lost := self._rendezvous.points_lost) and self._ending.ended is None:
             self._ending.blame(lost)
             self._ending.end_job(EndKind.POINTS_LOST, lost)
         back = self._ledger.state.rolled_back
         if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
             self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")
+        if self._rendezvous.in_vain and self._ending.ended is None:
+            self._ending.end_job(EndKind.INTERRUPTED, self._rendezvous.in_vain)
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
         ledger = self._ledger

@@ -193,13 +193,18 @@ class House:
         live: tuple[int, int] | None = None,
         looked: bool = True,
         copies: Iterable[tuple[int, tuple[int, int]]] = (),
+        failed_with: str = "",
     ) -> Ready:
         credential = self.credential(node)
         asked = round_id or self.last(credential.session, RoundOpened).round
         held = tuple(Point(step, generation) for step, generation in points)
         in_memory = None if live is None else Point(*live)
         kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
-        join = Join(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked, copies=kept)
+        join = Join(
+            *(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked),
+            copies=kept,
+            failed_with=failed_with,
+        )
         return self.receive(credential.session, join)
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:

@@ -17,6 +17,7 @@ from runtime.core.messages import (
 )
 from runtime.core.point import Point
 from runtime.core.records import GenerationCommitted, JobInterrupted
+from runtime.core.rendezvous import MOST_FAILURES
 from tests.core.house import NUMERICS, House, policy, training_house
 
 # ---- rounds
@@ -303,3 +304,41 @@ def test_a_node_that_left_is_waited_for() -> None:
     house.leave("1", text="SIGTERM")
     assert house.invited().keys() == {"s0"}
     assert house.answer("s0", RoundOpened).text == "worker 1 left before training was finished: SIGTERM"
+
+
+# ---- generations in vain
+
+
+def failed_again(house: House, live: tuple[int, int] = (5, 1), error: str = "it cannot be loaded") -> None:
+    """Member 0 leaves its generation with an error of the runtime's own; both join with this commit."""
+    house.beat("0", activity=Activity.WAITING)
+    house.join("0", live=live, failed_with=error)
+    house.join("1", live=live)
+
+
+def test_a_restore_that_fails_every_time_ends_the_job_with_its_error() -> None:
+    house = training_house()
+    for _ in range(MOST_FAILURES):
+        failed_again(house)
+        assert house.ended is None
+    failed_again(house)
+    end = house.answer("s1", EndJob)
+    assert end.kind is EndKind.INTERRUPTED
+    assert end.text == (
+        "8 generations in a row ended at step 5 with no process lost, the last by an error of worker 0: it cannot be "
+        "loaded"
+    )
+
+
+@pytest.mark.parametrize("what", ["commits", "losses", "collectives"])
+def test_what_comes_from_outside_is_tried_again_for_ever(what: str) -> None:
+    house = training_house()
+    for count in range(4 * MOST_FAILURES):
+        if what == "losses":  # a bad night: a kill at each attempt
+            house.close("s1", gone=True)
+            house.now += house.policy.cool_down_s
+            house.register("1", session=f"again-{count}")
+            house.sent["s1"] = house.sent[f"again-{count}"]
+        live = (count, house.core.state.generation_number) if what == "commits" else (5, 1)
+        failed_again(house, live, error="" if what == "collectives" else "an error")
+        assert house.ended is None and house.core.phase() == "training"

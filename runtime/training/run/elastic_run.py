@@ -71,6 +71,7 @@ class ElasticRun:
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
         self._back_to: Point | None = None  # it has gone back as far, as a round had asked
+        self._failed_with = ""  # the runtime's own error that ended the last generation here
         self._is_new = True  # no generation has begun in this process
         self._tuning = InterpreterTuning()
         self._next_group: NextGroup | None = None
@@ -128,6 +129,8 @@ class ElasticRun:
             except Exception as error:
                 if not group.is_communication_failure(error):
                     raise
+                is_own = type(error) is GenerationEndedError and not self._agent.interrupted
+                self._failed_with = str(error) if is_own else ""
                 lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
             self._leave(lost, gently)  # outside the handler: the traceback is gone, and with it what it kept alive
@@ -307,6 +310,7 @@ class ElasticRun:
             live_step=self._points.generators.live_step(self._live, self._points.commits),
             back_to=self._back_to,
             folder=self._points.searched if look else "",
+            failed_with=self._failed_with,
         )
 
     def _begin(self, generation: GenerationStarted) -> None:
