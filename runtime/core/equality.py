@@ -101,7 +101,20 @@ def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, 
     theirs = {(part.kind, part.name): part for part in other}
     found = [(part, theirs.pop((part.kind, part.name), None)) for part in one]
     found += [(part, None) for part in theirs.values()]
-    return sorted((pair for pair in found if pair[0] != pair[1]), key=lambda pair: pair[0].kind)
+    return sorted((pair for pair in found if pair[0] != pair[1]), key=lambda pair: _ORDER.index(pair[0].kind))
+
+
+_ORDER = (
+    PartKind.STEPS,
+    PartKind.SAMPLER,
+    PartKind.SETTING,
+    PartKind.TRAINED,
+    PartKind.UNTRAINED,
+    PartKind.SHARED,
+    PartKind.LOOSE,
+)
+"""What comes first is named: a cause before its effects."""
+_SHOWN = frozenset({PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING})
 
 
 def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
@@ -127,7 +140,7 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
     part, its = found[0]
     text += f", first in {part.name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-    if part.kind in (PartKind.STEPS, PartKind.SAMPLER) and its is not None:
+    if part.kind in _SHOWN and its is not None:
         text += f" ({part.value} on {mine}, {its.value} on {theirs})"
     return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
 
@@ -139,6 +152,10 @@ def ranks_of(group: tuple[int, ...]) -> str:
 
 
 _FIXES = {
+    PartKind.SETTING: (
+        "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule), or set it alike on "
+        "every rank"
+    ),
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
@@ -154,6 +171,7 @@ def _cause(part: Part, *, averages: bool) -> str:
     cause = {
         PartKind.STEPS: "a rank has stepped without the others",
         PartKind.SAMPLER: "somebody else than the state has moved a sampler",
+        PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",
     }.get(part.kind, "a gradient was used that is not the average of all ranks'")

@@ -167,6 +167,7 @@ class PartKind(enum.IntEnum):
     UNTRAINED = 4  # a parameter that no optimizer has
     SHARED = 5  # what a state of the user's own marks as shared
     LOOSE = 6  # all else: it may differ
+    SETTING = 7  # of an optimizer's parameter group, such as its learning rate
 
 
 class RoundId(NamedTuple):

@@ -9,6 +9,7 @@ rest, what a forward pass or the user's loop changes.
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from runtime.training.state.sampler import ElasticSampler
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
+_NAMES = "parameter_names"  # beside them, of each group's parameters, where groups were added
 _INNER = ("_orig_mod", "_forward_module")  # under which torch.compile and Lightning Fabric keep what they wrap
 _NUMBERS = frozenset({type(None), bool, int, float})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -190,6 +192,70 @@ class OptimizerHandler(StateHandler):
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
         super().__init__(bare_optimizer(value))
+        self.name_of: Callable[[torch.Tensor], str | None] = lambda parameter: None
+        self.named: Callable[[], dict[str, torch.Tensor]] = dict
+        """The name of a parameter in the state's modules, and all of them by name; set by the state."""
+        self._first_groups = self._groups()
+        self._remembered_sizes = [len(group) for group in self._first_groups]
+
+    def contents(self) -> Any:
+        """As :meth:`StateHandler.contents`, with the parameters' names once groups were added.
+
+        Raises:
+            UsageError: a parameter that was added cannot be restored.
+        """
+        contents = self.value.state_dict()
+        return contents if self._has_first_groups() else {**contents, _NAMES: self._names()}
+
+    def _groups(self) -> list[list[torch.Tensor]]:
+        return [list(group["params"]) for group in self.value.param_groups]
+
+    def _has_first_groups(self) -> bool:
+        groups = self.value.param_groups
+        return len(groups) == len(self._first_groups) and all(
+            len(group["params"]) == len(first) and all(map(operator.is_, group["params"], first))
+            for group, first in zip(groups, self._first_groups, strict=True)
+        )
+
+    def _names(self) -> list[list[str]]:
+        names = []
+        for number, group in enumerate(self._groups()):
+            names.append([name for one in group if (name := self.name_of(one)) is not None])
+            if len(names[-1]) < len(group) or any(map(is_distributed, group)):
+                raise UsageError(
+                    f"{self.path}: group {number} was added after the state was made, and holds a parameter that is "
+                    "sharded or belongs to no module of the state, so a recovery would lose it. Fix: make the "
+                    "optimizer with all its groups, and change their rates or requires_grad instead"
+                )
+        return names
+
+    def _regroup(self, names: list[list[str]] | None, given: list[dict[str, Any]], named: dict[str, Any]) -> None:
+        """Give the optimizer the groups that it had when these contents were taken.
+
+        Args:
+            names: of the parameters of each group; None: those with which the state was made.
+            given: the groups' settings.
+            named: the state's parameters by name.
+
+        Raises:
+            UsageError: this program's modules lack one of the parameters.
+        """
+        if names is None:
+            wanted = self._first_groups
+        elif missing := [name for group in names for name in group if name not in named]:
+            raise UsageError(f"{self.path}: the restore point's groups hold {missing[0]}, which no module here has")
+        else:
+            wanted = [[named[name] for name in group] for group in names]
+        groups = self.value.param_groups
+        if [list(map(id, one["params"])) for one in groups] == [list(map(id, one)) for one in wanted]:
+            return
+        kept = {id(one) for group in wanted for one in group}
+        for parameter in [one for group in self._groups() for one in group if id(one) not in kept]:
+            self.value.state.pop(parameter, None)
+        groups[:] = [
+            {**(groups[number] if number < len(groups) else given[number]), "params": list(parameters)}
+            for number, parameters in enumerate(wanted)
+        ]
 
     def load(self, contents: Any) -> None:
         """Load what ``contents()`` gave, with its dtypes, strides and types at any depth.
@@ -199,6 +265,8 @@ class OptimizerHandler(StateHandler):
         Raises:
             UsageError: an optimizer that keeps its state its own way does not restore it.
         """
+        contents, names = dict(contents), contents.get(_NAMES)
+        contents.pop(_NAMES, None)
         if not self._has_torchs_state(contents):
             self.value.load_state_dict(contents)
             if not _same(self.value.state_dict(), contents):
@@ -207,6 +275,7 @@ class OptimizerHandler(StateHandler):
                     "so training would go on with other values. Fix: correct them, or keep the state in self.state"
                 )
             return
+        self._regroup(names, contents["param_groups"], self.named() if names is not None else {})
         castable = {number: _castable(values) for number, values in contents["state"].items()}
         self.value.load_state_dict({**contents, "state": castable})
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
@@ -237,7 +306,7 @@ class OptimizerHandler(StateHandler):
 
         Hyperparameters are left out: ``recall`` brings them back.
         """
-        if not self._has_torchs_state(contents):
+        if not self._has_torchs_state(contents) or not self._has_first_groups():
             return None
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
         parameters = self._parameters()
@@ -263,13 +332,23 @@ class OptimizerHandler(StateHandler):
             }
             for group in self.value.param_groups
         ]
+        sizes = [len(group["params"]) for group in self.value.param_groups]
+        if sizes != self._remembered_sizes:
+            self._names()  # or say at once that they cannot be restored
+            self._remembered_sizes = sizes
         for number, group in enumerate(self._remembered):
             for name, value in group.items():
                 if type(value) not in _ATOMS:
                     require_savable(value, f"{self.path}.param_groups.{number}.{name}")
 
     def recall(self) -> None:
-        for group, values in zip(self.value.param_groups, self._remembered, strict=True):
+        groups, sizes = self.value.param_groups, self._remembered_sizes
+        for group, size in zip(groups, [*sizes, *[0] * (len(groups) - len(sizes))], strict=True):
+            for added in group["params"][size:]:
+                self.value.state.pop(added, None)
+            del group["params"][size:]
+        del groups[len(sizes) :]
+        for group, values in zip(groups, self._remembered, strict=True):
             group.update({name: copied(value) for name, value in values.items()})
 
 
@@ -337,6 +416,46 @@ class PlainHandler(StateHandler):
 
     def recall(self) -> None:
         setattr(self._owner, self._name, copied(self._remembered))
+
+
+class TrainedTensorHandler(StateHandler):
+    """A value of the state that an optimizer trains, such as SAC's ``log_alpha``: it stays the same tensor."""
+
+    is_alike = True
+
+    loads_in_place = True
+
+    def contents(self) -> Any:
+        """As :meth:`StateHandler.contents`: without the gradient."""
+        return self.value.detach()
+
+    def load(self, contents: Any) -> None:
+        """Copy the values into the tensor.
+
+        Raises:
+            UsageError: it has another dtype or other strides here than there.
+        """
+        _require_same_kind(self.path, self.value, contents)
+        with torch.no_grad():
+            self.value.copy_(contents)
+
+    def load_back(self, contents: Any) -> None:
+        """As :meth:`load`, which keeps nothing of it."""
+        self.load(contents)
+
+    def remember(self) -> None:
+        """Only an optimizer step changes it."""
+
+    def recall(self) -> None:
+        """Only an optimizer step changes it."""
+
+    def loose(self) -> dict[str, Any]:
+        """It is compared as a parameter is."""
+        return {}
+
+    def stepped(self) -> Sequence[torch.Tensor]:
+        """As :meth:`StateHandler.stepped`."""
+        return (self.value,)
 
 
 _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [

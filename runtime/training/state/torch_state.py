@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.core.messages import PartKind
+from runtime.core.messages import MAX_PART_CHARS, PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.group.calling_place import calling_place
@@ -25,7 +25,15 @@ from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named, is_hashable
 from runtime.training.state.generators import Generators
-from runtime.training.state.handlers import ModuleHandler, OptimizerHandler, PlainHandler, handler_of, is_stateful
+from runtime.training.state.handlers import (
+    ModuleHandler,
+    OptimizerHandler,
+    PlainHandler,
+    StateHandler,
+    TrainedTensorHandler,
+    handler_of,
+    is_stateful,
+)
 from runtime.training.state.loop_habits import LoopHabits
 from runtime.training.state.object_state import ObjectState
 from runtime.training.state.open_steps import Marks, OpenSteps, same_marks
@@ -75,7 +83,11 @@ class TorchState(ObjectState):
         _require_kinds(model, optimizer, sampler)
         for name in given.keys() - values.keys():
             object.__setattr__(self, name, None)
+        self._take_trained_tensors()
         self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
+        for one in self.handlers.values():
+            if isinstance(one, OptimizerHandler):
+                one.name_of, one.named = self._name_of, self._named
         self._open = OpenSteps(
             self._optimizers,
             about_to_step=self._before_step,
@@ -93,6 +105,35 @@ class TorchState(ObjectState):
             has_position=lambda: any(one.consumed for one in self._samplers),
         )
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
+
+    def _take_trained_tensors(self) -> None:
+        """Let each value that an optimizer trains be followed as a parameter is, not as plain data.
+
+        Raises:
+            UsageError: an optimizer trains a tensor that is neither such a value nor in a module of the state.
+        """
+        held = {id(one) for handler in self.handlers.values() for one in handler.stepped()}
+        for optimizer_name, handler in list(self.handlers.items()):
+            if not isinstance(handler, OptimizerHandler):
+                continue
+            for number, group in enumerate(handler.value.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in held and not self._take_trained_tensor(parameter):
+                        raise UsageError(
+                            f"{type(self).__name__}({optimizer_name}=…): parameter {place} of its group {number}, of "
+                            f"shape {tuple(parameter.shape)}, belongs to no module of the state, so a recovery would "
+                            "lose it. Fix: give the state what holds it, as another module (criterion=criterion) or "
+                            "as the tensor itself (log_alpha=log_alpha)"
+                        )
+
+    def _take_trained_tensor(self, parameter: torch.Tensor) -> bool:
+        for name, handler in self.handlers.items():
+            if isinstance(handler, PlainHandler) and getattr(self, name) is parameter:
+                self.handlers[name] = TrainedTensorHandler(parameter)
+                self.handlers[name].path = handler.path
+            if self.handlers[name].value is parameter:
+                return True
+        return False
 
     def commit(self) -> None:
         """As :meth:`State.commit`."""
@@ -197,14 +238,13 @@ class TorchState(ObjectState):
         return [
             parameter
             for _, handler in sorted(self.handlers.items())
-            if isinstance(handler, ModuleHandler)
-            for _, parameter in sorted(handler.value.named_parameters())
+            for _, parameter in sorted(_named_parameters(handler))
             if not is_distributed(parameter)
         ]
 
     def compared(self) -> list[Named]:
         """As :meth:`State.compared`: also parameters and their moments, but for those that are sharded."""
-        return [*super().compared(), *self.named_parameters(), *self._named_moments()]
+        return [*super().compared(), *self._named_settings(), *self.named_parameters(), *self._named_moments()]
 
     def named_parameters(self) -> list[Named]:
         """All parameters that are whole here."""
@@ -216,14 +256,29 @@ class TorchState(ObjectState):
             for parameter, name in self._whole_parameters()
         ]
 
-    def _whole_parameters(self) -> list[tuple[torch.nn.Parameter, str]]:
+    def _whole_parameters(self) -> list[tuple[torch.Tensor, str]]:
         return [
-            (parameter, f"{module}.{name}")
-            for module, handler in sorted(self.handlers.items())
-            if isinstance(handler, ModuleHandler)
-            for name, parameter in handler.value.named_parameters()
+            (parameter, f"{value}.{name}" if name else value)
+            for value, handler in sorted(self.handlers.items())
+            for name, parameter in _named_parameters(handler)
             if not is_distributed(parameter)
         ]
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        return {name: parameter for parameter, name in self._whole_parameters()}
+
+    def _name_of(self, parameter: torch.Tensor) -> str | None:
+        return next((name for one, name in self._whole_parameters() if one is parameter), None)
+
+    def _named_settings(self) -> list[Named]:
+        """The hyperparameters of every optimizer's groups, which a schedule may change."""
+        named = []
+        for name, handler in self.handlers.items():
+            for number, group in enumerate(handler.value.param_groups if isinstance(handler, OptimizerHandler) else ()):
+                others = {key: value for key, value in group.items() if key not in ("params", "lr")}
+                for what, value in (("lr", group.get("lr")), ("settings", others)):
+                    named.append(Named(PartKind.SETTING, f"{what} of group {number} of {name}", _shown(value)))
+        return named
 
     def _named_moments(self) -> list[Named]:
         names = {id(parameter): name for parameter, name in self._whole_parameters()}
@@ -339,3 +394,17 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
             f"{calling_place()}: TorchState(sampler=…): a {type(sampler).__name__} has no position that could be kept "
             "and restored. Fix: runtime.ElasticSampler(data, shuffle=True, seed=…), for the loader and for the state"
         )
+
+
+def _named_parameters(handler: StateHandler) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of one value that an optimizer can train; "" names a value that is such a tensor itself."""
+    if isinstance(handler, ModuleHandler):
+        return list(handler.value.named_parameters())
+    return [("", handler.value)] if isinstance(handler, TrainedTensorHandler) else []
+
+
+def _shown(value: Any) -> Any:
+    """The value's text if that is all there is to it and can be shown; else the value, to be hashed."""
+    items = value.values() if type(value) is dict else (value,)
+    text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
+    return text if 0 < len(text) <= MAX_PART_CHARS else value

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from runtime.core import equality
+from runtime.core.messages import Digest
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.process import context
 from runtime.training.state import handlers, snapshot
+from runtime.training.state.compared import parts_of
 from runtime.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
 from runtime.training.state.torch_state import TorchState
 from tests.training.commits import Commits
@@ -360,6 +363,100 @@ def test_an_optimizer_that_does_not_restore_what_it_returned_is_refused() -> Non
     contents["own"] += 1
     with pytest.raises(UsageError, match=r"Rounding\.load_state_dict"):
         OptimizerHandler(Rounding([weight])).load(contents)
+
+
+def thawing(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer, TorchState]:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(net[1].parameters(), lr=rate)
+    return net, optimizer, TorchState(net, optimizer, rng="per_step", seed=1)
+
+
+def step_and_commit(net: nn.Module, optimizer: torch.optim.Optimizer, state: TorchState) -> None:
+    optimizer.zero_grad()
+    net(torch.ones(1, 2)).square().sum().backward()
+    optimizer.step()
+    state.commit()
+
+
+def test_groups_that_were_added_belong_to_a_commit() -> None:
+    """To a newcomer's optimizer, from and to a commit before, and in a survivor that has not committed them."""
+    net, optimizer, state = thawing()
+    Commits(state)
+    step_and_commit(net, optimizer, state)
+    before = handlers.copied_tree(state.contents())
+    optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.5})  # type: ignore[index]
+    assert state.recall() is not None
+    assert form_of(state.contents()) == form_of(before), "it was added behind the commit"
+    optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.5})  # type: ignore[index]
+    step_and_commit(net, optimizer, state)
+    other_net, other_optimizer, other = thawing()
+    Commits(other)
+    other.load(sent(state.contents()), own=True)
+    assert [group["lr"] for group in other_optimizer.param_groups] == [0.1, 0.5]
+    for one in ((net, optimizer, state), (other_net, other_optimizer, other)):
+        step_and_commit(*one)
+    assert form_of(other.contents()) == form_of(state.contents())
+    other.load(sent(before), own=True)
+    assert form_of(other.contents()) == form_of(before)
+
+
+def test_a_group_of_what_no_module_holds_is_refused_at_the_commit() -> None:
+    net, optimizer, state = thawing()
+    Commits(state)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(UsageError, match=r"state\.optimizer: group 1 was added after the state was made"):
+        step_and_commit(net, optimizer, state)
+
+
+def test_a_tensor_that_an_optimizer_trains_is_in_the_state_or_is_refused() -> None:
+    net, alpha = nn.Linear(2, 2), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([{"params": net.parameters()}, {"params": [alpha]}], lr=0.1)
+    with pytest.raises(UsageError, match=r"TorchState\(optimizer=…\): parameter 0 of its group 1, of shape \(1,\)"):
+        TorchState(net, optimizer)
+    state = TorchState(net, optimizer, alpha=alpha, copy_commits=True)
+    Commits(state)
+    kept = sent(state.contents())
+    (net(torch.ones(1, 2)).sum() * (1 + alpha)).sum().backward()
+    optimizer.step()
+    assert "alpha" in [one.name for one in state.named_parameters()]
+    assert alpha.item()
+    assert state.recall() is not None
+    assert state.alpha is alpha and not alpha.item()
+    alpha.data.fill_(3)
+    state.load(kept, own=True)
+    assert state.alpha is alpha and alpha.requires_grad and not alpha.item()
+    with pytest.raises(UsageError, match="cannot be another object"):
+        state.alpha = torch.ones(1)
+
+
+def test_a_learning_rate_that_differs_is_named_before_the_weights_it_changed() -> None:
+    first, second = thawing(0.1), thawing(0.2)
+    for net, optimizer, state in (first, second):
+        Commits(state)
+        step_and_commit(net, optimizer, state)
+    digests = [
+        Digest(Point(1, 1), 1, bytes([rank]), b"", False, tuple(parts_of(one[2].compared())))
+        for rank, one in enumerate((first, second))
+    ]
+    text = equality.sentence(equality.judge({0: b"a", 1: b"b"}), *digests)
+    assert "first in lr of group 0 of optimizer and" in text
+    assert "(0.1 on rank 0, 0.2 on rank 1): most likely something outside the state sets it" in text
+    assert "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)" in text
+
+
+@pytest.mark.parametrize("value", [lambda: 0, [{"deep": object()}], {1: (nn.ReLU,)}], ids=["lambda", "deep", "class"])
+def test_a_value_that_cannot_be_saved_is_refused_where_it_is_given(value: Any) -> None:
+    """When the state is made, and at the commit behind which it was set: no save, no recovery meets it first."""
+    with pytest.raises(UsageError, match=r"^state\.best\S*: a builtins\.\w+ cannot be saved"):
+        TorchState(best=value)
+    net, optimizer, state = thawing()
+    state = TorchState(net, optimizer, best=0.0, copy_commits=True)
+    Commits(state)
+    state.best = value
+    with pytest.raises(UsageError, match=r"^state\.best\S*: a builtins\.\w+ cannot be saved"):
+        step_and_commit(net, optimizer, state)
+    assert state.recall() is None, "a part of two commits is neither"
 
 
 def test_names_depend_on_no_wrapper() -> None:

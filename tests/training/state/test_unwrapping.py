@@ -106,8 +106,9 @@ class WithMoreOfItsOwn(torch.optim.Optimizer):
 
 
 def test_an_optimizer_that_keeps_a_state_of_its_own_is_no_wrapper() -> None:
-    optimizer = WithMoreOfItsOwn(torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1))
-    state = TorchState(optimizer=optimizer)
+    layer = nn.Linear(3, 2)
+    optimizer = WithMoreOfItsOwn(torch.optim.SGD(layer.parameters(), lr=0.1))
+    state = TorchState(layer, optimizer)
     assert state.handlers["optimizer"].value is optimizer
 
 
