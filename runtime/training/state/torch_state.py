@@ -104,6 +104,8 @@ class TorchState(ObjectState):
             lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
         )
+        self._rates: dict[tuple[str, int], Any] = {}  # of each group of each optimizer, at the last commit
+        self._rate_steps: dict[tuple[str, int], int] = {}  # at which they changed last, in this generation
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
 
     def _take_trained_tensors(self) -> None:
@@ -212,12 +214,14 @@ class TorchState(ObjectState):
         """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
         self.drop_gradients()
         super().begin(point)
+        self._rate_steps.clear()
 
     def remember(self, point: Point) -> None:
         """The state as it stands is the commit ``point``."""
         if self._open.count > 1:
             self._last_commit.copy_from_now_on()
         super().remember(point)
+        self._note_rates(point.step)
         self._close()
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
@@ -270,14 +274,30 @@ class TorchState(ObjectState):
     def _name_of(self, parameter: torch.Tensor) -> str | None:
         return next((name for one, name in self._whole_parameters() if one is parameter), None)
 
+    def _note_rates(self, step: int) -> None:
+        """Note which learning rates have changed since the last commit.
+
+        Rates that were unlike for a few steps may be alike again when the ranks are compared; the steps at which they
+        changed still differ.
+        """
+        for name, handler in self.handlers.items():
+            for number, group in enumerate(handler.value.param_groups if isinstance(handler, OptimizerHandler) else ()):
+                rate, key = group.get("lr"), (name, number)
+                if isinstance(rate, float) and self._rates.get(key, rate) != rate:
+                    self._rate_steps[key] = step
+                self._rates[key] = rate
+
     def _named_settings(self) -> list[Named]:
         """The hyperparameters of every optimizer's groups, which a schedule may change."""
         named = []
         for name, handler in self.handlers.items():
             for number, group in enumerate(handler.value.param_groups if isinstance(handler, OptimizerHandler) else ()):
                 others = {key: value for key, value in group.items() if key not in ("params", "lr")}
-                for what, value in (("lr", group.get("lr")), ("settings", others)):
-                    named.append(Named(PartKind.SETTING, f"{what} of group {number} of {name}", _shown(value)))
+                rate = _shown(group.get("lr"))
+                if type(rate) is str and (name, number) in self._rate_steps:
+                    rate += f" since step {self._rate_steps[name, number]}"
+                named.append(Named(PartKind.SETTING, f"lr of group {number} of {name}", rate))
+                named.append(Named(PartKind.SETTING, f"settings of group {number} of {name}", _shown(others)))
         return named
 
     def _named_moments(self) -> list[Named]:

@@ -445,6 +445,20 @@ def test_a_learning_rate_that_differs_is_named_before_the_weights_it_changed() -
     assert "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)" in text
 
 
+def test_rates_that_were_unlike_for_a_while_are_told_apart_afterwards() -> None:
+    """As a schedule that is not in the state does it: it begins anew in a replacement."""
+    parts = []
+    for change_at in (1, 2):
+        net, optimizer, state = thawing()
+        Commits(state)
+        for step in range(3):
+            step_and_commit(net, optimizer, state)
+            if step + 1 == change_at:
+                optimizer.param_groups[0]["lr"] = 0.01
+        parts.append({part.name: part.value for part in parts_of(state.compared())})
+    assert [one["lr of group 0 of optimizer"] for one in parts] == ["0.01 since step 2", "0.01 since step 3"]
+
+
 @pytest.mark.parametrize("value", [lambda: 0, [{"deep": object()}], {1: (nn.ReLU,)}], ids=["lambda", "deep", "class"])
 def test_a_value_that_cannot_be_saved_is_refused_where_it_is_given(value: Any) -> None:
     """When the state is made, and at the commit behind which it was set: no save, no recovery meets it first."""
