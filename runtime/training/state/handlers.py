@@ -196,6 +196,8 @@ class OptimizerHandler(StateHandler):
         self.named: Callable[[], dict[str, torch.Tensor]] = dict
         """The name of a parameter in the state's modules, and all of them by name; set by the state."""
         self._first_groups = self._groups()
+        self.settings = frozenset(key for group in self.value.param_groups for key in group) - {"params"}
+        """The hyperparameters that every group has."""
         self._remembered_sizes = [len(group) for group in self._first_groups]
 
     def contents(self) -> Any:
@@ -277,7 +279,10 @@ class OptimizerHandler(StateHandler):
             return
         self._regroup(names, contents["param_groups"], self.named() if names is not None else {})
         castable = {number: _castable(values) for number, values in contents["state"].items()}
+        defaults = dict(self.value.defaults)
         self.value.load_state_dict({**contents, "state": castable})
+        self.value.defaults.clear()  # torch adds some, and groups added later would have more than another rank's
+        self.value.defaults.update(defaults)
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self._parameters(), strict=True):
             if number in contents["state"]:

@@ -85,9 +85,8 @@ class TorchState(ObjectState):
             object.__setattr__(self, name, None)
         self._take_trained_tensors()
         self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
-        for one in self.handlers.values():
-            if isinstance(one, OptimizerHandler):
-                one.name_of, one.named = self._name_of, self._named
+        for _, one in self._optimizer_handlers():
+            one.name_of, one.named = self._name_of, self._named
         self._open = OpenSteps(
             self._optimizers,
             about_to_step=self._before_step,
@@ -108,6 +107,9 @@ class TorchState(ObjectState):
         self._rate_steps: dict[tuple[str, int], int] = {}  # at which they changed last, in this generation
         self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
 
+    def _optimizer_handlers(self) -> list[tuple[str, OptimizerHandler]]:
+        return [(name, one) for name, one in self.handlers.items() if isinstance(one, OptimizerHandler)]
+
     def _take_trained_tensors(self) -> None:
         """Let each value that an optimizer trains be followed as a parameter is, not as plain data.
 
@@ -115,9 +117,7 @@ class TorchState(ObjectState):
             UsageError: an optimizer trains a tensor that is neither such a value nor in a module of the state.
         """
         held = {id(one) for handler in self.handlers.values() for one in handler.stepped()}
-        for optimizer_name, handler in list(self.handlers.items()):
-            if not isinstance(handler, OptimizerHandler):
-                continue
+        for optimizer_name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
                 for place, parameter in enumerate(group["params"]):
                     if id(parameter) not in held and not self._take_trained_tensor(parameter):
@@ -280,8 +280,8 @@ class TorchState(ObjectState):
         Rates that were unlike for a few steps may be alike again when the ranks are compared; the steps at which they
         changed still differ.
         """
-        for name, handler in self.handlers.items():
-            for number, group in enumerate(handler.value.param_groups if isinstance(handler, OptimizerHandler) else ()):
+        for name, handler in self._optimizer_handlers():
+            for number, group in enumerate(handler.value.param_groups):
                 rate, key = group.get("lr"), (name, number)
                 if isinstance(rate, float) and self._rates.get(key, rate) != rate:
                     self._rate_steps[key] = step
@@ -290,9 +290,9 @@ class TorchState(ObjectState):
     def _named_settings(self) -> list[Named]:
         """The hyperparameters of every optimizer's groups, which a schedule may change."""
         named = []
-        for name, handler in self.handlers.items():
-            for number, group in enumerate(handler.value.param_groups if isinstance(handler, OptimizerHandler) else ()):
-                others = {key: value for key, value in group.items() if key not in ("params", "lr")}
+        for name, handler in self._optimizer_handlers():
+            for number, group in enumerate(handler.value.param_groups):
+                others = {key: group[key] for key in sorted(handler.settings - {"lr"}) if key in group}
                 rate = _shown(group.get("lr"))
                 if type(rate) is str and (name, number) in self._rate_steps:
                     rate += f" since step {self._rate_steps[name, number]}"
