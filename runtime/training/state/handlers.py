@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -540,6 +541,12 @@ def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         raise UsageError(
             f"a {type(optimizer).__name__} is no optimizer that a state can follow: it was not made by "
             "torch.optim.Optimizer's constructor. Fix: give the state the optimizer inside it"
+        )
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer):
+        raise UsageError(
+            f"a {type(optimizer).__name__} keeps a part of its state on each rank that no other rank holds, so a lost "
+            "rank's part could not be restored. Fix: shard the model with fully_shard, or use the inner optimizer"
         )
     return optimizer
 

@@ -6,11 +6,14 @@ The frameworks themselves are in ``tests/foreign/frameworks``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from runtime.core.point import Point
 from runtime.errors import UsageError
@@ -116,3 +119,16 @@ def test_one_that_cannot_be_followed_is_refused_in_a_sentence() -> None:
     optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
     with pytest.raises(UsageError, match=r"a SGD is no optimizer .* Fix: give the state the optimizer inside it"):
         TorchState(optimizer=optimizer)
+
+
+def test_an_optimizer_that_shares_its_state_out_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        layer = nn.Linear(3, 2)
+        optimizer = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.SGD, lr=0.1)
+        with pytest.raises(
+            UsageError, match=r"a ZeroRedundancyOptimizer keeps .* Fix: shard the model with fully_shard"
+        ):
+            TorchState(layer, optimizer)
+    finally:
+        dist.destroy_process_group()
