@@ -13,6 +13,7 @@ from typing import Any
 from runtime.store.checkpoint import Tree
 
 TENSOR_KEY = "$tensor"  # what stands in a state's tree where a tensor was
+KIND_KEY = "$as"  # of a value that is of none of the tree's own types: which type it is of
 SHOWN_ITEMS = 6
 SHOWN_CHARACTERS = 80
 _MOST_INTEGER_BITS = 14_000  # about as many digits as Python writes (sys.set_int_max_str_digits)
@@ -75,7 +76,10 @@ def jsonable(tree: Tree) -> Any:
 def plain_values(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
     """Every value of the tree that is no tensor, by its path, long ones in short."""
     if isinstance(tree, dict):
-        if tree.keys() == {TENSOR_KEY}:
+        if TENSOR_KEY in tree:
+            return
+        if KIND_KEY in tree and isinstance(tree.get("items"), list | dict):
+            yield path, f"{tree[KIND_KEY]} of {len(tree['items'])}"
             return
         if tree:
             for key, item in tree.items():

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from runtime.errors import CheckpointError, StoreError, UsageError
 from runtime.service import log
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint
+from runtime.training import value_trees
 from runtime.training.checkpoint.dcp_index import SafePlanner, SafeReader
 from runtime.training.checkpoint.export import ORIGIN, require_readable, values_of
 from runtime.training.sharding.whole import whole
@@ -174,9 +176,10 @@ def _shaped_as(live: Any, read: Any) -> Any:
     if not isinstance(read, dict) or (live is not None and not isinstance(live, Mapping)):
         if isinstance(read, list) and isinstance(live, list | tuple) and len(live) == len(read):
             return type(live)(_shaped_as(one, item) for one, item in zip(live, read, strict=True))
-        return read
+        return deque(read, live.maxlen) if isinstance(read, list) and isinstance(live, deque) else read
     live = live or {}
     are_numbers = all(type(key) is int for key in live) and all(key.isdecimal() for key in read)
     items = {(int(key) if are_numbers else key): item for key, item in read.items()}
     shaped = {key: _shaped_as(live.get(key), item) for key, item in items.items()}
-    return shaped | {key: {} for key, one in live.items() if key not in shaped and isinstance(one, Mapping)}
+    shaped |= {key: {} for key, one in live.items() if key not in shaped and isinstance(one, Mapping)}
+    return shaped if value_trees.children(live) is None else value_trees.rebuilt(live, list(shaped.items()))

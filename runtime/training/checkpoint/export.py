@@ -8,6 +8,7 @@ such a file could not give back is refused before it is written.
 from __future__ import annotations
 
 import os
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from runtime.errors import CheckpointError
 from runtime.store import durable
 from runtime.store.checkpoint import Checkpoint, PointHeader
+from runtime.training import value_trees
 from runtime.training.sharding.whole import has_pieces
 from runtime.training.state import snapshot
 
@@ -79,11 +81,29 @@ def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
         CheckpointError: it is no state.
     """
     try:
-        return dict(contents["shared"]["values"])
+        return {name: _nearest(value) for name, value in contents["shared"]["values"].items()}
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{header.point}: holds no state as runtime.elastic saves it; export its tensors as safetensors"
         ) from None
+
+
+def _nearest(value: Any) -> Any:
+    """Return a value of the nearest type that ``torch.load(weights_only=True)`` reads, at any depth."""
+    kind = type(value)
+    if kind is frozenset:
+        return set(value)
+    if kind is range:
+        return list(value)
+    if kind.__module__ == "numpy":
+        return torch.from_numpy(value.copy()) if value.ndim else value.item()
+    items = value_trees.children(value)
+    if items is None:
+        return value
+    nearest = [(key, _nearest(item)) for key, item in items]
+    if kind is defaultdict:
+        return dict(nearest)
+    return [item for _, item in nearest] if kind is deque else value_trees.rebuilt(value, nearest)
 
 
 def require_readable(value: Any, path: str) -> None:

@@ -50,11 +50,14 @@ def test_json_gives_every_tree_back(tree: Tree) -> None:
 
 def test_plain_values_go_by_path_and_leave_tensors_out() -> None:
     tree = {"model": {"w": {"$tensor": "model.w"}}, "groups": [{"lr": 0.1, "p": list(range(20))}], "empty": {}, 3: b"x"}
+    tree["last"] = {"w": {"$tensor": "last.w", "strides": [1, 2]}}
+    tree["seen"] = {"$as": "Counter", "items": {"a": 1, "b": 2}}
     assert dict(plain_values(tree, "state")) == {
         "state.groups.0.lr": "0.1",
         "state.groups.0.p": "list of 20: 0, 1, 2, 3, 4, 5, …",
         "state.empty": "{}",
         "state.3": "b'x'",
+        "state.seen": "Counter of 2",
     }
     assert value_text([*range(SHOWN_ITEMS)]) == "[0, 1, 2, 3, 4, 5]"
     assert value_text(b"0123456789") == "10 bytes"

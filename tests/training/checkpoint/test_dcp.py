@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,34 @@ def export(tmp_path: Path, point: str = "0/7", name: str = "out") -> int:
 def test_a_state_comes_back_whole(tmp_path: Path, steps: int) -> None:
     history = [1, (2.5, "x"), None]
     state = small_state(
-        epoch=3, history=history, mean=torch.tensor([1.0, 2.0]), table={1: "a", 2: torch.ones(1)}, none={}
+        epoch=3,
+        history=history,
+        mean=torch.tensor([1.0, 2.0]),
+        table={1: "a", 2: torch.ones(1)},
+        none={},
+        seen=Counter(a=2),
+        last=deque([1], 3),
     )
     for number in range(steps):
         train_one_step(state, number)
     save(tmp_path / "ckpt", {**state.contents(), "commits": 9})
     assert export(tmp_path) == 0
-    other = small_state(epoch=0, history=[], mean=torch.zeros(2), table={1: "", 2: torch.zeros(1)}, none={"a": 1})
+    other = small_state(
+        epoch=0,
+        history=[],
+        mean=torch.zeros(2),
+        table={1: "", 2: torch.zeros(1)},
+        none={"a": 1},
+        seen=Counter(),
+        last=deque(maxlen=3),
+    )
     train_one_step(other, 9)
     before = torch.get_rng_state()
     elastic.load_dcp(other, tmp_path / "out")
     assert torch.equal(torch.get_rng_state(), before)
     assert bits_of(other) == bits_of(state)
     assert (other.epoch, other.history, other.mean.tolist()) == (3, history, [1.0, 2.0])
+    assert (repr(other.seen), repr(other.last)) == ("Counter({'a': 2})", "deque([1], maxlen=3)")
     assert (other.table, other.none) == ({1: "a", 2: torch.ones(1)}, {})
     assert other.completed_steps == 1, "a job's steps are its own"
 

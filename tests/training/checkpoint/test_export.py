@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +68,19 @@ def test_every_kind_of_value_comes_back_the_same(tmp_path: Path) -> None:
     assert found["plain"] == values["plain"]
     for one, expected in zip(found["tensors"], values["tensors"], strict=True):
         torch.testing.assert_close(one, expected, rtol=0, atol=0)
+
+
+def test_what_weights_only_does_not_read_goes_as_the_nearest_that_it_reads(tmp_path: Path) -> None:
+    values = {
+        "kept": [Counter(a=1), OrderedDict(b=2), {1}, 1j, torch.ones(2, dtype=torch.complex128)],
+        "near": [deque([1, 2], 3), defaultdict(list, a=[np.float64(0.1)]), frozenset({1}), range(2), np.int8(3)],
+        "array": np.arange(3.0),
+    }
+    found = exported(tmp_path, shared(**values), "--format", "torch")
+    assert [type(one) for one in found["kept"][:3]] == [Counter, OrderedDict, set]
+    assert found["kept"][4].dtype is torch.complex128
+    assert found["near"] == [[1, 2], {"a": [0.1]}, {1}, [0, 1], 3]
+    assert found["array"].tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
