@@ -35,6 +35,7 @@ LONG_FILES = {
     "training/process/context.py": "the process between init() and its exit",
     "training/run/elastic_run.py": "one loop: what follows a generation's end",
     "training/state/handlers.py": "one table: a handler for each kind of object",
+    "training/state/snapshot.py": "one form of a state: what is taken apart beside what it is joined from",
 }
 LARGE_CLASSES = {
     "core/admission.py:Admission": "the rules in their order",

@@ -1,12 +1,8 @@
-"""Whether all ranks hold the same state, from the digests that they report; and what is said where they do not.
+"""Whether all ranks hold the same state, from the digests that they report, and the sentence that names a difference.
 
-Here lives who has reported which digest, the judgement of one commit's digests, and the sentence that names ranks, the
-first difference, its likely cause and the fix. Never here: what is hashed (``training.state.compared``), what a
-difference leads to (``scheduler``), whose disk holds what (``durable_points``). The one idea: a digest is a few bytes,
-so everybody reports it and nobody waits; only where two differ are two ranks asked for the parts it was made of.
-
-``judge`` and ``sentence`` are pure functions of what was reported; whether a difference is mended or ends the job is
-``consistency``'s to say.
+A digest is a few bytes, so every rank reports it and none waits. Only if two digests differ are two ranks asked for the
+parts they were made of. What is hashed is ``training.state.compared``'s; what follows from a difference is decided by
+``consistency``. ``judge`` and ``sentence`` are pure functions of what was reported.
 """
 
 from __future__ import annotations
@@ -104,26 +100,14 @@ def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, 
     return sorted((pair for pair in found if pair[0] != pair[1]), key=lambda pair: _ORDER.index(pair[0].kind))
 
 
-_ORDER = (
-    PartKind.STEPS,
-    PartKind.SAMPLER,
-    PartKind.SETTING,
-    PartKind.TRAINED,
-    PartKind.UNTRAINED,
-    PartKind.SHARED,
-    PartKind.LOOSE,
-)
+_ORDER = sorted(PartKind, key=lambda kind: 2.5 if kind is PartKind.SETTING else float(kind))
 """What comes first is named: a cause before its effects."""
-_SHOWN = frozenset({PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING})
 
 
 def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     """Who differs, where first, of what likely cause, and the fix.
 
-    Args:
-        judgement: of the commit.
-        one, other: of it the digests of a rank of the first group and of one of the second, with their parts if they
-            were told in time.
+    Args: as in :class:`Difference`.
     """
     alike, *odd = judgement.groups
     mine, theirs = f"rank {alike[0]}", f"rank {odd[0][0]}"
@@ -140,7 +124,7 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
     part, its = found[0]
     text += f", first in {part.name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-    if part.kind in _SHOWN and its is not None:
+    if part.kind in (PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING) and its is not None:
         text += f" ({part.value} on {mine}, {its.value} on {theirs})"
     return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
 
@@ -152,10 +136,7 @@ def ranks_of(group: tuple[int, ...]) -> str:
 
 
 _FIXES = {
-    PartKind.SETTING: (
-        "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule), or set it alike on "
-        "every rank"
-    ),
+    PartKind.SETTING: "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)",
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (

@@ -19,7 +19,7 @@ from runtime.errors import CheckpointError
 from runtime.printable import printable
 from runtime.training.state import snapshot
 
-__all__ = ["Named", "digest_of", "is_hashable", "parts_of"]
+__all__ = ["Named", "digest_of", "is_hashable", "parts_of", "shown"]
 
 
 class Named(NamedTuple):
@@ -47,6 +47,13 @@ def digest_of(parts: Sequence[Part]) -> bytes:
 def is_hashable(value: object) -> bool:
     """Whether it is a tensor whose bytes are all there is to it."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
+
+
+def shown(value: Any) -> Any:
+    """The value's text if that is all there is to it and can be shown; else the value, to be hashed."""
+    items = value.values() if type(value) is dict else (value,)
+    text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
+    return text if 0 < len(text) <= MAX_PART_CHARS else value
 
 
 def _value_of(value: Any) -> str | None:

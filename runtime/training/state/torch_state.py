@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.core.messages import MAX_PART_CHARS, PartKind
+from runtime.core.messages import PartKind
 from runtime.core.point import Point
 from runtime.errors import UsageError
 from runtime.training.group.calling_place import calling_place
@@ -23,7 +23,7 @@ from runtime.training.process import context
 from runtime.training.sharding.pieces import is_distributed
 from runtime.training.state.base_state import CommitSink
 from runtime.training.state.checkpoint_config import CheckpointConfig
-from runtime.training.state.compared import Named, is_hashable
+from runtime.training.state.compared import Named, is_hashable, shown
 from runtime.training.state.generators import Generators
 from runtime.training.state.handlers import (
     ModuleHandler,
@@ -293,11 +293,11 @@ class TorchState(ObjectState):
         for name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
                 others = {key: group[key] for key in sorted(handler.settings - {"lr"}) if key in group}
-                rate = _shown(group.get("lr"))
+                rate = shown(group.get("lr"))
                 if type(rate) is str and (name, number) in self._rate_steps:
                     rate += f" since step {self._rate_steps[name, number]}"
                 named.append(Named(PartKind.SETTING, f"lr of group {number} of {name}", rate))
-                named.append(Named(PartKind.SETTING, f"settings of group {number} of {name}", _shown(others)))
+                named.append(Named(PartKind.SETTING, f"settings of group {number} of {name}", shown(others)))
         return named
 
     def _named_moments(self) -> list[Named]:
@@ -421,10 +421,3 @@ def _named_parameters(handler: StateHandler) -> list[tuple[str, torch.Tensor]]:
     if isinstance(handler, ModuleHandler):
         return list(handler.value.named_parameters())
     return [("", handler.value)] if isinstance(handler, TrainedTensorHandler) else []
-
-
-def _shown(value: Any) -> Any:
-    """The value's text if that is all there is to it and can be shown; else the value, to be hashed."""
-    items = value.values() if type(value) is dict else (value,)
-    text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
-    return text if 0 < len(text) <= MAX_PART_CHARS else value
