@@ -177,7 +177,7 @@ def _shaped_as(live: Any, read: Any) -> Any:
         if isinstance(read, list) and isinstance(live, list | tuple) and len(live) == len(read):
             return type(live)(_shaped_as(one, item) for one, item in zip(live, read, strict=True))
         return deque(read, live.maxlen) if isinstance(read, list) and isinstance(live, deque) else read
-    live = live or {}
+    live = {} if live is None else live
     are_numbers = all(type(key) is int for key in live) and all(key.isdecimal() for key in read)
     items = {(int(key) if are_numbers else key): item for key, item in read.items()}
     shaped = {key: _shaped_as(live.get(key), item) for key, item in items.items()}
