@@ -345,9 +345,9 @@ def buckets_of(ddp: DistributedDataParallel) -> Sequence[Any]:
 
 
 def parameters_of(ddp: DistributedDataParallel) -> tuple[Sequence[torch.Tensor], Sequence[bool]]:
-    """What a reducer is given: the parameters, and of each whether its gradient is sparse.
+    """Return the parameters that require gradients, and for each whether its gradient is sparse.
 
-    Relies on ``DDP._build_params_for_reducer``.
+    A wrapper's first reducer is given these. Relies on ``DDP._build_params_for_reducer``.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse

@@ -9,6 +9,7 @@ point, and every rank, survivor or newcomer, gets a new reducer on exactly that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import weakref
@@ -105,10 +106,13 @@ _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.W
 
 def _read(ddp: DistributedDataParallel) -> Layout:
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-    with _WithoutMemory():
-        buckets = torch_private.buckets_of(ddp)
-    ordered = tuple(tuple(names[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
+    ordered = tuple(tuple(names[id(parameter)] for parameter in bucket.parameters()) for bucket in _buckets(ddp))
     return Layout(ordered, torch_private.is_laid_out(ddp))
+
+
+def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
+    with _WithoutMemory():
+        return torch_private.buckets_of(ddp)
 
 
 class _WithoutMemory(TorchDispatchMode):
@@ -148,16 +152,17 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         LayoutError: this model cannot have that layout; the message names the difference.
         UsageError: the wrapper uses something that cannot be carried over to another group.
     """
-    parameters, sparse = torch_private.parameters_of(ddp)
-    _require_supported(ddp, has_sparse=any(sparse))
+    _require_supported(ddp, has_sparse=any(torch_private.parameters_of(ddp)[1]))
     pg = _group_for(ddp, group)
-    torch_private.unhook_reducer(ddp)
     # The reducer owns gradient buffers and, perhaps as the last one, the old group.
     old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
-    if layout is not None and layout.rebuilt:
-        _build_final(ddp, layout, parameters, sparse)
-    else:
-        _build_fresh(ddp, parameters, sparse)
+    with _only_reduced_require_gradients(ddp):
+        parameters, sparse = torch_private.parameters_of(ddp)
+        torch_private.unhook_reducer(ddp)
+        if layout is not None and layout.rebuilt:
+            _build_final(ddp, layout, parameters, sparse)
+        else:
+            _build_fresh(ddp, parameters, sparse)
     ddp.process_group = pg
     ddp.require_forward_param_sync = True  # on every rank alike, whatever each has done before
     _connect_reducer(ddp)
@@ -174,6 +179,24 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         )
 
 
+@contextlib.contextmanager
+def _only_reduced_require_gradients(ddp: DistributedDataParallel) -> Iterator[None]:
+    """Let exactly the parameters of the reducer require gradients, as when the wrapper was built.
+
+    A script freezes a model for a while (a GAN's discriminator) or thaws it later (a backbone), and torch's reducer
+    keeps its parameters all the time. One built from the present flags would no longer reduce what is frozen just now.
+    """
+    reduced = {id(parameter) for bucket in _buckets(ddp) for parameter in bucket.parameters()}
+    flags = [(parameter, parameter.requires_grad) for parameter in ddp.module.parameters()]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(id(parameter) in reduced)
+        yield
+    finally:
+        for parameter, requires_grad in flags:
+            parameter.requires_grad_(requires_grad)
+
+
 def _build_fresh(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
     ddp.process_group = _GroupOfOne()
     torch_private.new_reducer(ddp, parameters, sparse)
@@ -187,7 +210,7 @@ def _build_final(
     The reducer is given its parameters in that order and told that each was ready (what DDP's ``join`` does for ranks
     that have run out of data). Its broadcast of the result goes to a group of one.
     """
-    by_name = {name: parameter for name, parameter in ddp.module.named_parameters() if parameter.requires_grad}
+    by_name = dict(ddp.module.named_parameters())
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
     wanted = [name for bucket in layout.buckets for name in bucket]
     _require_same_parameters(ddp, wanted, {name for name, one in by_name.items() if id(one) in position})
@@ -277,10 +300,10 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
     missing, extra = [name for name in wanted if name not in present], present.difference(wanted)
     if missing or extra:
         raise LayoutError(
-            f"the parameters of {type(ddp.module).__name__} are not those of the restore point: "
-            f"missing here {sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a frozen parameter counts "
-            "as missing); run the script the restore point was made with, or start anew with "
-            f"`{spelled('run', '--fresh')}`"
+            f"the parameters of {type(ddp.module).__name__} are not those of the restore point: missing here "
+            f"{sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a parameter that was frozen when "
+            "DistributedDataParallel was built counts as missing); run the script the restore point was made with, or "
+            f"start anew with `{spelled('run', '--fresh')}`"
         )
 
 

@@ -165,6 +165,24 @@ def test_a_reducer_that_was_replaced_in_the_middle_of_a_step_no_longer_takes_par
 # --- what cannot be
 
 
+@pytest.mark.parametrize("steps", [0, 2], ids=["before the first iteration", "laid out"])
+@pytest.mark.parametrize("frozen", ["when it is built", "later"])
+def test_a_reducer_keeps_its_parameters_whatever_is_frozen_meanwhile(group: Group, steps: int, frozen: str) -> None:
+    one = wrapper(find_unused_parameters=False)
+    if frozen == "when it is built":
+        model = Shuffled()
+        next(model.parameters()).requires_grad_(False)
+        one = wrapper(model)
+    iterate(one, steps)
+    before = capture(one)
+    flags = {name: frozen == "when it is built" for name, _ in one.module.named_parameters()}
+    for name, parameter in one.module.named_parameters():
+        parameter.requires_grad_(flags[name])
+    attach(one, group, before if before.rebuilt else None)
+    assert capture(one).buckets == before.buckets
+    assert {name: parameter.requires_grad for name, parameter in one.module.named_parameters()} == flags
+
+
 def test_another_bucket_size_is_named(group: Group) -> None:
     source, target = wrapper(), wrapper(bucket_cap_mb=1)
     iterate(source, 2)
@@ -173,9 +191,10 @@ def test_another_bucket_size_is_named(group: Group) -> None:
 
 
 def test_another_model_is_named(group: Group) -> None:
-    source, target = wrapper(), wrapper(Shuffled(unused=True))
+    model = Shuffled(unused=True)
+    model.last.bias.requires_grad_(False)
+    source, target = wrapper(), wrapper(model)
     iterate(source, 2)
-    target.module.last.bias.requires_grad_(False)
     with pytest.raises(LayoutError, match=r"missing here \['last.bias'\], new here \['idle.bias', 'idle.weight'\]"):
         attach(target, group, capture(source))
 
