@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -309,6 +310,52 @@ before_backward_ends: Callable[[Callable[[], None]], None] = _autograd._executio
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place. Relies on ``Tensor._version``."""
     return tensor._version
+
+
+_data: Any = vars(torch._C.TensorBase)["data"]
+
+
+def watch_data(read: Callable[[torch.Tensor, torch.Tensor], None], assign: Callable[[torch.Tensor], None]) -> None:
+    """From now on ``read`` is called with a parameter and its ``.data``, ``assign`` before ``.data`` is set.
+
+    A change through ``.data`` counts in no version. Once a process. Relies on ``nn.Parameter`` and ``DTensor`` being
+    Python classes that inherit ``data``, so that a property of their own comes first, and on torch.compile, which
+    traces ``.data`` without it.
+    """
+
+    def get(parameter: torch.Tensor) -> torch.Tensor:
+        alias: torch.Tensor = _data.__get__(parameter)
+        read(parameter, alias)
+        return alias
+
+    def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
+        assign(parameter)
+        _data.__set__(parameter, value)
+
+    kind: Any = torch.nn.Parameter
+    kind.data = property(get, put)
+
+
+def data_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor.data`` without telling who watches it."""
+    alias: torch.Tensor = _data.__get__(tensor)
+    return alias
+
+
+def give_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Set ``tensor.data`` without telling who watches it."""
+    _data.__set__(tensor, data)
+
+
+def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
+    """Return whether a tensor that was referred to weakly is still there.
+
+    Relies on ``Tensor._fix_weakref``, as ``torch.utils.weak`` does: torch may have been the last to hold it.
+    """
+    tensor: Any = reference()
+    if tensor is not None:
+        tensor._fix_weakref()
+    return tensor is not None
 
 
 # ---- DistributedDataParallel and its reducer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -190,6 +191,38 @@ def test_a_tensor_counts_its_changes() -> None:
     before = torch_private.version_of(tensor)
     tensor.add_(1)
     assert torch_private.version_of(tensor) == before + 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_data_is_seen_and_counts_in_no_version(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Parameter, "data", nn.Parameter.data, raising=False)
+    seen: list[tuple[str, torch.Tensor]] = []
+    torch_private.watch_data(lambda one, _: seen.append(("read", one)), lambda one: seen.append(("assigned", one)))
+    parameter, other = nn.Parameter(torch.zeros(2)), torch.ones(2)
+
+    def scaled(rows: torch.Tensor) -> torch.Tensor:
+        return rows * parameter.data.sum() + parameter
+
+    before = torch_private.version_of(parameter)
+    parameter.data.copy_(other)
+    parameter.data = other
+    assert [(what, one is parameter) for what, one in seen] == [("read", True), ("assigned", True)]
+    assert torch_private.version_of(parameter) == before and parameter.data_ptr() == other.data_ptr()
+    function = torch.compile(scaled, backend="aot_eager", fullgraph=True) if compiled else scaled
+    assert torch.equal(function(torch.ones(2)), torch.full((2,), 3.0))
+    del seen[:]
+    torch_private.give_data(parameter, torch_private.data_of(parameter))
+    assert not seen
+
+
+def test_a_weak_reference_tells_whether_its_tensor_is_alive() -> None:
+    tensor = torch.zeros(3)
+    reference, view = weakref.ref(tensor), tensor[1:]
+    del tensor
+    assert torch_private.is_alive(reference), "its view keeps it"
+    assert torch_private.is_alive(reference)
+    del view
+    assert not torch_private.is_alive(reference)
 
 
 def test_a_wrapper_lays_out_its_buckets_after_its_first_iteration(group: Made) -> None:

@@ -9,13 +9,15 @@ said before anybody is lost.
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
-from typing import Any
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["change_behind_commit", "loop_around"]
+__all__ = ["Instruction", "change_behind_commit", "line_behind", "loop_around"]
 
 _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "record_indices")
 
@@ -29,6 +31,32 @@ def loop_around(frame: FrameType) -> tuple[list[dis.Instruction], int, int]:
     jumps = [(one.argval, one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
     begins = max((begin for begin, end in jumps if begin <= frame.f_lasti <= end), default=-1)
     return instructions, begins, max((end for begin, end in jumps if begin == begins), default=-1)
+
+
+class Instruction(NamedTuple):
+    """One instruction of a function, and where the innermost loop around it ends; -1 if there is none."""
+
+    code: CodeType
+    offset: int
+    loop_ends: int
+
+    @classmethod
+    def present(cls, frame: FrameType) -> Instruction:
+        """Return the one that this frame is at."""
+        return cls(frame.f_code, frame.f_lasti, loop_around(frame)[2])
+
+
+def line_behind(commit: Instruction) -> str:
+    """Return the line that the committing function is at, as ``train.py:12``, if that is behind the commit in its loop.
+
+    A recovery at the commit begins with the loop's next turn. Empty if what happens now is in that turn, or elsewhere.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not commit.code:
+        frame = frame.f_back
+    if frame is None or not commit.offset < frame.f_lasti <= commit.loop_ends:
+        return ""
+    return f"{Path(commit.code.co_filename).name}:{frame.f_lineno}"
 
 
 def change_behind_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:

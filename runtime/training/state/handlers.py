@@ -12,7 +12,7 @@ import copy
 import operator
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from runtime.errors import CheckpointError, UsageError
 from runtime.training import value_trees
 from runtime.training.sharding.pieces import is_distributed, local, paths_of
 from runtime.training.state import snapshot
+from runtime.training.state.module_state import ModuleState
 from runtime.training.state.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
@@ -73,6 +74,13 @@ class StateHandler:
         """Become an earlier ``contents()`` of this very value, and keep nothing of it: it may be needed again."""
         self.load(copied_tree(contents))
 
+    def unlisted(self) -> dict[str, Any]:
+        """Return what belongs to the value though :meth:`contents` leaves it out, as a tree with tensors."""
+        return {}
+
+    def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
+        """Become what :meth:`unlisted` gave, here or on another rank; called before :meth:`load`."""
+
     def remember(self) -> None:
         """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
 
@@ -84,8 +92,11 @@ class StateHandler:
         self._remembered = copied(self.value.state_dict())
         require_savable(self._remembered, self.path)
 
+    def undo(self) -> None:
+        """Take the object itself back to what it was when last remembered; whatever follows gives it its values."""
+
     def recall(self) -> None:
-        """Go back to what was last remembered; called only where no optimizer step has begun since."""
+        """Go back to what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
         self.value.load_state_dict(copy.deepcopy(self._remembered))
 
     def loose(self) -> dict[str, Any]:
@@ -98,10 +109,9 @@ class StateHandler:
 
 
 class ModuleHandler(StateHandler):
-    """A module: its parameters change in a step, its buffers (batch statistics) and extra state in a forward pass.
+    """A module: an optimizer step changes its parameters; a forward pass or a loop its buffers, modes, flags, hooks.
 
-    Buffers are looked up by their place in the module, because a forward pass may put another tensor there. Extra state
-    is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
+    Extra state is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
     """
 
     is_alike = True
@@ -112,12 +122,19 @@ class ModuleHandler(StateHandler):
         """As :meth:`StateHandler.contents`, in a plain dict."""
         return dict(self.value.state_dict())
 
+    def __init__(self, value: nn.Module) -> None:
+        super().__init__(bare(value))
+        self._beside = ModuleState(self.value)
+        self._with_extra_state = [module for module in self.value.modules() if _has_extra_state(module)]
+        self._extra_states: list[Any] = []
+
     def load(self, contents: Any) -> None:
-        """Load what ``contents()`` gave, buffers with their dtype and strides.
+        """Load what ``contents()`` gave, buffers with their dtype and strides, also those not made here yet.
 
         Raises:
             UsageError: a parameter has another dtype or other strides here than there.
         """
+        self._beside.expect(contents)
         for name, parameter in self.value.named_parameters(remove_duplicate=False):
             _require_same_kind(name, parameter, contents.get(name))
         loadable = OrderedDict(contents)
@@ -129,19 +146,6 @@ class ModuleHandler(StateHandler):
                 if isinstance(given, torch.Tensor) and buffer is not None and not _is_same_kind(buffer, given):
                     module._buffers[name] = value_trees.clone(given).to(buffer.device)
 
-    def __init__(self, value: nn.Module) -> None:
-        super().__init__(bare(value))
-        self._parameters = list(self.value.parameters())
-        self._places = [
-            (module, name)
-            for module in self.value.modules()
-            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
-            if buffer is not None
-        ]
-        self._copies: list[torch.Tensor] = []
-        self._with_extra_state = [module for module in self.value.modules() if _has_extra_state(module)]
-        self._extra_states: list[Any] = []
-
     def load_back(self, contents: Any) -> None:
         """A module copies what it is given into its parameters, so a copy of them would be one too many."""
         parameters = dict(self.value.named_parameters(remove_duplicate=False))
@@ -149,39 +153,33 @@ class ModuleHandler(StateHandler):
         if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that does not
             self.load(copied_tree(contents))
 
-    def _buffers(self) -> list[torch.Tensor]:
-        return [module._buffers[name] for module, name in self._places]
+    def unlisted(self) -> dict[str, Any]:
+        """As :meth:`StateHandler.unlisted`: modes, flags, and buffers that are not persistent."""
+        return self._beside.unlisted()
+
+    def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
+        """As :meth:`StateHandler.load_unlisted`."""
+        self._beside.load_unlisted(unlisted)
 
     def remember(self) -> None:
         if self._with_extra_state:
             told = [module.get_extra_state() for module in self._with_extra_state]
             self._extra_states = copied_tree(told, self._extra_states)
-        if not self._places:
-            return
-        buffers = self._buffers()
-        if not _are_alike(self._copies, buffers):
-            self._copies = [value_trees.clone(buffer) for buffer in buffers]
-            return
-        with torch.no_grad():
-            torch._foreach_copy_(self._copies, buffers)
+        self._beside.remember()
+
+    def undo(self) -> None:
+        self._beside.undo()
 
     def recall(self) -> None:
         for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
             module.set_extra_state(extra_state)
-        if not self._copies:
-            return
-        if _are_alike(self._copies, buffers := self._buffers()):
-            with torch.no_grad():
-                torch._foreach_copy_(buffers, self._copies)
-            return
-        for (module, name), copied_buffer in zip(self._places, self._copies, strict=True):
-            module._buffers[name] = value_trees.clone(copied_buffer)
+        self._beside.recall()
 
     def loose(self) -> dict[str, Any]:
         return dict(self.value.named_buffers())
 
     def stepped(self) -> Sequence[torch.Tensor]:
-        return self._parameters
+        return self._beside.parameters
 
 
 class OptimizerHandler(StateHandler):
@@ -647,14 +645,6 @@ def _share_memory(one: torch.Tensor, other: object) -> bool:
         return False
     one, other = local(one), local(other)
     return one.numel() > 0 and one.data_ptr() == other.data_ptr()
-
-
-def _are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(
-        (one.shape, one.dtype, one.device, one.stride()) == (other.shape, other.dtype, other.device, other.stride())
-        and not value_trees.overlaps(one)
-        for one, other in zip(some, others, strict=True)
-    )
 
 
 def copied(value: Any) -> Any:

@@ -176,7 +176,7 @@ class LocalSGD(State):
         inner = self._inner.contents()
         copy = self._copy()
         if copy is not None:
-            inner["shared"] = {"steps": self._averaged_at, "values": dict(copy)}
+            inner["shared"] |= {"steps": self._averaged_at, "values": dict(copy)}
         outer = {} if self._outer is None else {"outer": self._outer.contents()}
         values = {"inner": inner["shared"], **outer}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}

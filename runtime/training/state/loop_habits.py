@@ -112,6 +112,8 @@ class LoopHabits:
         self._hooks, self._at_commit, self._used, self._used_before = [], [], [], []
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._commits >= _LOOKED_AT:
+            return  # the hooks of a commit come back with it
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(

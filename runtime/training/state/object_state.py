@@ -166,6 +166,11 @@ class ObjectState(State):
             self._generators.look()
             self._own_generators = self._generators.packed()
 
+    def recall(self) -> Point | None:
+        """As :meth:`State.recall`; what can be undone is undone also if the commit has to come from elsewhere."""
+        self._last_commit.undo()
+        return super().recall()
+
     def forget(self) -> None:
         """What stands cannot be given to anybody."""
         self._last_commit.forget()
@@ -174,7 +179,9 @@ class ObjectState(State):
     def contents(self) -> dict[str, Any]:
         """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
         values = {name: one.contents() for name, one in self.handlers.items()}
-        return {"shared": {"steps": self.completed_steps, "values": values}, "own": self._own_rng()}
+        unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
+        shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
+        return {"shared": shared, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
         """As :meth:`State.live_contents`."""
@@ -193,6 +200,8 @@ class ObjectState(State):
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
                 f"go on with the program the job was started with, or begin anew with `{spelled('run', '--fresh')}`"
             )
+        for name, unlisted in contents["shared"].get("unlisted", {}).items():  # points of SameBits 0.1 have none
+            self.handlers[name].load_unlisted(unlisted)
         self.load_values(values, contents["own"] if own else {})
         self._committed_steps = contents["shared"]["steps"]
         if self._rng is not RngMode.SAVED:

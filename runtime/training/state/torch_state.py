@@ -139,7 +139,9 @@ class TorchState(ObjectState):
 
     def commit(self) -> None:
         """As :meth:`State.commit`."""
-        self._habits.committed(self, sys._getframe(1))
+        frame = sys._getframe(1)
+        self._habits.committed(self, frame)
+        self._last_commit.is_made_in(frame)
         super().commit()
 
     @property
@@ -381,6 +383,7 @@ class TorchState(ObjectState):
         return True
 
     def _stepped(self) -> None:
+        self._last_commit.stepped()
         self._restored_rng = None  # the step it was for is done
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._session is not None and same_marks(deferred, self._open.marks()):

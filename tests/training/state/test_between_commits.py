@@ -1,0 +1,393 @@
+"""What a script does to a module between two commits is taken back, in a survivor as in a replacement."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from runtime.core.point import Point
+from runtime.service import log
+from runtime.training.process import context
+from runtime.training.state import snapshot
+from runtime.training.state.torch_state import TorchState
+from tests.training.commits import Commits, Net, bits_of, small_state, train_one_step
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "get_rank", lambda: 0)
+    monkeypatch.setattr(context, "get_world_size", lambda: 1)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(log, "warn", lines.append)
+    return lines
+
+
+def committed(steps: int = 2, **attributes: Any) -> tuple[TorchState, Any]:
+    """A state two steps after its first commit, and its model."""
+    state = small_state(**attributes)
+    Commits(state)
+    for number in range(steps):
+        train_one_step(state, number)
+        state.commit()
+    return state, state.model
+
+
+def sent(contents: Any) -> Any:
+    """What another rank gets."""
+    tree, parts = snapshot.split(contents, "state")
+    return snapshot.join(tree, {part.name: part for part in parts})
+
+
+# ---- weights
+
+
+Swap = Callable[[Any, Any], object]
+
+
+def by_data_copy(model: nn.Module, other: nn.Module) -> None:
+    for one, new in zip(model.parameters(), other.parameters(), strict=True):
+        one.data.copy_(new.data)
+
+
+def by_data_assignment(model: nn.Module, other: nn.Module) -> None:
+    for one, new in zip(model.parameters(), other.parameters(), strict=True):
+        one.data = new.data
+
+
+def by_exchange(model: nn.Module, other: nn.Module) -> None:
+    for one, new in zip(model.parameters(), other.parameters(), strict=True):
+        one.data, new.data = new.data, one.data
+
+
+def by_new_parameters(model: nn.Module, other: nn.Module) -> None:
+    model.load_state_dict(other.state_dict(), assign=True)
+
+
+def by_other_modules(model: Any, other: Any) -> None:
+    model.first, model.last = other.first, other.last
+
+
+SWAPS = [by_data_copy, by_data_assignment, by_exchange, by_new_parameters, by_other_modules]
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["live", "copied"])
+@pytest.mark.parametrize("swap", SWAPS)
+def test_swapped_weights_are_the_last_commits_again(swap: Swap, copies: bool) -> None:
+    torch.manual_seed(3)
+    average = Net()
+    state, model = committed(average=average, copy_commits=copies)
+    before, of_average = bits_of(state), copy.deepcopy(average.state_dict())
+    parameters = [id(one) for one in model.parameters()]
+    for _ in range(2):  # a second loss at the same commit
+        swap(model, average)
+        assert bits_of(state) != before
+        assert state.recall() == Point(2, 1)
+        assert bits_of(state) == before
+        assert [id(one) for one in model.parameters()] == parameters
+        assert all(torch.equal(one, of_average[name]) for name, one in average.state_dict().items())
+    train_one_step(state, 2)
+    assert not any(
+        torch.equal(one, other) for one, other in zip(model.parameters(), average.parameters(), strict=True)
+    ), "the two still share memory"
+    assert all(torch.equal(one, of_average[name]) for name, one in average.state_dict().items())
+
+
+def test_an_alias_from_before_the_commit_may_be_written_to_after_it() -> None:
+    state = small_state()
+    assert state.model is not None
+    aliases: list[torch.Tensor] = []
+    Commits(state)
+    aliases += [one.data for one in state.model.parameters()]
+    train_one_step(state, 0)
+    state.commit()
+    before = bits_of(state)
+    torch._foreach_zero_(aliases)
+    assert state.recall() == Point(1, 1)
+    assert bits_of(state) == before
+
+
+def test_weights_swapped_between_a_step_and_its_commit_do_not_share_memory_with_the_average_afterwards() -> None:
+    state, model = committed(average=Net())
+    point = sent(state.contents())
+    train_one_step(state, 2)
+    by_data_assignment(model, state.average)
+    assert state.recall() is None, "another rank's or a saved point must come"
+    state.load(point, own=True)
+    assert all(
+        one.data_ptr() != other.data_ptr()
+        for one, other in zip(model.parameters(), state.average.parameters(), strict=True)
+    )
+
+
+def test_weights_that_lie_elsewhere_without_a_trace_are_not_taken_for_the_commits() -> None:
+    state, model = committed()
+    other = nn.Parameter(torch.zeros_like(model.last.bias))
+    for _ in range(model.last.bias._version):  # the sum of all versions stays the same
+        with torch.no_grad():
+            other.add_(1)
+    torch.utils.swap_tensors(model.last.bias, other)
+    assert state.recall() is None
+
+
+def test_weights_that_nobody_touches_are_copied_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, _ = committed()
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("a weight was copied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "clone", refuse)
+        train_one_step(state, 2)
+        state.commit()
+    assert state.recall() == Point(3, 1)
+
+
+def test_a_weight_that_is_given_other_memory_is_told_once(warned: list[str]) -> None:
+    state, model = committed(average=Net())
+    by_data_assignment(model, state.average)
+    by_data_assignment(model, state.average)
+    (line,) = [one for one in warned if "another tensor's memory" in one]
+    assert line.startswith("test_between_commits.py:")
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_weights_changed_through_data_behind_the_commit_are_told(behind: bool, warned: list[str]) -> None:
+    state = small_state()
+    Commits(state)
+    for number in range(4):
+        if not behind and number:
+            state.model.last.weight.data.mul_(0.9)  # of this step, which a recovery does again
+        train_one_step(state, number)
+        state.commit()
+        if behind:
+            state.model.last.weight.data.clamp_(-0.1, 0.1)
+    found = [one for one in warned if "behind the commit" in one]
+    assert len(found) == behind, warned
+
+
+def test_weights_swapped_and_back_behind_the_commit_are_none(warned: list[str]) -> None:
+    state = small_state()
+    Commits(state)
+    for number in range(4):
+        train_one_step(state, number)
+        state.commit()
+        kept = [one.data.clone() for one in state.model.parameters()]
+        for one in state.model.parameters():
+            one.data.zero_()
+        for one, old in zip(state.model.parameters(), kept, strict=True):
+            one.data.copy_(old)
+    assert not warned
+
+
+# ---- modes, flags, hooks
+
+
+class Merging(nn.Linear):
+    """As LoRA's layers: a weight is merged where it is evaluated, and taken apart again where it is trained."""
+
+    is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += -1.0 if mode else 1.0
+            self.is_merged = not mode
+        return self
+
+
+def evaluates(model: Any) -> None:
+    model.eval()
+    model.first.requires_grad_(False)
+    model.register_forward_hook(lambda *_: None)
+    model.norm.register_full_backward_hook(lambda *_: None)
+
+
+def described(model: nn.Module) -> Any:
+    hooks = [(*one._forward_hooks, *one._forward_pre_hooks, *one._backward_hooks) for one in model.modules()]
+    return (
+        [one.training for one in model.modules()],
+        {name: one.requires_grad for name, one in model.named_parameters()},
+        hooks,
+    )
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["behind the commit", "before the commit"])
+def test_modes_flags_and_hooks_go_back(stepped: bool) -> None:
+    state, model = committed(0)
+    model.norm.eval()
+    model.last.bias.requires_grad_(False)
+    kept = model.first.register_forward_pre_hook(lambda *_: None)
+    train_one_step(state, 0)
+    state.commit()
+    before, point = described(model), sent(state.contents())
+    if stepped:
+        train_one_step(state, 1)
+    evaluates(model)
+    kept.remove()
+    assert (state.recall() is None) == stepped
+    if stepped:
+        state.load(point, own=False)
+    assert described(model) == before
+
+
+def test_a_newcomer_gets_modes_and_flags() -> None:
+    state, model = committed()
+    model.norm.eval()
+    model.first.requires_grad_(False)
+    train_one_step(state, 2)
+    state.commit()
+    newcomer = small_state()
+    newcomer.load(sent(state.contents()), own=False)
+    assert newcomer.model is not None
+    assert described(newcomer.model)[:2] == described(model)[:2]
+
+
+def test_a_point_of_an_earlier_release_leaves_modes_and_flags_alone() -> None:
+    state, model = committed()
+    contents = sent(state.contents())
+    del contents["shared"]["unlisted"]
+    model.eval()
+    state.load(contents, own=False)
+    assert not model.training
+
+
+def test_a_layer_that_merges_its_weights_is_taken_apart() -> None:
+    model = Merging(4, 4)
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    Commits(state)
+    before = model.weight.detach().clone()
+    model.eval()
+    assert model.is_merged
+    assert state.recall() is not None
+    assert not model.is_merged
+    assert torch.equal(model.weight, before)
+
+
+# ---- buffers
+
+
+class Remembering(nn.Linear):
+    """It keeps a mean that is not saved, and makes two buffers in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+        self.register_buffer("later", None)
+        self.register_buffer("unsaved", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        self.later = x.detach().mean(0)
+        self.unsaved = x.detach().mean(0, keepdim=True)
+        return super().forward(x - self.mean)
+
+
+def remembering() -> TorchState:
+    torch.manual_seed(0)
+    model = Remembering()
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
+    Commits(state)
+    return state
+
+
+def buffers_of(state: TorchState) -> dict[str, bytes]:
+    assert state.model is not None
+    return {name: one.numpy().tobytes() for name, one in state.model.named_buffers()}
+
+
+def test_buffers_that_no_state_dict_holds_and_those_made_in_a_forward_pass_reach_a_newcomer_and_go_back() -> None:
+    state, newcomer = remembering(), remembering()
+    train_one_step(state, 0)
+    state.commit()
+    expected = buffers_of(state)
+    assert expected.keys() == {"mean", "later", "unsaved"}
+    newcomer.load(sent(state.contents()), own=False)
+    assert buffers_of(newcomer) == expected
+    state.model(torch.ones(3, 4))
+    assert buffers_of(state) != expected
+    assert state.recall() is not None
+    assert buffers_of(state) == expected
+
+
+def test_buffers_made_in_the_first_forward_pass_are_none_again() -> None:
+    state = remembering()
+    state.model(torch.ones(3, 4))
+    assert state.recall() == Point(0, 1)
+    assert buffers_of(state).keys() == {"mean"}
+    assert state.model.later is None
+
+
+# ---- parts that come and go
+
+
+def pruned(model: Any) -> None:
+    prune.l1_unstructured(model.first, "weight", amount=0.5)
+
+
+def normed(model: Any) -> None:
+    parametrizations.weight_norm(model.last)
+
+
+def shortened(model: Any) -> None:
+    model.norm = nn.Identity()
+
+
+def grown(model: Any) -> None:
+    model.extra = nn.Linear(4, 4)
+
+
+CHANGES: dict[Callable[[Any], None], str] = {
+    pruned: "gone first.weight, new first.weight_orig, first.weight_mask",
+    normed: "gone last.weight, new last.parametrizations.weight.original0, last.parametrizations.weight.original1",
+    shortened: "gone norm.weight, norm.bias, norm.running_mean, norm.running_var and 1 more, new none",
+    grown: "gone none, new extra.weight, extra.bias",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parts_that_come_or_go_are_told_at_the_first_commit(change: Callable[[Any], None], warned: list[str]) -> None:
+    state, model = committed()
+    assert not warned
+    change(model)
+    train_one_step(state, 2)
+    state.commit()
+    (line,) = warned
+    assert CHANGES[change] in line
+    train_one_step(state, 3)
+    state.commit()
+    assert len(warned) == 1
+    assert state.recall() == Point(4, 1)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parts_that_came_or_went_behind_the_commit_are_as_they_were(change: Callable[[Any], None]) -> None:
+    state, model = committed()
+    before, twin = bits_of(state), copy.deepcopy(model)
+    change(model)
+    assert state.recall() == Point(2, 1)
+    assert bits_of(state) == before
+    assert type(model.last) is nn.Linear
+    x = torch.ones(3, 4)
+    assert torch.equal(model(x), twin(x))
+
+
+def test_a_module_with_a_scripted_part_is_remembered_too() -> None:
+    model = nn.Sequential(torch.jit.script(Net()))
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
+    Commits(state)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    model(torch.randn(5, 4))
+    model.eval()
+    assert state.recall() == Point(0, 1)
+    assert all(one.training for one in model.modules())
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
