@@ -9,6 +9,7 @@ Never here: what is done with them, or anything of torch's that is documented.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -315,24 +316,29 @@ def version_of(tensor: torch.Tensor) -> int:
 _data: Any = vars(torch._C.TensorBase)["data"]
 
 
-def watch_data(read: Callable[[torch.Tensor, torch.Tensor], None], assign: Callable[[torch.Tensor], None]) -> None:
-    """From now on ``read`` is called with a parameter and its ``.data``, ``assign`` before ``.data`` is set.
+def watch_data(
+    parameter: torch.Tensor, read: Callable[[torch.Tensor, torch.Tensor], None], assign: Callable[[torch.Tensor], None]
+) -> None:
+    """Call ``read`` with a tensor and its ``.data`` when a script reads that, ``assign`` before a script sets it.
 
-    A change through ``.data`` counts in no version. Once a process. Relies on ``nn.Parameter`` and ``DTensor`` being
-    Python classes that inherit ``data``, so that a property of their own comes first, and on torch.compile, which
-    traces ``.data`` without it.
+    A change through ``.data`` counts in no version. All tensors of the parameter's class are watched, once and for all;
+    those of other classes than ``nn.Parameter`` and ``DTensor`` are not. Relies on these two being Python classes that
+    inherit ``data``, so that a property of their own comes first, and on torch.compile, which traces ``.data`` past it.
     """
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    kind: Any = next((one for one in (dtensor, torch.nn.Parameter) if one in type(parameter).__mro__), None)
+    if kind is None or "data" in vars(kind):
+        return
 
-    def get(parameter: torch.Tensor) -> torch.Tensor:
-        alias: torch.Tensor = _data.__get__(parameter)
-        read(parameter, alias)
+    def get(self: torch.Tensor) -> torch.Tensor:
+        alias: torch.Tensor = _data.__get__(self)
+        read(self, alias)
         return alias
 
-    def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
-        assign(parameter)
-        _data.__set__(parameter, value)
+    def put(self: torch.Tensor, value: torch.Tensor) -> None:
+        assign(self)
+        _data.__set__(self, value)
 
-    kind: Any = torch.nn.Parameter
     kind.data = property(get, put)
 
 

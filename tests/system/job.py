@@ -40,7 +40,8 @@ from tests.system.processes import (
 
 PROBE = REPOSITORY / "tests" / "system" / "probe.py"
 RIDER = PROBE.with_name("rider.py")
-MARKED = (PROBE, RIDER, PROBE.with_name("on_host.py"), PROBE.with_name("few_descriptors.py"))
+BETWEEN = PROBE.with_name("between_script.py")
+MARKED = (PROBE, RIDER, BETWEEN, PROBE.with_name("on_host.py"), PROBE.with_name("few_descriptors.py"))
 """Scripts that are told where marks and gates of their job lie."""
 Value = TypeVar("Value")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.system.job import RIDER, Job
+from tests.system.job import BETWEEN, RIDER, Job
 from tests.system.kill_list import replace
 
 pytestmark = pytest.mark.system
@@ -69,5 +69,41 @@ def test_it_rides_through(
     trained = ("--steps", str(STEPS), *arguments)
     expected = undisturbed(*trained, script=RIDER)
     job = new_job(*trained, *(word for kill in kills for word in ("--kill", kill)), script=RIDER)
+    replace(*(int(kill.partition(":")[0]) for kill in kills))(job)
+    assert job.wait_finished() == expected
+
+
+BETWEEN_COMMITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # of two ranks, with a generator and a discriminator, parts of which are frozen for a while
+    "weights swapped by .data.copy_, eval mode and a hook behind a commit": (
+        ("--swap", "copy", "--behind"),
+        ("1:evaluates:5", "0:frozen:12"),
+    ),
+    "weights swapped by .data = between a step and its commit": (
+        ("--swap", "set"),
+        ("1:evaluates:9", "0:frozen:14"),
+    ),
+    "weights swapped by .data = behind a commit": (("--swap", "set", "--behind"), ("0:evaluates:10",)),
+    "weights swapped through aliases from the start": (("--swap", "early", "--behind"), ("1:evaluates:10",)),
+    "weights swapped by load_state_dict(assign=True)": (("--swap", "assign", "--behind"), ("1:evaluates:10",)),
+    "weights swapped by .data.copy_ between a step and its commit": (("--swap", "copy"), ("0:evaluates:14",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kills"),
+    [
+        pytest.param(*ride, id=name, marks=[pytest.mark.thorough] if number > 1 else [])
+        for number, (name, ride) in enumerate(BETWEEN_COMMITS.items())
+    ],
+)
+def test_what_is_changed_between_commits_goes_back(
+    arguments: tuple[str, ...],
+    kills: tuple[str, ...],
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+) -> None:
+    expected = undisturbed(*arguments, script=BETWEEN, workers=2)
+    job = new_job(*arguments, *(word for kill in kills for word in ("--kill", kill)), script=BETWEEN, workers=2)
     replace(*(int(kill.partition(":")[0]) for kill in kills))(job)
     assert job.wait_finished() == expected

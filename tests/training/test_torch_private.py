@@ -193,12 +193,27 @@ def test_a_tensor_counts_its_changes() -> None:
     assert torch_private.version_of(tensor) == before + 1
 
 
+@pytest.fixture
+def unwatched() -> Iterator[None]:
+    """``nn.Parameter`` as torch has it."""
+    watched = vars(nn.Parameter).get("data")
+    kind: Any = nn.Parameter
+    if watched is not None:
+        del kind.data
+    yield
+    del kind.data
+    if watched is not None:
+        kind.data = watched
+
+
+@pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_data_is_seen_and_counts_in_no_version(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Parameter, "data", nn.Parameter.data, raising=False)
+def test_data_is_seen_and_counts_in_no_version(compiled: bool) -> None:
     seen: list[tuple[str, torch.Tensor]] = []
-    torch_private.watch_data(lambda one, _: seen.append(("read", one)), lambda one: seen.append(("assigned", one)))
     parameter, other = nn.Parameter(torch.zeros(2)), torch.ones(2)
+    torch_private.watch_data(
+        parameter, lambda one, _: seen.append(("read", one)), lambda one: seen.append(("assigned", one))
+    )
 
     def scaled(rows: torch.Tensor) -> torch.Tensor:
         return rows * parameter.data.sum() + parameter

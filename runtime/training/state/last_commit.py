@@ -24,6 +24,7 @@ from runtime.core.point import Point
 from runtime.service import log
 from runtime.training import torch_private
 from runtime.training.group.calling_place import calling_place
+from runtime.training.sharding.pieces import local
 from runtime.training.state.behind_commit import Instruction, line_behind
 from runtime.training.state.handlers import StateHandler, copied_tree
 from runtime.training.state.module_state import are_alike
@@ -125,8 +126,8 @@ class _Weight:
 
     def was_read(self, alias: torch.Tensor) -> None:
         """A script has this alias from now on."""
-        if self._commit.is_in_step:
-            return  # an optimizer's own way to change it
+        if self._commit.is_in_step or not self._commit.is_running:
+            return  # an optimizer's own way to change it, or nothing is trained
         if len(self._aliases) >= _MANY_ALIASES:
             self._aliases = self._alive()
         self._aliases.append(weakref.ref(alias))
@@ -136,8 +137,9 @@ class _Weight:
 
     def is_assigned(self) -> None:
         """A script is about to set its ``.data``."""
-        if self._commit.is_in_step or self._commit.point is None:
-            return
+        commit = self._commit
+        if commit.is_in_step or not commit.is_running or commit.point is None or not self.is_plain:
+            return  # FSDP2's is another object's front, so that nothing follows
         if self._home is None:
             self._home = torch_private.data_of(self.tensor)
         self._uses.add(self)
@@ -159,7 +161,7 @@ class _Weight:
     @property
     def is_changed(self) -> bool:
         """Whether it is known to differ from the last commit."""
-        live = torch_private.data_of(self.tensor)
+        live = self._live()
         if self._home is not None and self._home.data_ptr() != live.data_ptr():
             return True
         return self._is_copied and self._copy is not None and not torch.equal(live, self._copy)
@@ -167,17 +169,21 @@ class _Weight:
     def put_back(self) -> None:
         """Let it be the last commit's again, if it may have been changed since."""
         if self._is_copied and self._copy is not None:
-            torch_private.data_of(self.tensor).copy_(self._copy)
+            self._live().copy_(self._copy)
 
     def _copy_aside(self) -> None:
         if self._is_copied:
             return
-        live = torch_private.data_of(self.tensor)
+        live = self._live()
         if self._copy is not None and are_alike([self._copy], [live]):
             self._copy.copy_(live)
         else:
             self._copy = live.clone()
         self._is_copied = True
+
+    def _live(self) -> torch.Tensor:
+        """This rank's memory of it, beside autograd and its versions."""
+        return torch_private.data_of(local(self.tensor))
 
     def _alive(self) -> list[weakref.ref[torch.Tensor]]:
         return [one for one in self._aliases if torch_private.is_alive(one)]
@@ -188,8 +194,7 @@ _watched: dict[int, weakref.ref[_Weight]] = {}
 
 
 def _watch(weight: _Weight) -> None:
-    if not _watched:
-        torch_private.watch_data(_was_read, _is_assigned)
+    torch_private.watch_data(weight.tensor, _was_read, _is_assigned)
     key = id(weight.tensor)
 
     def gone(reference: weakref.ref[_Weight]) -> None:
@@ -227,12 +232,14 @@ class LastCommit:
         point: the last commit; None if there is none.
         copies: whether every commit is copied.
         is_in_step: an optimizer's ``step`` is running.
+        is_running: something is trained with the state, so that a loss may come.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
         self.point: Point | None = None
         self.copies = False
         self.is_in_step = False
+        self.is_running = False
         self._handlers = handlers
         self._slots: list[dict[str, Any]] = [{}, {}]
         self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``

@@ -151,6 +151,7 @@ class ObjectState(State):
         """As :meth:`State.bind`."""
         super().bind(session, rank)
         self.guard_samplers(session is not None)
+        self._last_commit.is_running = session is not None
         self._first_own = self._first_own or self._own_rng()
 
     def begin(self, point: Point) -> None:

@@ -117,6 +117,19 @@ def test_what_is_compared_between_ranks_is_what_is_equal_there() -> None:
         assert [tuple(one.shape) for one in state.shards()] == [(3,), (3, 4), (2,), (2, 7), (1,), (1, 5)]
 
 
+def test_pieces_changed_through_data_are_the_last_commits_again() -> None:
+    state = trained()
+    with world(1, RANKS):
+        entered(state)
+        Commits(state)
+        expected = pieces_of(state)
+        for one in state.model.parameters():
+            one.data.zero_()
+        assert not any(one.any() for one in locals_of(state.model))
+        assert state.recall() is not None
+        require_same(pieces_of(state), expected)
+
+
 def test_another_ranks_point_is_refused() -> None:
     state = trained()
     with world(1, RANKS):
