@@ -77,10 +77,10 @@ class TorchState(ObjectState):
         copy_commits: bool = False,
         **attributes: Any,
     ) -> None:
+        _require_kinds(model, optimizer, sampler)
         given = {"model": model, "optimizer": optimizer, "sampler": sampler}
         values = {name: value for name, value in given.items() if value is not None}
         super().__init__(checkpoint=checkpoint, rng=rng, **values, **attributes)
-        _require_kinds(model, optimizer, sampler)
         for name in given.keys() - values.keys():
             object.__setattr__(self, name, None)
         self._take_trained_tensors()
