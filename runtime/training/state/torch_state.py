@@ -394,6 +394,12 @@ class TorchState(ObjectState):
         self._deferred = None
 
 
+def _holds_modules(value: object) -> bool:
+    """Return whether it is a container of modules, which is refused with a sentence of its own."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(one, nn.Module) for one in items)
+
+
 def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
     """Raise if an argument is none of its kind: it would be kept as a plain value, and nothing would be trained.
 
@@ -406,7 +412,7 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
             "second. Fix: TorchState(model, optimizer, …)"
         )
     for name, value, kind in (("model", model, ModuleHandler), ("optimizer", optimizer, OptimizerHandler)):
-        if value is not None and not isinstance(handler_of(value), kind):
+        if value is not None and not isinstance(handler_of(value), kind) and not _holds_modules(value):
             expected = "a torch.nn.Module" if name == "model" else "a torch.optim.Optimizer"
             raise UsageError(
                 f"{calling_place()}: TorchState({name}=…): expected {expected}, found a {type(value).__name__}. Fix: "
