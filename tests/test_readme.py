@@ -205,6 +205,7 @@ def help_of(words: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.timeout(1200)  # some forty processes, one after another
 def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
     shown: dict[tuple[str, ...], set[str]] = {}
     for words in commands_of(*EVERY):
