@@ -42,6 +42,7 @@ __all__ = [
     "Settings",
     "WrongValueError",
     "alone",
+    "default_to_one_thread",
     "environment_table",
     "environment_table_zh",
     "fixed_settings",
@@ -511,6 +512,14 @@ def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None
     for names in (_OF_NCCL, _OF_HCCL):
         if not any(name in environ for name in names):
             environ.update(dict.fromkeys(names, "0"))
+
+
+def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Set OMP_NUM_THREADS to 1 unless the user has set a number of threads; return whether it was set."""
+    if environ.get("OMP_NUM_THREADS") or environ.get("MKL_NUM_THREADS"):
+        return False
+    environ["OMP_NUM_THREADS"] = "1"
+    return True
 
 
 def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:

@@ -182,6 +182,8 @@ class Launcher:
             environment.pop(name, None)
         seats = (place.rank, place.local_rank, place.world_size, place.local_world_size)
         config.publish_place(*seats, environ=environment)
+        if self._settings.max_worker_num > 1:
+            config.default_to_one_thread(environment)  # as torchrun does
         count = str(place.generation - 1)
         return {
             **environment,

@@ -266,6 +266,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     config.mark_worker()  # before any child can be started
     probe = ProbeBeat(settings.probe_file)
     host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
+    numerics.settle_threads(settings.max_worker_num)
     kind = device.choose(settings.device, 0).type
     wait_for_name(settings)
     listener = None

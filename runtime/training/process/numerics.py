@@ -1,18 +1,54 @@
 """Everything about a process that changes the bits of its results, as text that two processes can compare.
 
-Here lives one description. Never here: comparing, refusing, setting. The one idea: the same step gives other bits on
-another number of threads, another instruction set, another kind of accelerator or with another precision switch,
-without any error; so each of these is named with its value, and processes that agree in all of them compute the same.
+Comparing and refusing belong to ``core.rendezvous``. The same step gives other bits with another number of threads,
+instruction set, kind of accelerator or precision switch, and raises no error. So each of these is listed with its
+value. The only one set here is the number of threads, if the user has left it open.
 """
 
 from __future__ import annotations
 
+import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["describe"]
+from runtime import config
+from runtime.service import log
+
+__all__ = ["describe", "settle_threads"]
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def settle_threads(workers: int) -> bool:
+    """Compute with one thread if the job has several workers and the user has set no number; whether it was done.
+
+    Without this each worker of a host takes all of its cores, and eight workers on two cores train some twenty times
+    slower. One is what ``samebits run`` and torchrun set. A share of the cores would be faster on a large host, but a
+    replacement on another host, or beside fewer workers, would derive another number and thereby compute other bits.
+    A number that the script has set before this call is kept.
+    """
+    cores = os.sched_getaffinity(0)
+    if (
+        workers < 2
+        or torch.get_num_threads() not in {len(cores), _physical(cores)}
+        or not config.default_to_one_thread()
+    ):
+        return False
+    torch.set_num_threads(1)
+    log.say(
+        f"one thread for each of {workers} workers, as OMP_NUM_THREADS is not set; this process may use {len(cores)} "
+        "cores. To use more of them, export OMP_NUM_THREADS with the same number for every worker and every restart"
+    )
+    return True
+
+
+def _physical(cores: set[int]) -> int:
+    """How many of these are cores of their own rather than hyperthreads: the number that MKL takes by itself."""
+    lists = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores)
+    return len({path.read_text() for path in lists if path.exists()}) or len(cores)
 
 
 def describe(device: torch.device) -> tuple[tuple[str, str], ...]:

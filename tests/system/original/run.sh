@@ -6,7 +6,6 @@ export MS_SCHED_HOST=127.0.0.1
 export MS_SCHED_PORT=$1
 export MS_ENABLE_RECOVERY=1
 export MS_RECOVERY_PATH=$PWD/recovery
-export OMP_NUM_THREADS=1
 shift
 
 mkdir -p device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from runtime.training.process.numerics import describe
+from runtime.training.process.numerics import describe, settle_threads
 
 CPU = torch.device("cpu")
 
@@ -70,3 +71,37 @@ def test_two_processes_are_compared_by_it() -> None:
     one, same, other = (printed(threads) for threads in ("1", "1", "3"))
     assert one == same
     assert one != other
+
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("workers", "environment", "of_the_script", "expected"),
+    [
+        (8, {}, CORES, 1),
+        (1, {}, CORES, CORES),
+        (8, {"OMP_NUM_THREADS": "3"}, CORES, CORES),
+        (8, {"MKL_NUM_THREADS": "3"}, CORES, CORES),
+        (8, {}, CORES + 3, CORES + 3),
+    ],
+)
+def test_workers_share_cores_unless_the_user_has_set_threads(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    workers: int,
+    environment: dict[str, str],
+    of_the_script: int,
+    expected: int,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "")  # restored afterwards, whatever the call leaves
+        if name in environment:
+            monkeypatch.setenv(name, environment[name])
+    torch.set_num_threads(of_the_script)
+    with caplog.at_level("INFO", logger="samebits"):
+        was_set = settle_threads(workers)
+    assert dict(describe(CPU))["threads"] == str(expected)
+    assert was_set == (workers == 8 and not environment and of_the_script == CORES)
+    assert ("one thread for each of 8 workers" in caplog.text) == was_set
+    assert (os.environ["OMP_NUM_THREADS"] == "1") == was_set, "libraries that load later read it"
