@@ -528,13 +528,14 @@ def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.enviro
     environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
-_MOST_OPERATORS_MIB = 2048
-
-
 def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let CANN keep the operators that it compiles in ``folder``, so many MiB at most, unless the user has set it."""
+    """Let CANN keep the operators that it compiles in ``folder``, unless the user has set where.
+
+    CANN removes none of them itself (-1), so that nodes sharing the folder do not contend for it. The folder above is
+    pruned when a job starts (``store.compile_cache``).
+    """
     environ.setdefault("ASCEND_CACHE_PATH", str(folder))
-    environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", str(_MOST_OPERATORS_MIB))
+    environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
 
 
 def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
