@@ -98,6 +98,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     ):
         if value is not None:
             given.say(name, str(value))
+    _take_horovods(parser, options, given)
     if given.value("HOST_DISCOVERY_SCRIPT"):
         _take_bounds(parser, options, given, devices)
         per_node = None
@@ -140,6 +141,38 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         tee=_shown(options.tee, options.local_ranks_filter),
         signals=options.signals_to_handle,
     )
+
+
+HOROVOD_WAIT_S = "600"
+"""HOROVOD_ELASTIC_TIMEOUT, where it is not set."""
+
+
+def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
+    """Translate horovodrun's words, `python` before the script among them, into ours."""
+    if options.processes is None:
+        if options.min_np is not None or options.max_np is not None:
+            parser.error("--min-np and --max-np need -np, the number of workers, as with horovodrun")
+        return
+    if options.workers is not None or options.nnodes is not None:
+        parser.error("-np counts the workers of all hosts. Fix: leave -n and --nnodes out, or use them without -np")
+    least = options.processes if options.min_np is None else options.min_np
+    most = options.processes if options.max_np is None else options.max_np
+    if not 1 <= least <= options.processes <= most:
+        parser.error(
+            f"-np {options.processes} --min-np {least} --max-np {most}: expected 1 <= --min-np <= -np <= --max-np"
+        )
+    given.say("MIN_WORKER_NUM", str(least))
+    given.say("MAX_WORKER_NUM", str(most))
+    given.default("TOPO_TIMEOUT", given.foreign("HOROVOD_ELASTIC_TIMEOUT") or HOROVOD_WAIT_S)
+    if not given.value("HOST_DISCOVERY_SCRIPT"):
+        options.workers = str(options.processes)
+    if re.fullmatch(r"python3?(\.[0-9]+)?", PurePath(options.script).name) and options.args:
+        options.script, *options.args = options.args
+        if options.script == "-m" and options.args:
+            options.module = True
+            options.script, *options.args = options.args
+        if options.script.startswith("-"):
+            parser.error(f"python {options.script}: options of Python are not read here. Fix: name the script alone")
 
 
 def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
@@ -190,6 +223,10 @@ class _Given:
     def value(self, name: str) -> str:
         """Of one of our variables, also under MindSpore's prefix; empty where nobody says it."""
         return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
+
+    def foreign(self, name: str) -> str:
+        """Another tool's variable; empty if it is not set."""
+        return self._environ.get(name, "")
 
     def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
         found = self.value(name) if is_ours else self._environ.get(name)

@@ -160,6 +160,16 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=pet("RDZV_ID"),
         help="the name by which workers know their job (JOB_NAME)",
     )
+    horovods = parser.add_argument_group("horovodrun's words, before `python train.py` as well (docs/porting.md)")
+    horovods.add_argument(
+        *("-np", "--num-proc"), dest="processes", type=_count, metavar="N", help="workers of the job, on all hosts"
+    )
+    horovods.add_argument(
+        *("--min-np", "--min-num-proc"), type=_count, metavar="N", help="the fewest (-np); MIN_WORKER_NUM"
+    )
+    horovods.add_argument(
+        *("--max-np", "--max-num-proc"), type=_count, metavar="N", help="the most (-np); MAX_WORKER_NUM"
+    )
     # Of torchrun's and, the last one, of torch_npu_run's; nothing here depends on them.
     for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))

@@ -122,8 +122,41 @@ def test_where_hosts_are_discovered_the_options_say_the_bounds(
 
 
 @pytest.mark.parametrize(
+    ("line", "environ", "said"),
+    [
+        ("-np 3 python train.py", {}, {"WORKER_NUM": "3", "MIN_WORKER_NUM": "3", "MAX_WORKER_NUM": "3"}),
+        (
+            "-np 8 --min-np 4 --max-np 12 --host-discovery-script discover_hosts.sh python train.py",
+            {},
+            {"WORKER_NUM": None, "MIN_WORKER_NUM": "4", "MAX_WORKER_NUM": "12", "TOPO_TIMEOUT": "600"},
+        ),
+        (
+            "-np 18 --host-discovery-script discover_hosts.sh /usr/bin/python3.11 train.py",
+            {"HOROVOD_ELASTIC_TIMEOUT": "90"},
+            {"MIN_WORKER_NUM": "18", "MAX_WORKER_NUM": "18", "TOPO_TIMEOUT": "90"},
+        ),
+        ("-np 2 train.py", {"TOPO_TIMEOUT": "7"}, {"TOPO_TIMEOUT": None}),
+    ],
+)
+def test_horovodruns_words_start_the_same_job(line: str, environ: dict[str, str], said: dict[str, str | None]) -> None:
+    request = asked(f"{line} --lr 1", environ)
+    assert (request.way, request.script, request.args) == (Way.SCRIPT, "train.py", ("--lr", "1"))
+    assert request.environment["JOB_NAME"] == "train.py"
+    assert {name: request.environment.get(name) for name in said} == said
+
+
+def test_horovodruns_python_may_start_a_module() -> None:
+    request = asked("-np 2 python -m package.train -x")
+    assert (request.way, request.script, request.args) == (Way.MODULE, "package.train", ("-x",))
+
+
+@pytest.mark.parametrize(
     ("line", "text"),
     [
+        ("--min-np 2 train.py", "--min-np and --max-np need -np"),
+        ("-np 2 --min-np 3 train.py", "expected 1 <= --min-np <= -np <= --max-np"),
+        ("-np 2 -n 2 train.py", "-np counts the workers of all hosts. Fix: "),
+        ("-np 2 python -u train.py", "python -u: options of Python are not read here. Fix: "),
         ("--host-discovery-script ./h train.py", "how many hosts at most? As in --nnodes 1:8"),
         ("--host-discovery-script ./h --nnodes 1:2 --spares 1 train.py", "--spares: with"),
         ("--host-discovery-script ./h --nnodes 1:2 --node-rank 1 train.py", "--node-rank: with"),
