@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.faces.health import HealthChecker as HealthChecker
     from runtime.faces.heartbeats import HeartbeatDetector as HeartbeatDetector
     from runtime.faces.losses import LossMonitor as LossMonitor
+    from runtime.faces.model import Model as Model
     from runtime.training import elastic as elastic
     from runtime.training.process import key_value as kv
     from runtime.training.process.context import get_local_rank as get_local_rank
@@ -52,6 +53,7 @@ _HOME = {
     "HeartbeatDetector": "runtime.faces.heartbeats",
     "JobStatus": "runtime.training.process.job_status",
     "LossMonitor": "runtime.faces.losses",
+    "Model": "runtime.faces.model",
     "ModelCheckpoint": "runtime.faces.checkpoints",
     "StateSynchronization": "runtime.faces.consistency",
     "StepLog": "runtime.training.state.checkpoint_config",
@@ -79,6 +81,7 @@ __all__ = [
     "HeartbeatDetector",
     "JobStatus",
     "LossMonitor",
+    "Model",
     "ModelCheckpoint",
     "StateSynchronization",
     "StepLog",

@@ -1,15 +1,16 @@
-"""Replicas that are to agree: versions merged, digests judged, and a state chosen where they differ.
+"""Replicas that should agree: merge versioned values, compare states, and choose one if they differ.
 
-``StateSynchronization`` merges by version (``core.key_value.newest``), ``ConsistencyProtocol`` and
-``ConsistencyRecovery`` judge by ``core.equality.judge``, as a job does with the digests of its ranks. Values are
-compared by their hash (xxh3_128 of what msgpack makes of them); nothing is pickled.
+``StateSynchronization`` merges by version (``core.key_value.newest``). ``ConsistencyProtocol`` and
+``ConsistencyRecovery`` use ``core.equality.judge``, as a job does with the digests of its ranks. Values are compared by
+the xxh3_128 hash of their msgpack encoding; nothing is pickled or evaluated.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgpack
 import xxhash
@@ -21,17 +22,94 @@ from runtime.errors import UnequalError, UsageError
 __all__ = ["ConsistencyProtocol", "ConsistencyRecovery", "StateSynchronization", "Strategy"]
 
 
+MAX_SERIALIZED_BYTES = 1 << 30
+"""``deserialize_state`` refuses more, so that a wrong file does not fill the memory."""
+
+
+class Replica(Protocol):
+    """A node whose state can be read and set."""
+
+    def get_state(self) -> Any:
+        """Return the state: plain values."""
+
+    def set_state(self, state: Any) -> Any:
+        """Take this state."""
+
+
 class StateSynchronization:
-    """Values with versions that several processes change and exchange; a newer value is never lost by a merge."""
+    """Values with versions that several processes change and exchange; a newer value is never lost by a merge.
+
+    Attributes:
+        version: rises with every change; after :meth:`sync_state` at least the other's.
+    """
 
     def __init__(self) -> None:
         self._state: dict[bytes, Versioned] = {}
+        self.version = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All values."""
+        return {key.decode(): _unpacked(held.value) for key, held in self._state.items()}
+
+    def update_state(self, key: str, value: Any) -> None:
+        """Set a value, as :meth:`update`."""
+        self.update(key, value)
+
+    def get_state(self, key: str) -> Any:
+        """Return a value, or None if there is none."""
+        return self.get(key)
+
+    def sync_state(self, other_state: Mapping[str, Any]) -> None:
+        """Take another process's values: new keys always, the others if its ``"version"`` is above this one's.
+
+        Args:
+            other_state: the other's values and ``"version"``, as in ``{**other.state, "version": other.version}``.
+                :meth:`merge` compares each key's own version, and so loses no change if both have changed.
+        """
+        theirs = other_state.get("version")
+        if type(theirs) is not int or theirs < 0:
+            raise UsageError(
+                f"StateSynchronization.sync_state: 'version' is {theirs!r}, expected a number of changes. "
+                "Fix: sync_state({**other.state, 'version': other.version})"
+            )
+        mine = self.version
+        for key, value in other_state.items():
+            if key != "version" and (theirs > mine or key.encode() not in self._state):
+                self.update(key, value)
+        self.version = max(mine, theirs)
+
+    def serialize_state(self) -> bytes:
+        """Return all of it as msgpack, for :meth:`deserialize_state`."""
+        packed: bytes = msgpack.packb([self.version, self.export()])
+        return packed
+
+    def deserialize_state(self, serialized: bytes) -> None:
+        """Replace all of it by what :meth:`serialize_state` returned elsewhere.
+
+        Raises:
+            UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
+        """
+        if len(serialized) > MAX_SERIALIZED_BYTES:
+            raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
+        try:
+            version, exported = msgpack.unpackb(serialized)
+            if type(version) is not int or version < 0 or not isinstance(exported, bytes):
+                raise ValueError("it has another shape")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise UsageError(
+                f"StateSynchronization.deserialize_state: these are not the bytes of serialize_state() ({error})"
+            ) from None
+        loaded = StateSynchronization()
+        loaded.merge(exported)
+        self._state, self.version = loaded._state, version
 
     def update(self, name: str, value: Any) -> int:
         """Set a value; returns its version, one above the last that was seen of this name."""
         key = name.encode()
         version = self._state[key].version + 1 if key in self._state else 1
         self._state[key] = Versioned(_packed(name, value), version)
+        self.version += 1
         return version
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -62,6 +140,7 @@ class StateSynchronization:
             if key in theirs and theirs[key].version == held.version
         }
         self._state = newest(self._state | ties, theirs)
+        self.version = max(self.version, sum(held.version for held in self._state.values()))
 
 
 class Strategy(enum.StrEnum):
@@ -73,7 +152,32 @@ class Strategy(enum.StrEnum):
 
 
 class ConsistencyProtocol:
-    """Whether replicas agree, by rank."""
+    """Compare replicas by rank: their states, or the sequence numbers that they have reached.
+
+    Args:
+        capacity: sequence numbers are kept for node ids below this.
+    """
+
+    def __init__(self, capacity: int = 65536) -> None:
+        if capacity < 1:
+            raise UsageError(f"ConsistencyProtocol(capacity={capacity!r}): expected a number of nodes, 1 or more")
+        self._capacity = capacity
+        self._numbers: dict[int, int] = {}
+
+    def get_sequence_number(self, node_id: int) -> int:
+        """Return the node's sequence number; 0 if it has none."""
+        return self._numbers.get(node_id, 0)
+
+    def update_sequence_number(self, node_id: int, sequence_number: int) -> int:
+        """Set the node's sequence number; return 0, or -1 if the node id is beyond ``capacity``."""
+        if not 0 <= node_id < self._capacity:
+            return -1
+        self._numbers[node_id] = sequence_number
+        return 0
+
+    def check_consistency(self) -> bool:
+        """Return whether all nodes that have a sequence number have the same one."""
+        return len(set(self._numbers.values())) <= 1
 
     def check(self, states: Mapping[int, Any]) -> Judgement:
         """The ranks that agree with each other, the largest group first."""
@@ -96,13 +200,33 @@ class ConsistencyRecovery:
         leader: whose state ``leader`` takes; None: the lowest rank's.
     """
 
-    def __init__(self, strategy: str | Strategy = Strategy.DEFAULT, *, leader: int | None = None) -> None:
+    def __init__(self, strategy: str | Strategy = Strategy.MAJORITY, *, leader: int | None = None) -> None:
         if strategy not in tuple(Strategy):
             raise UsageError(
                 f"ConsistencyRecovery(strategy={strategy!r}): expected {', '.join(Strategy)}. Fix: name one of them"
             )
         self.strategy = Strategy(strategy)
         self._leader = leader
+
+    @property
+    def recovery_strategy(self) -> str:
+        """The strategy, under its other name."""
+        return self.strategy
+
+    @recovery_strategy.setter
+    def recovery_strategy(self, strategy: str) -> None:
+        self.strategy = ConsistencyRecovery(strategy).strategy
+
+    def recover_consistency(self, nodes: Sequence[Replica]) -> bool:
+        """Choose a state as :meth:`recover` does, and give each node a copy; True once all have it.
+
+        Raises:
+            UsageError, UnequalError: as :meth:`recover`; no node was changed.
+        """
+        chosen = self.recover({rank: node.get_state() for rank, node in enumerate(nodes)})
+        for node in nodes:
+            node.set_state(copy.deepcopy(chosen))
+        return True
 
     def recover(self, states: Mapping[int, Any]) -> Any:
         """The state that all are to take.

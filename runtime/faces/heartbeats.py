@@ -1,7 +1,7 @@
-"""``runtime.HeartbeatDetector``: who has not been heard for too long, for whoever watches processes of his own.
+"""``runtime.HeartbeatDetector``: nodes that have been silent for too long, for programs that watch their own processes.
 
-The one idea is the scheduler's (``core.leases``): a lease is renewed by whatever is heard and ends by silence, and a
-pause of the watcher itself is nobody's silence.
+A lease is renewed by every heartbeat and ends by silence, as in the scheduler (``core.leases``). A pause of the
+watching process does not count as silence.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ class HeartbeatDetector:
                 "seconds above 0"
             )
         self._capacity, self._timeout_s, self._clock = capacity, timeout, clock
-        self._until: dict[str, float] = {}
+        self._until: dict[str | int, float] = {}
         self._looked_at = clock()
 
-    def send_heartbeat(self, node: str) -> None:
-        """The node lives now; one that had failed is back.
+    def send_heartbeat(self, node_id: str | int) -> None:
+        """Renew a node's lease; a node that had failed is back.
 
         Raises:
-            UsageError: it would be one node more than ``capacity``.
+            UsageError: the node is new and ``capacity`` nodes are watched already.
         """
         now = self._clock()
-        if node not in self._until and len(self._until) >= self._capacity:
+        if node_id not in self._until and len(self._until) >= self._capacity:
             raise UsageError(
-                f"HeartbeatDetector: {node!r} is one node too many, its capacity is {self._capacity}. "
+                f"HeartbeatDetector: {node_id!r} is one node too many, its capacity is {self._capacity}. "
                 "Fix: give a greater capacity, or forget() nodes that are gone for good"
             )
-        self._until[node] = now + self._timeout_s
+        self._until[node_id] = now + self._timeout_s
 
-    def detect_failure(self) -> list[str]:
-        """The nodes that have been silent for longer than ``timeout``, in the order they were first heard.
+    def detect_failure(self, max_nodes: int | None = None) -> list[str | int]:
+        """Return nodes that were silent for longer than ``timeout``, in the order of their first heartbeats.
 
-        Call it oftener than every ``timeout``: where two calls lie further apart, that counts as this process's own
-        pause, and everybody has as much more time.
+        Call it at least once per ``timeout``. If two calls are further apart, the difference counts as a pause of this
+        process, and every lease is extended by it.
+
+        Args:
+            max_nodes: return at most this many; None: all.
         """
         now = self._clock()
         pause_s, self._looked_at = now - self._looked_at, now
         if pause_s > self._timeout_s:
             self._until = {node: min(until + pause_s, now + self._timeout_s) for node, until in self._until.items()}
-        return [node for node, until in self._until.items() if until <= now]
+        return [node for node, until in self._until.items() if until <= now][:max_nodes]
 
-    def forget(self, node: str) -> None:
-        """Watch this node no longer."""
-        self._until.pop(node, None)
+    def forget(self, node_id: str | int) -> None:
+        """Stop watching this node."""
+        self._until.pop(node_id, None)

@@ -1,4 +1,4 @@
-"""``runtime.LossMonitor``: says the loss every so many steps, and names one that is no number any more."""
+"""``runtime.LossMonitor``: print the loss every so many steps, and warn of one that is not finite."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["LossMonitor"]
 
 
 class LossMonitor:
-    """Follows one loss.
+    """Follow one loss, from a loop of your own or as a callback of ``Model.train``.
 
     Args:
-        per_print_times: say it every so many steps; 0: only what is wrong.
+        per_print_times: print it every so many steps; 0: only warn.
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -25,7 +25,7 @@ class LossMonitor:
         self.last: float | None = None
 
     def step_end(self, step: int, loss: Any, epoch: int | None = None) -> bool:
-        """Take a step's loss, a number or a tensor of one; whether it is finite."""
+        """Take a step's loss, a number or a tensor of one element; return whether it is finite."""
         self.last = float(loss)
         where = f"step {step}" if epoch is None else f"epoch {epoch} step {step}"
         if not math.isfinite(self.last):
