@@ -23,7 +23,7 @@ from tests.clusters.documented import lines_in
 from tests.system.processes import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "kubernetes"
-OVERLAYS = ("cpu", "nvidia", "ascend", "spares")
+OVERLAYS = ("cpu", "nvidia", "ascend", "ascend-ranktable", "spares")
 VARIANTS = ("jobset", "trainjob")
 VERSIONS = ("1.28", "1.37")
 NEWEST = VERSIONS[-1]
@@ -122,6 +122,16 @@ def test_every_variable_is_one_and_its_value_can_be_read(folder: str) -> None:
 
 
 @needs_kustomize
+def test_the_rank_table_is_where_its_variable_says() -> None:
+    pod = the("ascend-ranktable", "StatefulSet", "samebits-worker")["spec"]["template"]["spec"]
+    (table,) = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "RANK_TABLE_FILE"]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "ranktable"]
+    assert table == f"{mount['mountPath']}/hccl.json" and mount["readOnly"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "ranktable"]
+    assert volume["hostPath"]["path"].startswith(f"{mount['mountPath']}/default.")
+
+
+@needs_kustomize
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_there_are_as_many_workers_as_the_job_has_seats(overlay: str) -> None:
     values = settings_in(overlay)
@@ -147,7 +157,7 @@ def test_every_pod_is_one_that_the_runtime_can_live_in(folder: str) -> None:
             "readinessProbe": ["samebits", "probe", "ready"],
         }
         variables = {one["name"] for one in container["env"]}
-        assert variables <= {variable.name for variable in VARIABLES}
+        assert variables - {"RANK_TABLE_FILE"} <= {variable.name for variable in VARIABLES}
         volumes = {one["name"] for one in pod["volumes"]} | {"recovery", "checkpoints"}
         assert {one["name"] for one in container["volumeMounts"]} <= volumes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import torch
 
 import runtime
 from runtime.errors import CheckpointError, UnequalError, UsageError
+from runtime.ops.run_options import parse
 from tests.system.processes import REPOSITORY, environment_of_tests
 
 DOCUMENTS = REPOSITORY.parent / "shared" / "documents"
@@ -159,7 +162,7 @@ net = nn.Linear(4, 3)
 optimizer = torch.optim.SGD(net.parameters(), 1e-2)
 loss_fn = nn.CrossEntropyLoss()
 loss_cb = train.LossMonitor(20)
-ckpt_config = train.CheckpointConfig(save_checkpoint_steps=40, keep_checkpoint_max=5)
+ckpt_config = train.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=5)
 ckpoint_cb = train.ModelCheckpoint(prefix='train', directory="./ckpt_of_rank/"+str(get_rank()), config=ckpt_config)
 model = train.Model(net, loss_fn=loss_fn, optimizer=optimizer)
 model.train(10, data_set, callbacks=[loss_cb, ckpoint_cb])
@@ -194,3 +197,88 @@ def test_a_model_checkpoint_takes_its_numbers_from_a_config(tmp_path: Path) -> N
     assert runtime.CheckpointRecovery(tmp_path / "train").find_latest_checkpoint() == kept[-1]
     with pytest.raises(UsageError, match="expected the name of one folder"):
         runtime.ModelCheckpoint(prefix="../x", directory=tmp_path)
+
+
+# ---- the documents' own text
+
+needs_documents = pytest.mark.skipif(
+    not FOLDER_IS_THERE, reason="the folder shared/documents is not beside this checkout: its snippets are not run"
+)
+PORTING = (REPOSITORY / "docs" / "porting.md", REPOSITORY / "docs" / "porting.zh-CN.md")
+
+
+def text_of(number: int) -> str:
+    (path,) = DOCUMENTS.glob(f"{number:03}_*.txt")
+    return path.read_text()
+
+
+@needs_documents
+def test_the_examples_of_canns_library_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = re.findall(
+        r"(?:detector|failed_nodes|recovery|step)?=?(?:comm|detector|recovery)\.\w+\([^()]*\)", text_of(0)
+    )
+    calls = [call for call in calls if "=" in call]
+    model = torch.nn.Linear(2, 1)
+    known = {"comm": runtime, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    exec("\n".join(calls), known)
+    assert len(calls) == 5 and (known["failed_nodes"], known["step"]) == ([], None)
+
+
+@needs_documents
+def test_canns_classes_have_the_printed_methods_with_their_arguments() -> None:
+    checked = 0
+    for name, body in re.findall(r"class(\w+):(.*?)(?=class\w+:|\n|$)", text_of(0)):
+        for method, printed in re.findall(r"def(\w+)\(self,?([^)]*)\)", body):
+            if method in ("majority_recovery", "leader_recovery", "default_recovery"):
+                continue  # ConsistencyRecovery's strategies
+            ours = inspect.signature(getattr(getattr(runtime, name), method)).parameters
+            for argument in filter(None, printed.split(",")):
+                key, _, default = argument.partition("=")
+                assert key in ours, f"{name}.{method}({printed})"
+                assert not default or ours[key].default == ast.literal_eval(default), f"{name}.{method}({printed})"
+            checked += 1
+    assert checked == 13
+
+
+@needs_documents
+def test_the_training_of_mindspores_document_is_what_runs_here() -> None:
+    """Its lines are those of PORTED, but for torch's own names."""
+    lines = [line for line in text_of(3).splitlines() if re.match(r"(loss_|ckp|model)\w*[. =]", line)]
+    translated = [line.replace("ms.Model", "train.Model") for line in lines]
+    assert len(lines) == 6 and [line for line in translated if line not in PORTED.splitlines()] == []
+
+
+@needs_documents
+def test_the_tested_run_sh_exports_no_more_than_the_documents() -> None:
+    ours = (REPOSITORY / "tests" / "system" / "original" / "run.sh").read_text()
+    exported = r"^\s*export (\w+)="
+    assert set(re.findall(exported, ours, re.M)) <= set(re.findall(exported, text_of(3), re.M))
+
+
+@needs_documents
+def test_horovods_command_lines_are_taken() -> None:
+    lines = re.findall(r"^horovodrun (.*)$", text_of(2), re.M)
+    asked = [parse(line.split(), {}, devices=0) for line in lines]
+    assert [one.script for one in asked] == ["train.py"] * 2
+    bounds = [(one.environment["MIN_WORKER_NUM"], one.environment["MAX_WORKER_NUM"]) for one in asked]
+    assert bounds == [("18", "18"), ("4", "12")]
+
+
+@needs_documents
+@pytest.mark.parametrize("page", PORTING, ids=lambda page: page.name)
+def test_every_printed_name_has_a_row_in_the_appendix(page: Path) -> None:
+    everything = "\n".join(map(text_of, range(5)))
+    printed = {
+        *re.findall(r"export ([A-Z]\w+)=", everything),
+        *re.findall(r"--(?:enable|min|max|host)(?:-[a-z]+)+", everything),
+        *re.findall(r"hvd\.(?:elastic\.)?\w+", text_of(2)),
+        *re.findall(r"def(\w+)\(self", text_of(0)),
+        *re.findall(r"(?:train|ms)\.[A-Z]\w+", text_of(3)),
+        *("torch_npu_run", "hccl.json", "HPA", "YARN", "Mesos", "HOROVOD_ELASTIC_TIMEOUT", "Keras"),
+    }
+    row = {"HPA": "HorizontalPodAutoscaler", "hvd.elastic": "hvd.elastic.run"}
+    not_ours = {"__init__", "hvd.local_rank", "hvd.size"}  # in training.md's table
+    told = page.read_text()
+    assert len(printed) >= 50
+    assert sorted(one for one in printed - not_ours if row.get(one, one) not in told) == []
