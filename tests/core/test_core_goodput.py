@@ -102,7 +102,7 @@ def drawn(rng: random.Random, length: int) -> list[Event]:
     for _ in range(length):
         at += rng.choice([0, 1e-6, 0.001, 1, 30, 1e5, -40]) * rng.random()
         more = {
-            "slot": rng.choice([0, 1, 2, "x", None, 10**30]),
+            "slot": rng.choice([0, 1, 2, "x", None, 2**62]),  # the most that a line may hold
             "gently": rng.choice([True, False]),
             "restore": rng.choice([None, 0, 7, "x"]),
             "stalled_ms": rng.choice([0, 0.4, 250, 10**12, -5, None, "x"]),
