@@ -187,7 +187,7 @@ class Admission:
             return self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
             text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
-            self._refuse(message, Refusal.ALIVE, text, EARLY_RETRY_S)
+            self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(message))
         elif claim is Claim.FORGED:
             text = (
                 f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
@@ -199,6 +199,12 @@ class Admission:
             text = f"worker {node} was replaced: {last} is the last of its line. Fix: unset NODE_ID"
             self._refuse(message, Refusal.FULL, text)
         return None
+
+    def _early_retry_s(self, message: Register) -> float:
+        """Return twice the last wait of this session: the one that it replaces may live on for good."""
+        before = self.refused.get(message.session)
+        node_timeout_s = self._ledger.policy.node_timeout_s
+        return EARLY_RETRY_S if before is None else min(2 * (before.for_s - node_timeout_s), node_timeout_s)
 
     # ---- rules 2 and 6
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.core.lines import number_of, root_of
+from runtime.store import durable
 from runtime.store.process_identity import ProcessIdentity, read_pid_file
 
 SCHEDULER = "scheduler"
@@ -173,7 +174,7 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 def last_line(log: Path) -> str:
     """The last line of a log that says anything, shortened; empty where there is none."""
     try:
-        with log.open("rb") as file:
+        with os.fdopen(durable.open_regular(log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:

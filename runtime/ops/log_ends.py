@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from runtime.ops.local_processes import Death
+from runtime.store import durable
 from runtime.tracebacks import Failure, failure_in
 
 _TAIL_BYTES = 65536
@@ -64,7 +65,7 @@ class LogEnds:
 
     def _text(self, name: str) -> str:
         try:
-            with self._path(name).open("rb") as file:
+            with os.fdopen(durable.open_regular(self._path(name)), "rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 began = self._began.get(name, 0)
                 file.seek(max(began if began <= size_bytes else 0, size_bytes - _TAIL_BYTES))

@@ -19,6 +19,7 @@ from runtime.errors import UsageError
 from runtime.ops import kept_start
 from runtime.ops.local_processes import SCHEDULER, name_of, node_of, process_names, replaced_names
 from runtime.ops.option_types import whole
+from runtime.store import durable
 
 LOOK_S = 0.2
 LAST_LINES = 20
@@ -40,7 +41,7 @@ class LogLines:
             offset = self._offsets[name]
             if _size(log) < offset:
                 offset, self._rests[name] = 0, b""  # cut back by somebody
-            with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+            with contextlib.suppress(OSError), os.fdopen(durable.open_regular(log), "rb") as file:
                 file.seek(offset)
                 data = file.read(_READ_BYTES)
                 self._offsets[name] = offset + len(data)
@@ -109,7 +110,7 @@ def _prefixed(name: str, line: str, width: int) -> str:
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
-    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(log), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
         return [line.decode(errors="replace") for line in file.read().splitlines()[-count:]] if count else []
     return []

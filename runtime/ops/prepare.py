@@ -34,7 +34,7 @@ from runtime.store import checkpoint as checkpoints
 from runtime.store import durable, launcher_token, private
 from runtime.store.aside import aside_id, move_aside, short_id
 from runtime.store.checkpoint.remote.remote_points import jobs_at
-from runtime.store.lock import DirectoryLock, read_holder
+from runtime.store.lock import DirectoryLock, is_locked, read_holder
 from runtime.store.owner import read_owner
 from runtime.store.process_identity import host_id
 
@@ -174,7 +174,7 @@ def look(settings: Settings, port_problem: str = "") -> Found:
         found = replace(found, damage=str(error))
     running = _running_seats(found.view)
     log_owner = read_owner(settings.log_dir)
-    jobs, newest_step = _checkpoints(settings.checkpoint_path)
+    jobs, live_jobs, newest_step = _checkpoints(settings.checkpoint_path)
     moved = _moved_ids(settings.recovery_path)
     past = frozenset(job for job in jobs if short_id(job) in moved)
     kept = kept_start.read(settings.log_dir)
@@ -195,6 +195,7 @@ def look(settings: Settings, port_problem: str = "") -> Found:
         found,
         running=running,
         checkpoint_jobs=jobs,
+        live_jobs=live_jobs,
         past_jobs=past,
         newest_step=max(newest_step, _step_in_memory(found.view)),
         host=host_id(),
@@ -256,17 +257,18 @@ def _view_of_former(started: Settings) -> JobView | None:
     return stored_view(started.recovery_path) if started.enable_recovery else None
 
 
-def _checkpoints(path: Path | str) -> tuple[frozenset[str], int]:
-    """The jobs that saved below ``path``, and the step of the newest point by its name."""
+def _checkpoints(path: Path | str) -> tuple[frozenset[str], frozenset[str], int]:
+    """Return the jobs that saved below ``path``, those that do so now, and the step of the newest point by its name."""
     if isinstance(path, str):
-        return jobs_at(path)
+        jobs, newest_step = jobs_at(path)
+        return jobs, frozenset(), newest_step  # an object store knows no locks, and is never moved aside
     with durable.disk_errors(path, "looking for checkpoints"):
         roots = checkpoints.folders_with_points(path)
         folders = [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
         points = [checkpoints.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
-    owners = [read_owner(folder) for folder in (path, *folders)]
-    jobs = frozenset(owner.job for owner in owners if owner is not None)
-    return jobs, max((point.step for point in points if point is not None), default=0)
+    owners = {folder: owner.job for folder in (path, *folders) if (owner := read_owner(folder)) is not None}
+    live = frozenset(job for folder, job in owners.items() if is_locked(folder))
+    return frozenset(owners.values()), live, max((point.step for point in points if point is not None), default=0)
 
 
 def _step_in_memory(view: JobView | None) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from runtime import config
 from runtime.commands import spelled
 from runtime.config import Settings
-from runtime.errors import ListenError, StoreError, UsageError
+from runtime.errors import ForeignFolderError, ListenError, StoreError, UsageError
 from runtime.ops import from_checkpoints, kept_start
 from runtime.ops.changed_script import change, version_of
 from runtime.ops.follow import Follower, naming_what_runs_on
@@ -111,6 +111,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         if is_listening(settings):
             kept_start.require_secrets(kept, secrets)
         remains = look(settings)
+        _require_own_journal(kept, settings, remains)
         if _journal_is_lost(remains):
             _refuse_without_journal(settings)
         supervisor = supervisor_for(settings)
@@ -171,6 +172,21 @@ def _listener(kept: KeptStart, settings: Settings, remains: Remains) -> Listener
         return Listener()  # the scheduler says so itself, and its workers are followed meanwhile
 
 
+def _require_own_journal(kept: KeptStart, settings: Settings, remains: Remains) -> None:
+    """Raise if what is to be recovered is another job: two launchers may have been given one RECOVERY_PATH.
+
+    Raises:
+        ForeignFolderError: both jobs are named.
+    """
+    view = remains.view
+    if view is not None and kept.job and view.job != kept.job:
+        raise ForeignFolderError(
+            f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
+            f"({kept.script}), which has no journal there. Fix: give each job a RECOVERY_PATH of its own, then "
+            f"`{spelled('run', kept.script)}`"
+        )
+
+
 def _journal_is_lost(remains: Remains) -> bool:
     """Whether there is neither a journal nor anybody here who could tell a new scheduler what was in it."""
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
@@ -219,6 +235,7 @@ def _begin_journal(log_dir: Path, kept: KeptStart) -> None:
                 f"`{spelled('run', '--fresh')}` starts anew"
             )
         from_checkpoints.begin(settings, candidate)
+        kept_start.keep(log_dir, replace(kept, job=candidate.job))
     _say(
         f"a new journal in {settings.recovery_path}: job {candidate.job} goes on from step {candidate.point.step}, "
         f"which all {candidate.world_size} ranks hold, every byte compared"

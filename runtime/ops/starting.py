@@ -45,6 +45,7 @@ class Found:
         former: whose log folder it was, if that job has other folders.
         checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` those of them that nothing
             can go on with: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
+        live_jobs: of those in ``checkpoint_jobs``, the ones that a live process is writing points of.
         newest_step: of their points, and of those of the job in ``recovery_path`` in this host's memory.
         host: this machine's name in the job.
         log_job: the id of the job that ``log_dir`` carries.
@@ -64,6 +65,7 @@ class Found:
     former: Former | None = None
     checkpoint_jobs: frozenset[str] = frozenset()
     past_jobs: frozenset[str] = frozenset()
+    live_jobs: frozenset[str] = frozenset()
     newest_step: int = 0
     host: str = ""
     log_job: str = ""
@@ -171,6 +173,11 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
             f"{found.checkpoint_path}-2, or delete that folder if nobody needs it"
         )
     job = found.view.job if found.view is not None else ""
+    if live := found.live_jobs - {job}:
+        raise LockedError(
+            f"CHECKPOINT_PATH={found.checkpoint_path}: {_jobs(live)} is running and saves there. Fix: export another "
+            "CHECKPOINT_PATH for this one"
+        )
     others = found.checkpoint_jobs - {job} - found.past_jobs
     if others and not fresh:
         raise ForeignFolderError(
@@ -179,7 +186,8 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
             f"CHECKPOINT_PATH, or that job's RECOVERY_PATH; or `{found.fresh}` moves that folder aside and starts anew"
         )
     why = () if found.view or found.damage else (f"{_jobs(found.checkpoint_jobs)} left checkpoints",)
-    return Plan((Move(found.checkpoint_path, job or min(found.checkpoint_jobs)),), why)
+    owner = job if job in found.checkpoint_jobs else min(found.checkpoint_jobs)
+    return Plan((Move(found.checkpoint_path, owner),), why)
 
 
 def _plan_log(found: Found) -> Plan:

@@ -7,6 +7,7 @@ order whole or not at all, and the descriptor of the log travels with it.
 from __future__ import annotations
 
 import array
+import contextlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
 
 
 def send_answer(link: socket.socket, answer: Answer) -> None:
-    """Answer an order, or say that orders can be taken (``READY``)."""
-    link.send(msgpack.packb([answer.pid, answer.text]))
+    """Answer an order, or say that orders can be taken (``READY``); lost if the other end is gone."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        link.send(msgpack.packb([answer.pid, answer.text]))
 
 
 def receive_answer(link: socket.socket) -> Answer | None:

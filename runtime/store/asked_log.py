@@ -48,10 +48,11 @@ def _locked(path: Path) -> int:
 
 
 def read(directory: Path) -> list[str]:
-    """Every line, the oldest first.
+    """Return the last lines, the oldest first, MOST_LINES and a few more at most.
 
     Raises:
         StoreError: the disk refuses, or the file is another user's.
     """
     data = private.read(directory / ASKED_FILE, 2 * MOST_LINES * (MAX_LINE_BYTES + 2)) or b""
-    return [line.decode(errors="replace") for line in data.split(b"\n") if line and len(line) <= MAX_LINE_BYTES]
+    lines = data.rsplit(b"\n", 2 * MOST_LINES + 2)[-2 * MOST_LINES - 2 :]  # each has an empty one before it
+    return [line.decode(errors="replace") for line in lines if line and len(line) <= MAX_LINE_BYTES]

@@ -8,6 +8,7 @@ for waiting: who holds, since the lock itself cannot tell. The note is never tru
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -87,6 +88,21 @@ class LockHolder:
 def read_holder(directory: Path) -> LockHolder | None:
     """The last process that locked the folder and did not let go by itself; it may be dead. None without a note."""
     return LockHolder.read(directory / HOLDER_FILE, "reading who holds the folder's lock")
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a live process, on whatever host, holds the folder's lock; nothing there is changed."""
+    try:
+        descriptor = durable.open_regular(directory / LOCK_FILE)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class DirectoryLock:
