@@ -12,26 +12,42 @@ import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["MISSING", "OPAQUE_ITERATORS", "attribute", "attributes_of", "fingerprint", "has_type", "type_line"]
+from runtime.training.group.calling_place import is_library
+
+__all__ = [
+    "MISSING",
+    "OPAQUE_ITERATORS",
+    "attribute",
+    "attributes_of",
+    "can_be_referred_to",
+    "fingerprint",
+    "has_type",
+    "is_library_type",
+    "is_users_object",
+    "modules_of",
+    "plain_function",
+    "scope_of",
+]
 
 MISSING: Any = object()
 _UNKNOWN = ("?",)
 _MOST_DEPTH = 4
 _ENDS = 4  # elements looked at from each end of a sequence
 _MOST_ITEMS = 64  # of a dict or set; of a module's tensors
+_MOST_MODULES = 100
 _MOST_BYTES = 65536  # of an array that is hashed whole
 _LISTS = (list, tuple)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_ITERATORS = tuple(type(iter(one)) for one in ([], (), range(0), "", {}))
+_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(iter({})))
 OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
 """Iterators whose position cannot be read."""
-_type_mro = type.__dict__["__mro__"].__get__
+_type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
 
 def type_line(value: object) -> tuple[type, ...]:
@@ -62,7 +78,8 @@ def attributes_of(value: object) -> Mapping[str, Any]:
 def attribute(value: object, name: str) -> Any:
     """Return an attribute as it is stored, or ``MISSING``: no property and no ``__getattr__`` is called."""
     if issubclass(type(value), type):
-        return next((one.__dict__[name] for one in _type_mro(value) if name in one.__dict__), MISSING)
+        line: tuple[type, ...] = _type_mro(value)
+        return next((one.__dict__[name] for one in line if name in one.__dict__), MISSING)
     own = attributes_of(value)
     if name in own:
         return own[name]
@@ -122,20 +139,20 @@ def _sequence(value: Any, is_handled: Callable[[object], bool], depth: int) -> A
 def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
     kind = type(value)
     if has_type(value, random.Random):
-        own = kind.getstate is random.Random.getstate
-        return ("random", hash(value.getstate())) if own else _UNKNOWN
+        is_plain = kind.getstate is random.Random.getstate
+        return ("random", hash(value.getstate())) if is_plain else _UNKNOWN
     if has_type(value, torch.Generator):
         return ("generator", hash(value.get_state().numpy().tobytes()))
     if kind.__module__.partition(".")[0] == "numpy" and "numpy" in sys.modules:
         return _numpy(value)
     if kind is types.GeneratorType:
         frame = value.gi_frame
-        if frame is None or any(is_handled(one) for one in frame.f_locals.values()):
+        if frame is None or any(map(is_handled, frame.f_locals.values())):
             return _UNKNOWN
         return _variables(frame.f_locals, is_handled, depth)
-    if "_num_yielded" in (own := attributes_of(value)):  # a DataLoader's iterator
-        is_restored = any(is_handled(own.get(one)) for one in ("_loader", "_index_sampler"))
-        return _UNKNOWN if is_restored else ("loader", own["_num_yielded"])
+    own = attributes_of(value)
+    if "_num_yielded" in own:  # a DataLoader's iterator
+        return _UNKNOWN if is_handled(own.get("_index_sampler")) else ("loader", own["_num_yielded"])
     if kind in _ITERATORS:
         return ("iterator", value.__length_hint__())
     if kind is itertools.count:
@@ -164,7 +181,7 @@ def _numpy(value: Any) -> Any:
     if kind is np.ndarray and value.dtype.kind in "biufc":
         flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
         part = flat if value.nbytes <= _MOST_BYTES else flat[:1024]
-        return ("ndarray", value.shape, value.dtype.str, hash(bytes(memoryview(np.ascontiguousarray(part)).cast("B"))))
+        return ("ndarray", value.shape, value.dtype.str, hash(np.ascontiguousarray(part).tobytes()))
     if has_type(value, np.generic) and value.dtype.kind in "biuf":
         return ("scalar", repr(value.item()))
     return _UNKNOWN
@@ -177,3 +194,64 @@ def _tensors_of(module: Any) -> Any:
     for inner in own.get("_modules", {}).values():
         if inner is not None:
             yield from _tensors_of(inner)
+
+
+# ---- objects
+
+
+def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
+    """Look up names as this function would: its cells, then its module."""
+
+    def look(name: str) -> Any:
+        names = function.__code__.co_freevars
+        if name in names and function.__closure__ is not None:
+            try:
+                return function.__closure__[names.index(name)].cell_contents
+            except ValueError:  # not filled yet
+                return MISSING
+        return function.__globals__.get(name, MISSING)
+
+    return look
+
+
+def is_library_type(value: object) -> bool:
+    """Whether the value's class is not the user's own."""
+    return not is_users_object(value)
+
+
+def is_users_object(value: object) -> bool:
+    """Whether it is an instance of a class that the script or a module beside it defines."""
+    kind = type(value)
+    if value is MISSING or kind in (types.FunctionType, types.ModuleType, type) or kind.__module__ == "builtins":
+        return False
+    functions = (plain_function(one) for one in kind.__dict__.values())
+    return any(one is not None and not is_library(one.__code__.co_filename) for one in functions)
+
+
+def plain_function(value: object) -> types.FunctionType | None:
+    """The function under decorators, or None."""
+    for _ in range(8):
+        if type(value) in (staticmethod, classmethod) or type(value) is types.MethodType:
+            value = value.__func__  # type: ignore[attr-defined]
+        inner = attributes_of(value).get("__wrapped__") if value is not MISSING else None
+        if type(value) is types.FunctionType and (inner is None or not is_library(value.__code__.co_filename)):
+            return value
+        if inner is None:
+            return None
+        value = inner
+    return None
+
+
+def modules_of(value: Any) -> Iterator[Any]:
+    """Walk over a module and those inside, as far as is affordable."""
+    waiting, seen = [value], 0
+    while waiting and seen < _MOST_MODULES:
+        one = waiting.pop()
+        seen += 1
+        yield one
+        waiting += [inner for inner in attributes_of(one).get("_modules", {}).values() if inner is not None]
+
+
+def can_be_referred_to(value: object) -> bool:
+    """Return whether a weak reference to it can be made."""
+    return any("__weakref__" in one.__dict__ for one in type_line(value)) or type(value) is types.FunctionType

@@ -32,9 +32,11 @@ from runtime.training.state.fingerprints import (
     attributes_of,
     fingerprint,
     has_type,
+    scope_of,
 )
 from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.training_slice import Outside, Path, Place, Script, scope_of
+from runtime.training.state.script_statements import Path
+from runtime.training.state.training_slice import Outside, Place, Script
 
 __all__ = ["MOST_S", "Finding", "HiddenStateLook", "sentence_of"]
 
