@@ -44,7 +44,7 @@ _MOST_MODULES = 100
 _MOST_BYTES = 65536  # of an array that is hashed whole
 _LISTS = (list, tuple)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(iter({})))
+_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
 """Iterators whose position cannot be read."""
 _type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get__

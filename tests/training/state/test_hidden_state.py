@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import linecache
 import runpy
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from runtime.core.messages import MAX_ODDITY_CHARS
 from runtime.training import elastic
 from runtime.training.process import context
 from runtime.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
+from runtime.training.state.training_slice import Place
 from tests.training.commits import Commits
-from tests.training.state.hidden_scripts import HARMLESS, HIDDEN
+from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 
 
 class Told:
@@ -69,3 +75,50 @@ def test_what_no_later_step_depends_on_is_not(name: str, told: Told) -> None:
     told.run(HARMLESS[name])
     assert told.findings == []
     assert told.look is not None and told.look.spent_s < MOST_S
+
+
+def test_a_run_has_the_same_bits_with_the_look_and_without(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = HIDDEN["numpy generator of the module"]
+
+    def bits(ended: dict[str, Any]) -> str:
+        return hashlib.sha256(
+            b"".join(one.detach().numpy().tobytes() for one in ended["model"].parameters())
+        ).hexdigest()
+
+    looked_at = bits(told.run(text))
+    assert told.findings
+    assert bits(Told(tmp_path, monkeypatch, looks=False).run(text)) == looked_at
+
+
+def test_no_batch_outlives_its_step_because_of_the_look(told: Told) -> None:
+    alive: list[int] = []
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(x: torch.Tensor) -> None:
+        gc.collect()
+        alive.append(sum(one() is not None for one in references))
+        references.append(weakref.ref(x))
+
+    torch._kept_by_test = keep  # type: ignore[attr-defined]
+    try:
+        told.run(script(enter="h = 0.0", before="torch._kept_by_test(x); h = h + 1.0; x = x * h"))
+    finally:
+        del torch._kept_by_test  # type: ignore[attr-defined]
+    assert told.findings
+    assert max(alive) <= 1, alive
+
+
+def test_a_script_without_its_source_is_left_in_peace(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linecache, "getlines", lambda file: [])
+    told.run(HIDDEN["running mean of the inputs"])
+    assert told.findings == []
+
+
+def test_the_sentence_names_five_and_counts_the_rest() -> None:
+    findings = [Finding(f"name{number}", "", Place("/x/train.py", number)) for number in range(7)]
+    text = sentence_of(findings)
+    assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")
+    assert "name4 (train.py:4) and 2 more changed outside the state" in text
+    assert len(text) <= MAX_ODDITY_CHARS
