@@ -4,7 +4,8 @@
 script take turns in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits as
 it comes, and SameBits with everything off once more. The script reports its loss and commits after every step. What is
 on by default: where no step is made (WATCHDOG), who is slow (STRAGGLER, which times each step), losses that training
-cannot have (LOSS_ANOMALY), whether the ranks are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH_…).
+cannot have (LOSS_ANOMALY), values outside the state that change (HIDDEN_STATE, at the first commits), whether the ranks
+are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH_…).
 ``--watcher`` has one of them on, to find what it costs.
 
 A window holds one comparison of the ranks, and all windows together some looks at the host, which come every ten
@@ -32,6 +33,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "stragglers": {"STRAGGLER": "off"},
     "anomalies": {"LOSS_ANOMALY": "off"},
     "consistency": {"CONSISTENCY_EVERY": "0"},
+    "hidden": {"HIDDEN_STATE": "off"},
     "health": {one.name: "off" for one in VARIABLES if one.name.startswith("HEALTH_") and one.default == "tell"},
 }
 """What is on by default, and what turns it off."""

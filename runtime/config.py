@@ -133,6 +133,7 @@ class Settings:
     hang: str
     cause_table: Path | None
     loss_anomaly: str
+    hidden_state: str
     consistency_every: int | str
     consistency: str
     audit: int

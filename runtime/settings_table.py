@@ -298,6 +298,7 @@ _OPERATORS = _one_of("binary", "cache")
 _HANG = _one_of("end", "tell")
 _POLICY = _one_of("tell", "drain", "refuse", "off")
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
+_HIDDEN = _one_of("tell", "off")
 _DETECTOR = _one_of("fixed", "phi")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
@@ -495,6 +496,14 @@ VARIABLES: tuple[Variable, ...] = (
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
         scope=Scope.JOB,
+    ),
+    Variable(
+        "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
+        "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
+        "outside the state are observed, and those that change are named with their lines, because a recovery does not "
+        "restore them. `off` does not look.",
+        "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
+        "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。",
     ),
     Variable(
         "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,

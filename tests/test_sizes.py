@@ -34,6 +34,8 @@ LONG_FILES = {
     "training/group/group.py": "one group, from its addresses to its end",
     "training/process/context.py": "the process between init() and its exit",
     "training/run/elastic_run.py": "one loop: what follows a generation's end",
+    "training/state/script_statements.py": "one walk over Python's syntax: every kind of statement and expression",
+    "training/state/training_slice.py": "one slice: what a statement needs, and what is read before it is written",
     "training/state/handlers.py": "one table: a handler for each kind of object",
     "training/state/torch_state.py": "the state of a torch script: its arguments, its commits and their checks",
     "training/state/snapshot.py": "one form of a state: what is taken apart beside what it is joined from",

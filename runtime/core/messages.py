@@ -38,6 +38,7 @@ MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and what tells it from ano
 MAX_AILMENTS = 32
 MAX_ODDITY_CHARS = 400
 OF_A_THREAD = "its thread "
+OF_HIDDEN_STATE = "hidden state: "
 """How an oddity begins that is no number: an exception has ended a thread."""
 MAX_STEP_US = 10**12  # of one part of one step
 MAX_FIGURES = 16

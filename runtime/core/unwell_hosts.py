@@ -13,14 +13,15 @@ from types import MappingProxyType
 
 from runtime.core.health import place_said, said
 from runtime.core.ledger import Ledger
-from runtime.core.messages import OF_A_THREAD, Activity, Ailment, Depart, Oddity, Sign, Unwell
+from runtime.core.messages import OF_A_THREAD, OF_HIDDEN_STATE, Activity, Ailment, Depart, Oddity, Sign, Unwell
 from runtime.core.ready import Level
 from runtime.core.state import Seat
 
 ODDITY_S = 30.0
-"""Of odd numbers one is said in so long: all ranks have the same loss. Of a thread's end, one in the same words."""
+"""Only one report of odd numbers is shown in this time, because all ranks have the same loss. Of the ends of threads
+and of hidden state, one in the same words."""
 MOST_ODDITIES = 16
-"""From which on no other thread's end is said in that time."""
+"""From this many on, no further end of a thread and no hidden state is shown in that time."""
 NAMED = 16
 """Readings that a status lists."""
 
@@ -58,15 +59,15 @@ class UnwellHosts:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
 
     def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
-        """A number that training cannot have, or a thread that an error has ended: the first of all ranks' is said."""
+        """Show the first rank's report of an odd number, of a thread that an error ended, or of hidden state."""
         if message.comes_again:
             why = f"worker {seat.node} reported what training cannot have: step {message.step} is computed again"
             self._again = self._ledger.state.generation_number, why
         now = self._ledger.now
-        of_a_thread = message.text.startswith(OF_A_THREAD)
-        about = message.text if of_a_thread else message.is_verdict
+        has_own_words = message.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
+        about = message.text if has_own_words else message.is_verdict
         self._quiet_until = {one: until for one, until in self._quiet_until.items() if now < until}
-        if about not in self._quiet_until and not (of_a_thread and len(self._quiet_until) >= MOST_ODDITIES):
+        if about not in self._quiet_until and not (has_own_words and len(self._quiet_until) >= MOST_ODDITIES):
             self._quiet_until[about] = now + ODDITY_S
             parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""

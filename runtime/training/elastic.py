@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
+from runtime.service import log
 from runtime.service.agent import Agent
 from runtime.training.group import ddp
 from runtime.training.group.calling_place import calling_place, is_library
@@ -24,6 +25,7 @@ from runtime.training.process.context import Worker
 from runtime.training.run.elastic_run import ElasticRun
 from runtime.training.state.base_state import State
 from runtime.training.state.handlers import StateHandler, register_handler
+from runtime.training.state.hidden_state import Finding, HiddenStateLook, sentence_of
 from runtime.training.state.local_sgd import LocalSGD
 from runtime.training.state.loop_habits import OutsideCounters
 from runtime.training.state.object_state import ObjectState
@@ -74,9 +76,12 @@ def run(
                 "Fix: state = runtime.elastic.TorchState(model, optimizer, …), then train(state)"
             )
         counters = OutsideCounters(function)
+        looks = [HiddenStateLook(function, state, functools.partial(_tell_of_hidden, process, state))]
 
         def call() -> Result:
             counters.begin()
+            looks_now = looks and process.settings.hidden_state == "tell" and state.completed_steps == 0
+            state.look_for_hidden(looks.pop() if looks_now else None)  # a second call comes behind a loss
             with _told_of_a_complete_epoch(state):
                 result = function(state, *args, **kwargs)
             state.finish()
@@ -133,6 +138,13 @@ def _place_of(error: BaseException) -> str:
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for frame, line in zip(frames, lines, strict=True) if not is_library(frame.f_code.co_filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "the training function"
+
+
+def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> None:
+    text = sentence_of(findings)
+    if context.get_rank() == 0:
+        log.warn(text)
+    process.agent.report_oddity(state.completed_steps, text)  # in the same words on every rank, so it is told once
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:

@@ -102,6 +102,18 @@ def test_threads_that_end_in_other_words_are_each_said_but_not_without_bound() -
     assert house.notes[-1] == "worker 1 (rank 1), step 9: its thread feeder failed: ValueError: no"
 
 
+def test_hidden_state_is_shown_once_for_all_ranks_and_hides_no_odd_number() -> None:
+    house = House(policy(2)).fill().train()
+    for node in ("0", "1"):
+        credential = house.credential(node)
+        house.receive(credential.session, Oddity(credential, 4, "hidden state: h (train.py:3) changed"))
+    house.receive(credential.session, Oddity(credential, 5, "the loss is not a number"))
+    assert [note for note in house.notes if "hidden" in note or "loss" in note] == [
+        "worker 0 (rank 0), step 4: hidden state: h (train.py:3) changed",
+        "worker 1 (rank 1), step 5: the loss is not a number",
+    ]
+
+
 def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_just_before() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")

@@ -27,6 +27,7 @@ from runtime.training.state.checkpoint_config import CheckpointConfig
 from runtime.training.state.compared import Named
 from runtime.training.state.generators import Generators
 from runtime.training.state.handlers import StateHandler, is_stateful
+from runtime.training.state.hidden_state import HiddenStateLook
 from runtime.training.state.reporting import Reporter
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
@@ -71,6 +72,7 @@ class State(ABC):
         self._is_beginning = False
         self._reset_callbacks: list[Callable[[], object]] = []
         self._reporter = Reporter()
+        self._hidden: HiddenStateLook | None = None
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
     # ---- the user's
@@ -85,6 +87,8 @@ class State(ABC):
         """
         self._running("commit")
         if not self._defers():
+            if self._hidden is not None and not self._hidden.committed():
+                self._hidden = None
             self._is_kept = False
             self.save()
             if not self._is_kept:  # a subclass's own save
@@ -188,6 +192,10 @@ class State(ABC):
     def generators(self) -> Generators | None:
         """This process's generators, where they are all that its own points alone hold; else None."""
         return None
+
+    def look_for_hidden(self, look: HiddenStateLook | None) -> None:
+        """From the next commit on, let ``look`` find what the script keeps outside the state; None: no longer."""
+        self._hidden = look
 
     def require_no_anomaly(self) -> None:
         """Before a commit: raises where some rank's report has everybody compute the step again. A collective then."""

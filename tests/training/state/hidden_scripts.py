@@ -1,0 +1,518 @@
+"""Small training scripts: those that keep state outside ``state``, and those that seem to.
+
+Each is a set of lines for the places of one loop. In a script with hidden state, the line that changes it ends in
+``# moved``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+LOOP = """\
+import collections, copy, functools, itertools, logging, math, random, time, types
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+import runtime
+
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(24, 8), torch.randint(0, 4, (24,)))
+held_out = DataLoader(TensorDataset(torch.randn(8, 8), torch.randint(0, 4, (8,))), batch_size=4)
+sampler = runtime.ElasticSampler(data, shuffle=True, seed=1)
+loader = DataLoader(data, batch_size=4, sampler=sampler, generator=torch.Generator())
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+{top}
+given = dict(globals().get("more", {{}}))
+state = runtime.elastic.TorchState(model, optimizer, sampler=sampler, schedule=schedule, epoch=0, best=9.0, step=0,
+                                   rng="per_step", seed=1, **given)
+
+@runtime.elastic.run
+def train(state):
+    {enter}
+    while state.epoch < 3:
+        {epoch}
+        for batch, (x, y) in enumerate(loader):
+            {before}
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            {loss}
+            loss.backward()
+            {grads}
+            optimizer.step()
+            schedule.step()
+            {after}
+            sampler.record_batch(batch, 4)
+            state.step += 1
+            state.commit()
+        {ended}
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+
+train(state)
+"""
+PLACES = {
+    "top": 0, "enter": 4, "epoch": 8, "before": 12, "loss": 12, "grads": 12, "after": 12, "ended": 8,
+}  # fmt: skip
+
+
+def script(**lines: str) -> str:
+    """The loop with these lines in it."""
+    filled = {
+        place: textwrap.indent(textwrap.dedent(lines.get(place, "pass")).strip("\n"), " " * indent).lstrip(" ")
+        for place, indent in PLACES.items()
+    }
+    return LOOP.format(**filled)
+
+
+EVALUATE = """
+def evaluate():
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for x, y in held_out:
+            right += (model(x).argmax(1) == y).sum().item()
+    model.train()
+    return right / 8
+"""
+
+HIDDEN = {
+    "numpy generator of the module": script(
+        top="aug = np.random.default_rng(3)",
+        before="x = x + torch.from_numpy(aug.normal(size=x.shape)).float()  # moved",
+    ),
+    "python generator in a helper": script(
+        top="""
+        r = random.Random(5)
+        def flip(x):
+            return -x if r.random() < 0.5 else x  # moved
+        """,
+        before="x = flip(x)",
+    ),
+    "torch generator": script(
+        top="noise = torch.Generator().manual_seed(4)",
+        before="x = x + torch.randn(x.shape, generator=noise)  # moved",
+    ),
+    "running mean of the inputs": script(
+        enter="h = torch.zeros(1, 8)",
+        before="""
+        h = 0.9 * h + 0.1 * x.mean(0, keepdim=True)  # moved
+        x = x + h
+        """,
+    ),
+    "early stop": script(
+        top=EVALUATE,
+        enter="best, patience = 0.0, 0",
+        ended="""
+        accuracy = evaluate()
+        if accuracy > best + 1:
+            patience = 0
+        else:
+            patience += 1  # moved
+        if patience > 5:
+            break
+        """,
+    ),
+    "global counter": script(
+        top="""
+        seen = 0
+        def rate():
+            global seen
+            seen += 1  # moved
+            return 0.1 / seen
+        """,
+        before="for group in optimizer.param_groups: group['lr'] = rate()",
+    ),
+    "attribute of a configuration": script(
+        top="cfg = types.SimpleNamespace(seen=0)",
+        after="cfg.seen += 1  # moved",
+        loss="loss = loss * (1.0 if cfg.seen < 9 else 0.5)",
+    ),
+    "counter of a wrapper class": script(
+        top="""
+        class Warmup:
+            def __init__(self):
+                self.calls = 0
+            def scale(self):
+                self.calls += 1  # moved
+                return min(1.0, self.calls / 10)
+        warmup = Warmup()
+        """,
+        loss="loss = loss * warmup.scale()",
+    ),
+    "replay buffer": script(
+        top="""
+        class Replay:
+            def __init__(self):
+                self.items = collections.deque(maxlen=50)
+            def push(self, item):
+                self.items.append(item)  # moved
+            def oldest(self):
+                return self.items[0] + self.items[-1]
+        replay = Replay()
+        """,
+        before="""
+        replay.push(x)
+        x = replay.oldest()
+        """,
+    ),
+    "target network": script(
+        top="target = copy.deepcopy(model)",
+        loss="loss = loss + F.mse_loss(model(x), target(x).detach())",
+        after="""
+        with torch.no_grad():
+            for t, p in zip(target.parameters(), model.parameters()):
+                t.mul_(0.9).add_(p, alpha=0.1)  # moved
+        """,
+    ),
+    "momentum by hand": script(
+        enter="momentum = [torch.zeros_like(p) for p in model.parameters()]",
+        grads="""
+        for m, p in zip(momentum, model.parameters()):
+            m.mul_(0.9).add_(p.grad)  # moved
+            p.grad.copy_(m)
+        """,
+    ),
+    "curriculum level": script(
+        enter="level = 1",
+        before="x = x * level",
+        after="level = level + 1 if loss.item() > 0 else level  # moved",
+    ),
+    "iterator advanced by next": script(
+        enter="extra = iter(range(1000))",
+        before="x = x + next(extra)  # moved",
+    ),
+    "nonlocal of a closure": script(
+        top="""
+        def make():
+            total = 0.0
+            def weigh(loss):
+                nonlocal total
+                total = 0.9 * total + loss.item()  # moved
+                return loss / (1 + total)
+            return weigh
+        weigh = make()
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "dataset with its own generator": script(
+        top="""
+        class Noisy(Dataset):
+            def __init__(self):
+                self.rng = np.random.default_rng(7)
+            def __len__(self):
+                return 24
+            def __getitem__(self, index):
+                x, y = data[index]
+                return x + float(self.rng.normal()), y  # moved
+        loader = DataLoader(Noisy(), batch_size=4, sampler=sampler, generator=torch.Generator())
+        """,
+    ),
+    "step counter that sets the rate": script(
+        enter="step = 0",
+        before="""
+        step += 1  # moved
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, step / 10)
+        """,
+    ),
+    "module that counts its calls": script(
+        top="""
+        class Annealed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.calls = model, 0
+            def forward(self, x):
+                self.calls += 1  # moved
+                return self.inner(x) / (1 + self.calls)
+        model = Annealed()
+        """,
+    ),
+    "exponential average in a dict": script(
+        enter="average = {}",
+        after="""
+        for name, p in model.named_parameters():
+            average[name] = 0.9 * average.get(name, p.detach()) + 0.1 * p.detach()  # moved
+        if state.step % 3 == 2:
+            model.load_state_dict(average, strict=False)
+        """,
+    ),
+    "history list that decides": script(
+        top="losses = []",
+        after="losses.append(loss.item())  # moved",
+        before="""
+        if len(losses) > 4 and losses[-1] > losses[0]:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+        """,
+    ),
+    "schedule that is not in the state": script(
+        top="other = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)",
+        after="other.step()  # moved",
+    ),
+    "generator function with its own numbers": script(
+        top="""
+        def stream():
+            count = 0
+            while True:
+                count += 1
+                yield count
+        """,
+        enter="numbers = stream()",
+        before="x = x + next(numbers)  # moved",
+    ),
+    "loop that an inner function runs": script(
+        top="""
+        def one_epoch(state, scale):
+            for batch, (x, y) in enumerate(loader):
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x), y) * scale).backward()
+                optimizer.step()
+                scale = scale * 0.99  # moved
+                sampler.record_batch(batch, 4)
+                state.commit()
+            return scale
+        """,
+        enter="scale = 1.0",
+        epoch="scale = one_epoch(state, scale)",
+    ),
+    "gradients summed over a counter": script(
+        enter="waited = 0",
+        grads="""
+        waited += 1  # moved
+        if waited < 2 or waited > 5:
+            optimizer.zero_grad()
+        """,
+    ),
+}
+
+HARMLESS = {
+    "nothing": script(),
+    "running loss for printing": script(
+        enter="running = 0.0",
+        after="""
+        running += loss.item()
+        if batch % 2 == 0:
+            print(f"loss {running / 2:.3f}")
+            running = 0.0
+        """,
+    ),
+    "timer": script(
+        enter="began = time.perf_counter()",
+        after="""
+        seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        print(seconds)
+        """,
+    ),
+    "progress bar": script(
+        top="""
+        class tqdm:
+            def __init__(self): self.n = 0
+            def update(self, n): self.n += n
+            def set_postfix(self, **values): self.values = values
+        """,
+        enter="bar = tqdm()",
+        after="bar.update(1); bar.set_postfix(loss=loss.item())",
+    ),
+    "best accuracy that is printed": script(
+        top=EVALUATE,
+        enter="best = 0.0",
+        ended="""
+        accuracy = evaluate()
+        best = max(best, accuracy)
+        print("best", best)
+        """,
+    ),
+    "best accuracy that saves a file": script(
+        top=EVALUATE,
+        enter="best = -1.0",
+        ended="""
+        accuracy = evaluate()
+        if accuracy > best:
+            best = accuracy
+            torch.save(model.state_dict(), "/dev/null")
+        """,
+    ),
+    "meter that is reset each epoch": script(
+        top="""
+        class Meter:
+            def __init__(self): self.reset()
+            def reset(self): self.total = self.count = 0
+            def update(self, value): self.total += value; self.count += 1
+            @property
+            def average(self): return self.total / self.count
+        meter = Meter()
+        """,
+        epoch="meter.reset()",
+        after="meter.update(loss.item())",
+        ended="print(meter.average)",
+    ),
+    "loss scaler in the state": script(
+        top="""
+        scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=2.0, growth_interval=2)
+        more = {"scaler": scaler}
+        """,
+        loss="scaler.scale(loss)",
+    ),
+    "iterator made anew": script(
+        enter="batches = iter(held_out)",
+        epoch="batches = iter(held_out)",
+        before="""
+        try:
+            shown, _ = next(batches)
+        except StopIteration:
+            batches = iter(held_out)
+            shown, _ = next(batches)
+        """,
+        after="print(shown.shape)",
+    ),
+    "iterator over the loader of the state": script(
+        enter="batches = itertools.cycle(loader)",
+        ended="batches = itertools.cycle(loader)",
+        before="x, y = next(batches)",
+    ),
+    "step counter of a log": script(
+        top="log_step = 0",
+        enter="global log_step",
+        after="""
+        log_step += 1
+        if log_step % 5 == 0:
+            print("step", log_step)
+        """,
+    ),
+    "writer": script(
+        top="""
+        class SummaryWriter:
+            def __init__(self): self.rows = []
+            def add_scalar(self, name, value, step): self.rows.append((name, value, step))
+        board = SummaryWriter()
+        """,
+        enter="written = 0",
+        after="""
+        board.add_scalar("loss", loss.item(), written)
+        written += 1
+        """,
+    ),
+    "average in the state": script(
+        top="""
+        average = torch.optim.swa_utils.AveragedModel(model)
+        more = {"average": average}
+        """,
+        after="average.update_parameters(model)",
+        ended="average(x)",
+    ),
+    "evaluation on a counter": script(
+        top=EVALUATE,
+        enter="count = 0",
+        after="""
+        count += 1
+        if count % 3 == 0:
+            print(evaluate())
+        """,
+    ),
+    "accumulation by the batch": script(grads="if (batch + 1) % 2 == 0: optimizer.zero_grad()"),
+    "accumulation by a counter that begins anew": script(
+        enter="micro = 0",
+        before="scale = 1.0 if micro % 1 == 0 else 0.5",
+        loss="loss = loss * scale",
+        after="micro += 1",
+    ),
+    "cached constants": script(
+        top="""
+        @functools.lru_cache
+        def weight(number): return 1.0 / (1 + number)
+        """,
+        loss="loss = loss * weight(batch % 3)",
+    ),
+    "memo": script(
+        top="""
+        memo = {}
+        def weight(number):
+            if number not in memo:
+                memo[number] = 1.0 / (1 + number)
+            return memo[number]
+        """,
+        loss="loss = loss * weight(batch)",
+    ),
+    "generator that is derived from the step": script(
+        before="""
+        rng = np.random.default_rng((1, state.completed_steps))
+        x = x + torch.from_numpy(rng.normal(size=x.shape)).float()
+        """,
+    ),
+    "global generator that is seeded in each step": script(
+        top="noise = torch.Generator()",
+        before="""
+        noise = torch.Generator().manual_seed(state.completed_steps)
+        x = x + torch.randn(x.shape, generator=noise)
+        """,
+    ),
+    "counter taken from the state": script(
+        enter="step = state.step",
+        before="optimizer.param_groups[0]['lr'] = 0.1 / (1 + step)",
+        after="step += 1",
+    ),
+    "rate computed from the state": script(
+        top="""
+        def rate(step): return 0.1 * math.exp(-step / 100)
+        """,
+        before="for group in optimizer.param_groups: group['lr'] = rate(state.step)",
+    ),
+    "default generators": script(
+        before="x = x + random.random() + float(np.random.normal()) + torch.randn(())",
+    ),
+    "clipping and a norm that is printed": script(
+        enter="worst = 0.0",
+        grads="""
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        worst = max(worst, norm.item())
+        print(worst)
+        """,
+    ),
+    "predictions gathered for a report": script(
+        enter="predictions, losses = [], []",
+        after="""
+        with torch.no_grad():
+            predictions.append(model(x).argmax(1))
+        losses.append(loss.item())
+        """,
+        ended="print(torch.cat(predictions).shape, sum(losses)); predictions.clear()",
+    ),
+    "objects with methods of their own": script(
+        top="""
+        class Loud:
+            value = 1.0
+            def __getattr__(self, name): raise SystemExit("read")
+            def __eq__(self, other): raise SystemExit("compared")
+            def __repr__(self): raise SystemExit("printed")
+            def __hash__(self): raise SystemExit("hashed")
+            @property
+            def hot(self): raise SystemExit("property")
+        loud = Loud()
+        """,
+        enter="mine = loud",
+        loss="loss = loss * loud.value",
+        after="mine = loud",
+    ),
+    "profiler": script(
+        top="""
+        class Profiler:
+            ticks = 0
+            def step(self): self.ticks += 1
+        profiler = Profiler()
+        """,
+        after="profiler.step()",
+    ),
+    "average for evaluation only": script(
+        top="shadow = copy.deepcopy(model)",
+        after="""
+        with torch.no_grad():
+            for s, p in zip(shadow.parameters(), model.parameters()):
+                s.mul_(0.9).add_(p, alpha=0.1)
+        """,
+        ended="print(shadow(x).sum().item())",
+    ),
+}

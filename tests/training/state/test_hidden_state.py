@@ -1,0 +1,124 @@
+"""Values that a recovery would lose are named with their lines, and values that do not matter are not."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import linecache
+import runpy
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.core.messages import MAX_ODDITY_CHARS
+from runtime.training import elastic
+from runtime.training.process import context
+from runtime.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
+from runtime.training.state.training_slice import Place
+from tests.training.commits import Commits
+from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
+
+
+class Told:
+    """Runs a script with a look at its commits, without a job around it."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, looks: bool = True) -> None:
+        self.path = folder / "train.py"
+        self.findings: list[list[Finding]] = []
+        self.look: HiddenStateLook | None = None
+        self._looks = looks
+        patch.setattr(elastic, "run", self._run)
+        patch.setattr(context, "get_rank", lambda: 0)
+        patch.setattr(context, "get_world_size", lambda: 1)
+
+    def _run(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def call(state: Any) -> None:
+            Commits(state)
+            if self._looks:
+                self.look = HiddenStateLook(function, state, self.findings.append)
+                state.look_for_hidden(self.look)
+            function(state)
+
+        return call
+
+    def run(self, text: str) -> dict[str, Any]:
+        self.path.write_text(text)
+        linecache.checkcache(str(self.path))
+        return runpy.run_path(str(self.path))
+
+    @property
+    def lines(self) -> list[int]:
+        return [one.place.line for told in self.findings for one in told]
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_state_is_named_with_the_line_that_changes_it(name: str, told: Told) -> None:
+    text = HIDDEN[name]
+    told.run(text)
+    [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
+    assert line in told.lines
+    assert len(told.findings) == 1, told.findings
+    assert f"(train.py:{line}" in sentence_of(told.findings[0])
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_no_later_step_depends_on_is_not(name: str, told: Told) -> None:
+    told.run(HARMLESS[name])
+    assert told.findings == []
+    assert told.look is not None and told.look.spent_s < MOST_S
+
+
+def test_a_run_has_the_same_bits_with_the_look_and_without(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = HIDDEN["numpy generator of the module"]
+
+    def bits(ended: dict[str, Any]) -> str:
+        return hashlib.sha256(
+            b"".join(one.detach().numpy().tobytes() for one in ended["model"].parameters())
+        ).hexdigest()
+
+    looked_at = bits(told.run(text))
+    assert told.findings
+    assert bits(Told(tmp_path, monkeypatch, looks=False).run(text)) == looked_at
+
+
+def test_no_batch_outlives_its_step_because_of_the_look(told: Told) -> None:
+    alive: list[int] = []
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(x: torch.Tensor) -> None:
+        gc.collect()
+        alive.append(sum(one() is not None for one in references))
+        references.append(weakref.ref(x))
+
+    torch._kept_by_test = keep  # type: ignore[attr-defined]
+    try:
+        told.run(script(enter="h = 0.0", before="torch._kept_by_test(x); h = h + 1.0; x = x * h"))
+    finally:
+        del torch._kept_by_test  # type: ignore[attr-defined]
+    assert told.findings
+    assert max(alive) <= 1, alive
+
+
+def test_a_script_without_its_source_is_left_in_peace(told: Told) -> None:
+    gone = "import linecache, pathlib; pathlib.Path(__file__).unlink(); linecache.clearcache()"
+    told.run(script(top=gone, enter="h = torch.zeros(1, 8)", before="h = h + x.mean(); x = x + h"))
+    assert told.findings == []
+
+
+def test_the_sentence_names_five_and_counts_the_rest() -> None:
+    findings = [Finding(f"name{number}", "", Place("/x/train.py", number)) for number in range(7)]
+    text = sentence_of(findings)
+    assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")
+    assert "name4 (train.py:4) and 2 more changed outside the state" in text
+    assert len(text) <= MAX_ODDITY_CHARS
