@@ -59,7 +59,7 @@ class Admission:
 
     def register(self, message: Register) -> Seat | None:
         """Answer one Register. Returns the seat where the session holds one now."""
-        self.refused.pop(message.session, None)
+        before = self.refused.pop(message.session, None)
         stranger = self._is_stranger(message)
         if stranger is not None:
             self._refuse(message, *stranger)
@@ -78,7 +78,7 @@ class Admission:
         is_new = seat is None and self._ledger.policy.recovery
         claim = self._replacements.claim(message) if is_new else Claim.NONE
         if claim not in (Claim.NONE, Claim.OF_NOBODY):
-            return self._admit_replacement(message, claim)
+            return self._admit_replacement(message, claim, before)
         if seat is None or seat.is_retired:
             return self._admit_unknown(message)
         return self._admit_known(message, seat)
@@ -172,7 +172,7 @@ class Admission:
 
     # ---- rule 1b
 
-    def _admit_replacement(self, message: Register, claim: Claim) -> Seat | None:
+    def _admit_replacement(self, message: Register, claim: Claim, before: Waiting | None) -> Seat | None:
         """Admit a new node in the line of a known one that is gone.
 
         It is a spare beyond SPARE_NUM until it is given a slot. Once training is finished no round gives any: then it
@@ -187,7 +187,7 @@ class Admission:
             return self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
             text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
-            self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(message))
+            self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(before))
         elif claim is Claim.FORGED:
             text = (
                 f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
@@ -200,9 +200,8 @@ class Admission:
             self._refuse(message, Refusal.FULL, text)
         return None
 
-    def _early_retry_s(self, message: Register) -> float:
-        """Return twice the last wait of this session: the one that it replaces may live on for good."""
-        before = self.refused.get(message.session)
+    def _early_retry_s(self, before: Waiting | None) -> float:
+        """Return twice the session's last wait: the process that it replaces may live on for good."""
         node_timeout_s = self._ledger.policy.node_timeout_s
         return EARLY_RETRY_S if before is None else min(2 * (before.for_s - node_timeout_s), node_timeout_s)
 

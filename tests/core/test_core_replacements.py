@@ -400,3 +400,20 @@ def test_a_replacement_after_training_takes_the_slot_with_its_seat() -> None:
     assert house.ended is None
     house.leave("0.1")
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
+
+
+def test_a_replacement_of_one_that_lives_on_asks_ever_more_slowly() -> None:
+    """Its launcher may have lost count of a process that it started."""
+    house = launched()
+    waits = []
+    for _ in range(8):
+        comes(house, "1.1")
+        waits.append(house.refusal("s1.1").retry_after_s)
+        for _ in range(5):
+            house.beat("0"), house.beat("1")
+            house.tick(waits[-1] / 5)
+    assert waits == sorted(waits)
+    assert waits[0] <= 0.1 and waits[-1] == house.policy.node_timeout_s
+    house.close("s1", gone=True)
+    comes(house, "1.1")
+    assert house.seat("1.1").slot == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,23 @@ def test_the_ends_of_all_logs_under_their_names_or_of_one_alone(here: Path, caps
     assert capsys.readouterr().out == ""
     assert main(["logs", "7"]) == 80
     assert "no log of worker '7' here: expected scheduler, or one of 0, 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
+    here: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    log, secret = here / "worker_0.log", here / "secret"
+    secret.write_text("a secret\n")
+    log.unlink()
+    if kind == "link":
+        log.symlink_to(secret)
+    else:
+        os.mkfifo(log)
+    assert main(["logs", "0"]) != 0
+    said = capsys.readouterr()
+    assert "a secret" not in said.out
+    assert "no plain file" in said.err
 
 
 def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(

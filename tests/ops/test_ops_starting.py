@@ -93,6 +93,20 @@ REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
         ForeignFolderError,
         [OTHER],
     ),
+    (
+        "the checkpoints of another job that runs, fresh",
+        found(checkpoint_jobs=frozenset({OTHER}), live_jobs=frozenset({OTHER})),
+        True,
+        LockedError,
+        [OTHER, "is running and saves there", "CHECKPOINT_PATH"],
+    ),
+    (
+        "the checkpoints of another job that runs, where this folder's jobs left none",
+        found(checkpoint_jobs=frozenset({OTHER}), past_jobs=frozenset({OTHER}), live_jobs=frozenset({OTHER})),
+        False,
+        LockedError,
+        [OTHER, "is running and saves there"],
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime.config import PREFIX
-from runtime.errors import RefusedError
+from runtime.errors import ForeignFolderError, LockedError, RefusedError
 from runtime.ops.job_view import stored_view
 from tests.ops.shell_job import ENDLESS, UNTIL_TOLD, WORKER, ShellJob
 
@@ -113,3 +113,25 @@ def test_what_a_nested_start_is_told_is_its_own(job: ShellJob) -> None:
     assert f"{PREFIX}JOB_ID" not in told
     shell.send(signal.SIGINT)
     assert shell.end() == 78
+
+
+def test_a_folder_whose_job_never_began_does_not_recover_another_one(new_job: Callable[..., ShellJob]) -> None:
+    """Both launchers were given one RECOVERY_PATH; only one scheduler can have it."""
+    winner, loser = new_job("winner"), new_job("loser")
+    loser.settings["RECOVERY_PATH"] = str(winner.folder / "recovery")
+    first = winner.run(*UNTIL_TOLD)
+    winner.wait_training()
+    assert loser.run(*ENDLESS).end() == LockedError.exit_code
+    # As if both had looked for a holder at the same moment, before there was one.
+    content = started_as(winner) | {"folder": str(loser.folder), "job": "the-losers"}
+    content["environment"] = content["environment"] | {"RECOVERY_PATH": str(winner.folder / "recovery")}  # type: ignore[operator]
+    loser.log_dir.mkdir(mode=0o700, exist_ok=True)
+    (loser.log_dir / "start.json").write_text(json.dumps(content))
+    (loser.log_dir / "start.json").chmod(0o600)
+    while_it_runs = loser.recover()
+    assert while_it_runs.end() == ForeignFolderError.exit_code, while_it_runs.text
+    winner.let_finish()
+    assert first.end() == 0, first.text
+    afterwards = loser.recover()
+    assert afterwards.end() == ForeignFolderError.exit_code, afterwards.text
+    assert "this folder's job is the-losers" in afterwards.text

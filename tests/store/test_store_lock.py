@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import LockedError, StoreError
-from runtime.store.lock import DirectoryLock, read_holder
+from runtime.store.lock import DirectoryLock, is_locked, read_holder
 from runtime.store.process_identity import ProcessIdentity
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
 
@@ -57,6 +57,14 @@ def test_a_second_one_is_told_who_holds_it(tmp_path: Path, holder: subprocess.Po
     noted = read_holder(tmp_path)
     assert noted is not None
     assert noted.identity == ProcessIdentity.of(holder.pid)
+
+
+def test_whether_it_is_held_is_seen_without_taking_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    assert is_locked(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "no such folder")
 
 
 def test_kill_9_frees_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:

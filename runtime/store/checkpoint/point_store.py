@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from runtime.core.point import Point
 from runtime.errors import StoreError
+from runtime.store import private
 from runtime.store.checkpoint.format.manifest import Manifest, PointHeader
 from runtime.store.checkpoint.format.tensor_part import TensorPart
 from runtime.store.checkpoint.format.tree import Tree
@@ -104,6 +105,8 @@ class LocalPointStore:
         self._root = root
         self._job = job
         self._directory = folder.rank_directory(root, slot)
+        # Hashes tell damage, not forgery: only a folder that nobody else writes may decide what is trained on.
+        private.check_folder(self._directory, "CHECKPOINT_PATH")
         self._claim = functools.partial(claim_folder, self._directory, job, job_name)
         self._is_claimed = False
         if claims:
