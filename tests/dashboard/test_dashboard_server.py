@@ -29,6 +29,7 @@ from runtime.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from runtime.dashboard.watching import LOG_BYTES, Watch
 from runtime.ops.job_view import JobView
 from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
+from runtime.printable import printable
 from tests.dashboard.conftest import told
 
 HOST = "http://127.0.0.1:8265"
@@ -273,13 +274,13 @@ def test_texts_that_have_no_utf8_end_neither_the_page_nor_its_stream(settings: S
     app = app_of(pages, Guard(frozenset(), None), lambda: html_of_folder(settings))
     with TestClient(app, base_url=HOST) as client:
         everything = client.get("/api/everything")
-        assert everything.json()["events"][-1]["text"] == "an error of \udcff\u2028\0"
+        assert everything.json()["events"][-1]["text"] == printable("an error of \udcff\u2028\0")
         for path in ("/report", "/metrics", "/api/health"):
             assert client.get(path).status_code == 200
     queue: asyncio.Queue[bytes | None] = asyncio.Queue()
     pages._queues.add(queue)
     pages._tell("events", [told(Kind.LOST, 40, text="\ud800").plain()])
-    assert json.loads((queue.get_nowait() or b"").partition(b"data: ")[2])[0]["text"] == "\ud800"
+    assert json.loads((queue.get_nowait() or b"").partition(b"data: ")[2])[0]["text"] == printable("\ud800")
 
 
 def test_the_pages_of_two_jobs_keep_each_others_tokens(settings: Settings) -> None:
