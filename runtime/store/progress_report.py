@@ -37,6 +37,10 @@ class ProgressReport:
     values: Mapping[str, float]
 
 
+_NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+"""How JSON, which has no such numbers, holds them."""
+
+
 def report_file(log_dir: Path, node: str) -> Path:
     """Where the worker of this node id writes."""
     return log_dir / f"worker_{node}.report"
@@ -64,7 +68,7 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
     try:
         content = strict_json.loads(data)
         step, total_steps = content["step"], content["total_steps"]
-        values = {name: value for name, value in content["values"].items() if is_name(name)}
+        values = {name: _NOT_FINITE.get(value, value) for name, value in content["values"].items() if is_name(name)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     if type(step) is not int or type(total_steps) not in (int, type(None)):
