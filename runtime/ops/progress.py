@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from runtime.commands import spelled
 from runtime.ops.job_line import Standing, line_of
 from runtime.ops.job_view import JobView
-from runtime.printable import printable, printable_lines, raw_of
+from runtime.printable import PrintableStream, printable, printable_lines, raw_of
 
 JSON_LINE_S = 1.0
 PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
@@ -105,12 +105,13 @@ class _LastingFile(io.FileIO):
 def keep_going_without_output() -> None:
     """Let this process, which supervises a job, outlive the readers of its standard output and error."""
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
-        stream = getattr(sys, name)
+        shown = getattr(sys, name)
+        stream = raw_of(shown)
         if isinstance(stream, io.TextIOWrapper) and stream.fileno() == number:
             stream.flush()
             file = io.BufferedWriter(_LastingFile(number, "w", closefd=False))
             lasting = io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
-            setattr(sys, name, lasting)
+            setattr(sys, name, PrintableStream(lasting) if isinstance(shown, PrintableStream) else lasting)
 
 
 class Screen:

@@ -23,7 +23,7 @@ def url() -> str:
 
 
 def found_in(url: str) -> Found:
-    jobs, newest_step = _checkpoints(url)
+    jobs, _, newest_step = _checkpoints(url)
     return Found(
         name="digits",
         recovery_path=Path("/job/recovery"),

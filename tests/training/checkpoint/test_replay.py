@@ -102,7 +102,8 @@ class LoggedRun(Commits):
 
 def place(generation: int, world_size: int) -> GenerationStarted:
     fields: dict[str, Any] = dict.fromkeys(GenerationStarted.__struct_fields__)
-    return GenerationStarted(**{**fields, "generation": generation, "rank": 0, "slot": 0, "world_size": world_size})
+    told = {"generation": generation, "rank": 0, "slot": 0, "world_size": world_size, "text": "because"}
+    return GenerationStarted(**{**fields, **told})
 
 
 def logged(directory: Path) -> list[StepRecord]:

@@ -27,7 +27,7 @@ class Told:
     must_end = None
     def report_oddity(self, step, text): print("told", step, text, flush=True)
     def speak_last(self, text): print("LAST", text, flush=True)
-    def leave(self, *, on_purpose, text): print("left", on_purpose, flush=True)
+    def leave(self, *, on_purpose, text, status): print("left", on_purpose, flush=True)
 
 ending = context._Ending()
 ending.install()

@@ -67,7 +67,7 @@ class Node:
     def report_oddity(self, step: int, text: str) -> None:
         self.told.append(text)
 
-    def leave(self, *, on_purpose: bool, text: str) -> None:
+    def leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
         assert not on_purpose, "such a seat would wait for its holder"
         self.left = text
 
@@ -224,7 +224,7 @@ def test_where_the_scheduler_dies_nobody_is_named_for_what_is_lost_with_it(
 
 def test_the_fix_is_said_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(Node, "leave", lambda node, *, on_purpose, text: left.append(text))
+    monkeypatch.setattr(Node, "leave", lambda node, *, on_purpose, text, status: left.append(text))
     slow_one = Figures(0.5, 0.02, 0.02)
     monkeypatch.setattr(node_check._Check, "_measured", lambda check: slow_one if check._slot == 1 else WELL)
     desk = Desk()
