@@ -8,6 +8,7 @@ with that rank; ``--always`` flips the same bit behind every step from then on, 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import signal
@@ -69,7 +70,7 @@ def flip_where_it_is_time() -> None:
         flipped += 1
     weight = net[0].weight
     target = weight if arguments.what == "weight" else optimizer.state[weight]["exp_avg"]
-    target.data.view(torch.int32)[0, flipped] ^= 1 << 21
+    ctypes.c_uint32.from_address(target.data_ptr() + 4 * flipped).value ^= 1 << 21
     print(f"flipped a bit of a {arguments.what} behind step {state.completed_steps}", flush=True)
 
 
