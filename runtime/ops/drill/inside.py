@@ -89,10 +89,13 @@ def _flip(order: dict[str, Any]) -> None:
     width = parameter.element_size()
     element = int(order["draw"] * 7919) % parameter.numel()
     place, bit = element * width + max(0, width - 2), 3
-    raw = parameter.data.reshape(-1).view(torch.uint8)
-    before = parameter.data.reshape(-1)[element].item()
-    raw[place] ^= 1 << bit
-    _did(f"bit {bit} of byte {place} of {name}: {before!r} became {parameter.data.reshape(-1)[element].item()!r}")
+    # A tensor of its own over the same memory: neither a version nor a look at the parameter tells of the write.
+    storage, start = parameter.untyped_storage(), parameter.storage_offset()
+    memory = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    memory.set_(storage, start, (parameter.numel(),))
+    before = memory[element].item()
+    memory.view(torch.uint8)[place] ^= 1 << bit
+    _did(f"bit {bit} of byte {place} of {name}: {before!r} became {memory[element].item()!r}")
 
 
 def _parameters(torch: Any) -> list[tuple[str, Any]]:
