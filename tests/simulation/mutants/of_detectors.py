@@ -102,11 +102,11 @@ class GivesSlotsToWhoLeft(SchedulerCore):
     def _spares(self) -> list[Seat]:
         return [seat for seat in self.state.seats.values() if seat.slot is None and seat.has_left]
 
-    def _give_slots(self) -> None:
+    def _give_slots(self, admitted: Seat | None = None) -> None:
         left = {seat.node: None for seat in self._spares()}
         spares, self.state.spares = self.state.spares, left  # type: ignore[misc]
         try:
-            super()._give_slots()
+            super()._give_slots(admitted)
         finally:
             self.state.spares = spares  # type: ignore[misc]
 
