@@ -90,6 +90,15 @@ class End:
         return f"{self.death}: {said}" if said else str(self.death)
 
 
+def has_no_slot(end: End, view: JobView | None) -> bool:
+    """Return whether the job goes on, or has ended, without this process: how it ends then is no verdict on the job.
+
+    It was a spare, another process has its slot by now, or the world became smaller without it.
+    """
+    known = view.node(end.node) if view is not None else None
+    return end.is_spare or (known is not None and known.slot is None)
+
+
 def sentence(alike: Sequence[End]) -> str:
     """Of one, with its pid; of several that ended in the same words, by their names."""
     first = alike[0]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from runtime.core.restarts import NO_WORKER_LEFT
-from runtime.ops.deaths import MISSING_LINES, Deaths, End, advice, sentence, what_others_do
+from runtime.ops.deaths import MISSING_LINES, Deaths, End, advice, has_no_slot, sentence, what_others_do
 from runtime.ops.job_view import EndKind, JobView, Presence, names_spare
 from runtime.ops.local_processes import SCHEDULER, Death, name_of, node_of, spoken
 from runtime.ops.membership import changes
@@ -292,7 +292,7 @@ class Following:
             # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or str(end)
-            is_script = bool(end.death.status) and not end.is_spare
+            is_script = bool(end.death.status) and not has_no_slot(end, self.view)
             if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
                 # Its exit status came too late for the scheduler, which took the script for done.
                 self._verdict = Verdict.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
@@ -342,7 +342,7 @@ class Following:
         if self.supervised:
             is_over = self._has_ended_itself_after_training(alike[0])
             return "" if alike[0].is_stranger or is_over else "; started again"
-        if self._recovery and self.running() and not all(self._is_replaced(end) for end in alike):
+        if self._recovery and self.running() and not all(has_no_slot(end, self.view) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
                 len(alike),
@@ -360,11 +360,6 @@ class Following:
         """Whether another process has its name by now."""
         local = self._local.get(name_of(end.node))
         return local is not None and local.identity.pid != end.pid
-
-    def _is_replaced(self, end: End) -> bool:
-        """Whether it held no slot, or another one has it by now."""
-        known = self.view.node(end.node) if self.view is not None else None
-        return end.is_spare or (known is not None and known.slot is None)
 
     # ---- how it ended
 

@@ -107,7 +107,7 @@ def keep_going_without_output() -> None:
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         shown = getattr(sys, name)
         stream = raw_of(shown)
-        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == number:
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             file = io.BufferedWriter(_LastingFile(number, "w", closefd=False))
             lasting = io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)

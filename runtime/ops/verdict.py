@@ -20,8 +20,8 @@ from runtime.errors import (
     UnequalError,
     UntrainedError,
 )
-from runtime.ops.deaths import End, sentence
-from runtime.ops.job_view import EndKind, JobView, Presence
+from runtime.ops.deaths import End, has_no_slot, sentence
+from runtime.ops.job_view import EndKind, JobView
 from runtime.ops.supervising import GivenUp
 
 EXIT_CODES = {
@@ -66,12 +66,6 @@ def verdict_of(given_up: GivenUp) -> Verdict:
             return Verdict.unfinished(EndKind.INTERRUPTED, cause)
 
 
-def _has_left(end: End, view: JobView | None) -> bool:
-    """Return whether the worker left the job in good order, as one does that is asked to: its status is no verdict."""
-    known = view.node(end.node) if view is not None else None
-    return known is None or known.presence is Presence.LEFT
-
-
 def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
     """How the job ended where all of its workers were here and each was ended by its own program; else none.
 
@@ -79,7 +73,7 @@ def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: boo
         ends: of this machine's workers and spares, of which none runs.
         is_trained: training is finished: then the exit code is the script's own.
     """
-    workers = [end for end in ends if not end.is_spare and not (is_trained and _has_left(end, view))]
+    workers = [end for end in ends if not end.is_spare and not (is_trained and has_no_slot(end, view))]
     if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):
         return None
     if all(end.is_stranger for end in workers):

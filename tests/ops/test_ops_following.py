@@ -365,6 +365,18 @@ def test_a_finished_program_has_time_to_write_what_it_has_to_write() -> None:
     assert [number for _, number in impatient.signals] == [signal.SIGTERM] * 4
 
 
+def test_a_late_exit_status_counts_only_of_a_worker_that_holds_a_slot() -> None:
+    """A worker that left for a smaller world ends with 143 after the others have finished: that is no failure."""
+    members = (worker(0, Presence.LEFT), worker(1, Presence.LEFT), worker(2, Presence.LEFT, slot=None))
+    for late, outcome in ((2, (None, 0)), (1, (EndKind.SCRIPT_FAILED, 143))):
+        scene = Scene()
+        scene.heard(view(training_finished=True, job_finished=True, workers=members[:2], retired=members[2:]))
+        for node in range(3):
+            scene.dies(node, Death(status=143 if node == late else 0), alone=False)
+        scene.scheduler_dies(Death(status=0))
+        assert scene.outcome() == outcome
+
+
 def test_ctrl_c_without_a_scheduler_goes_to_the_processes_at_once() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(from_journal=True))
